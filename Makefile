@@ -1,0 +1,36 @@
+# Each target creates .venv and installs what it needs; the second time it is quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint bench peers clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.peers: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'
+	touch $@
+
+demo: $(VENV)/.installed  ## the paper's quadratic example: table, theorem, picture
+	$(BIN)/mixwell reproduce quadratic
+
+test: $(VENV)/.installed  ## all tests but the slow and the peers'
+	$(BIN)/pytest -q -n 2
+
+lint: $(VENV)/.installed  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(VENV)/.installed  ## what mixing costs beside plain training
+	$(BIN)/python bench/overhead.py
+
+peers: $(VENV)/.peers  ## cross-checks with TorchOpt and JAX
+	$(BIN)/pytest -q -m peers tests/peers
+
+clean:
+	rm -rf $(VENV)

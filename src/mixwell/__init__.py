@@ -1,0 +1,119 @@
+"""Learn how much of each training domain a model should see, while it trains.
+
+The names below are imported when they are first used, so that ``mixwell --help`` need not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from mixwell._version import __version__
+
+if TYPE_CHECKING:
+    from mixwell.constraints import Cap, Constraint, Floor, Prior
+    from mixwell.curvature import (
+        Curvature,
+        DiagonalCurvature,
+        ExactCurvature,
+        IsotropicCurvature,
+        MeasuredCurvature,
+        PerTensorCurvature,
+    )
+    from mixwell.fidelity import Fidelity, measure_fidelity
+    from mixwell.horizons import Deterministic, Every, Horizon, Stochastic
+    from mixwell.mixer import Mixer
+    from mixwell.records import RoundRecord
+    from mixwell.signals import Hypergradient, Signal
+    from mixwell.traces import (
+        AuditedTraces,
+        BFloat16Traces,
+        CarriedTraces,
+        DenseTraces,
+        SketchedTraces,
+        SubsetTraces,
+        TraceError,
+        Traces,
+    )
+    from mixwell.updates import MirrorDescent, SelfTunedMirrorDescent, Update
+    from mixwell.weights import Weights
+
+_ROOMS = {
+    # the heart
+    "mixer": ("Mixer",),
+    "weights": ("Weights",),
+    "records": ("RoundRecord",),
+    "fidelity": ("Fidelity", "measure_fidelity"),
+    # what a mixer is made of
+    "signals": ("Hypergradient", "Signal"),
+    "curvature": (
+        "Curvature",
+        "DiagonalCurvature",
+        "ExactCurvature",
+        "IsotropicCurvature",
+        "MeasuredCurvature",
+        "PerTensorCurvature",
+    ),
+    "traces": (
+        "AuditedTraces",
+        "BFloat16Traces",
+        "CarriedTraces",
+        "DenseTraces",
+        "SketchedTraces",
+        "SubsetTraces",
+        "TraceError",
+        "Traces",
+    ),
+    "updates": ("MirrorDescent", "SelfTunedMirrorDescent", "Update"),
+    "horizons": ("Deterministic", "Every", "Horizon", "Stochastic"),
+    "constraints": ("Cap", "Constraint", "Floor", "Prior"),
+}
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = [
+    "AuditedTraces",
+    "BFloat16Traces",
+    "Cap",
+    "CarriedTraces",
+    "Constraint",
+    "Curvature",
+    "DenseTraces",
+    "Deterministic",
+    "DiagonalCurvature",
+    "Every",
+    "ExactCurvature",
+    "Fidelity",
+    "Floor",
+    "Horizon",
+    "Hypergradient",
+    "IsotropicCurvature",
+    "MeasuredCurvature",
+    "MirrorDescent",
+    "Mixer",
+    "PerTensorCurvature",
+    "Prior",
+    "RoundRecord",
+    "SelfTunedMirrorDescent",
+    "Signal",
+    "SketchedTraces",
+    "Stochastic",
+    "SubsetTraces",
+    "TraceError",
+    "Traces",
+    "Update",
+    "Weights",
+    "__version__",
+    "measure_fidelity",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mixwell' has no attribute {name!r}")
+    value = getattr(import_module(f"mixwell.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

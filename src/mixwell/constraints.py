@@ -1,0 +1,245 @@
+"""Where the weights may live: bounds per domain and a pull towards a prior, composable and exact.
+
+A mirror-descent step on a constrained simplex is
+
+    ``w+ = argmin_{w in C} alpha <h, w> + KL(w || w_k) + alpha * lambda * KL(w || p)``
+
+With ``log y`` the unconstrained step, the pull gives ``log q = (log y + tau log p) / (1 + tau)`` with
+``tau = alpha * lambda``, and the bounds give the KL projection of ``q``:
+``w_j = clip(s q_j, low_j, high_j)`` with the one ``s`` for which they sum to one. Both are solved in closed
+form, in log space.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from mixwell.weights import Vector, Weights, normalise
+
+Bounds = float | Mapping[str, float]
+
+
+class Constraint(ABC):
+    """A set the weights must stay in, or a point they are pulled to. The defaults constrain nothing."""
+
+    def bounds(self, names: Sequence[str]) -> tuple[Vector, Vector]:
+        """The least and the greatest weight of every domain.
+
+        Args:
+            names: the domains.
+
+        Returns:
+            Two arrays of shape ``(m,)``.
+        """
+        return np.zeros(len(names)), np.ones(len(names))
+
+    def pull(self, names: Sequence[str]) -> tuple[float, Vector]:
+        """The strength lambda of the pull and the logarithm of the prior that it pulls to.
+
+        Args:
+            names: the domains.
+
+        Returns:
+            ``lambda >= 0`` and log-weights of shape ``(m,)``.
+        """
+        return 0.0, np.zeros(len(names))
+
+
+@final
+@dataclass(frozen=True)
+class Floor(Constraint):
+    """Every domain keeps at least this weight.
+
+    Args:
+        least: one number for all domains, or numbers by domain (the others have no floor).
+
+    Example:
+        >>> constrain(["a", "b"], np.log([0.999, 0.001]), [Floor(0.1)]).round(3).tolist()
+        [0.9, 0.1]
+    """
+
+    least: Bounds
+
+    def bounds(self, names: Sequence[str]) -> tuple[Vector, Vector]:
+        """``[least, 1]``.
+
+        Args:
+            names: the domains.
+
+        Returns:
+            Lower and upper bounds, shape ``(m,)`` each.
+        """
+        return _by_domain("floor", self.least, names, default=0.0), np.ones(len(names))
+
+
+@final
+@dataclass(frozen=True)
+class Cap(Constraint):
+    """No domain gets more than this weight.
+
+    Args:
+        most: one number for all domains, or numbers by domain (the others have no cap).
+
+    Example:
+        >>> constrain(["a", "b", "c"], np.log([0.8, 0.1, 0.1]), [Cap({"a": 0.5})]).tolist()
+        [0.5, 0.25, 0.25]
+    """
+
+    most: Bounds
+
+    def bounds(self, names: Sequence[str]) -> tuple[Vector, Vector]:
+        """``[0, most]``.
+
+        Args:
+            names: the domains.
+
+        Returns:
+            Lower and upper bounds, shape ``(m,)`` each.
+        """
+        return np.zeros(len(names)), _by_domain("cap", self.most, names, default=1.0)
+
+
+@final
+@dataclass(frozen=True)
+class Prior(Constraint):
+    """Adds ``strength * KL(w || prior)`` to the validation loss.
+
+    Args:
+        prior: positive weights by domain, or in their order; they are divided by their sum.
+        strength: lambda, in the units of the validation loss.
+
+    Raises:
+        ValueError: the strength is negative or not finite.
+    """
+
+    prior: Mapping[str, float] | Sequence[float]
+    strength: float
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.strength) and self.strength >= 0):
+            raise ValueError(f"the prior's strength must be finite and not negative, got {self.strength}")
+
+    def pull(self, names: Sequence[str]) -> tuple[float, Vector]:
+        """The strength and the log-prior.
+
+        Args:
+            names: the domains.
+
+        Returns:
+            ``lambda`` and log-weights, shape ``(m,)``.
+        """
+        return float(self.strength), Weights(names, self.prior).log
+
+
+def apply(
+    names: Sequence[str], log: Vector, constraints: Sequence[Constraint], *, step_size: float
+) -> Vector:
+    """Finish a mirror-descent step under constraints.
+
+    Args:
+        names: the domains.
+        log: the unconstrained step's log-weights (normalised or not), shape ``(m,)``.
+        constraints: what to obey; bounds intersect and pulls add up.
+        step_size: alpha of this step, which turns a pull's strength into a number of nats.
+
+    Returns:
+        The log-weights on the constrained simplex, shape ``(m,)``; ``-inf`` where a cap is zero.
+    """
+    log = normalise(log)
+    taus, priors = [], []
+    for constraint in constraints:
+        strength, prior = constraint.pull(names)
+        taus.append(step_size * strength)
+        priors.append(prior)
+    total = sum(taus)
+    if total > 0:
+        pulled = sum((tau / (1 + total)) * prior for tau, prior in zip(taus, priors, strict=True))
+        log = normalise(log / (1 + total) + pulled)
+    low, high = limits(names, constraints)
+    return _project(log, low, high)
+
+
+def constrain(names: Sequence[str], log: Vector, constraints: Sequence[Constraint]) -> Vector:
+    """The point of the constrained simplex that is nearest in KL divergence.
+
+    Args:
+        names: the domains.
+        log: log-weights, shape ``(m,)``.
+        constraints: the bounds to obey (a pull has no effect without a step).
+
+    Returns:
+        Weights, shape ``(m,)``.
+    """
+    return np.exp(apply(names, log, constraints, step_size=0.0))
+
+
+def limits(names: Sequence[str], constraints: Sequence[Constraint]) -> tuple[Vector, Vector]:
+    """The intersection of all bounds.
+
+    Args:
+        names: the domains.
+        constraints: whose bounds.
+
+    Returns:
+        The least and the greatest weights, shape ``(m,)`` each.
+
+    Raises:
+        ValueError: no mixture obeys them all.
+    """
+    low, high = np.zeros(len(names)), np.ones(len(names))
+    for constraint in constraints:
+        one_low, one_high = constraint.bounds(names)
+        low, high = np.maximum(low, one_low), np.minimum(high, one_high)
+    crossed = [f"{n} (at least {a}, at most {b})" for n, a, b in zip(names, low, high, strict=True) if a > b]
+    if crossed:
+        raise ValueError(f"floor above cap for {', '.join(crossed)}")
+    if low.sum() > 1 + 1e-9:
+        raise ValueError(f"the floors of {len(names)} domains sum to {low.sum():.6g}, more than 1; lower them")
+    if high.sum() < 1 - 1e-9:
+        raise ValueError(f"the caps of {len(names)} domains sum to {high.sum():.6g}, less than 1; raise them")
+    return low, high
+
+
+def _project(log: Vector, low: Vector, high: Vector) -> Vector:
+    """KL projection onto ``{low <= w <= high, sum w = 1}``: ``w_j = clip(s q_j, low_j, high_j)``.
+
+    ``sum_j clip(exp(log_j + shift), low_j, high_j)`` grows with the shift and is smooth between the 2m shifts
+    at which a domain meets a bound. The last of these at which the sum does not exceed one tells which
+    domains are at which bound; the free ones share the rest in proportion.
+    """
+    if not low.any() and (high == 1).all():
+        return log
+    with np.errstate(divide="ignore"):
+        log_low, log_high = np.log(low), np.log(high)
+    breaks = np.concatenate([log_low - log, log_high - log])
+    breaks = np.sort(breaks[np.isfinite(breaks)])
+    totals = np.exp(np.clip(log[None, :] + breaks[:, None], log_low, log_high)).sum(axis=1)
+    below = np.flatnonzero(totals <= 1)
+    shift = breaks[below[-1]] if below.size else -np.inf
+    at_low = log + shift < log_low
+    at_high = log + shift >= log_high
+    free = ~(at_low | at_high)
+    rest = 1 - low[at_low].sum() - high[at_high].sum()
+    if not free.any() or rest <= 0:
+        return np.log(np.clip(np.exp(np.clip(log + shift, log_low, log_high)), low, high))
+    result = np.where(at_low, log_low, log_high)
+    result[free] = normalise(log[free]) + np.log(rest)
+    return np.clip(result, log_low, log_high)
+
+
+def _by_domain(what: str, value: Bounds, names: Sequence[str], *, default: float) -> Vector:
+    if isinstance(value, Mapping):
+        unknown = sorted(set(value) - set(names))
+        if unknown:
+            raise ValueError(f"{what} names unknown domains {unknown}; the domains are {list(names)}")
+        array = np.array([value.get(name, default) for name in names], dtype=np.float64)
+    else:
+        array = np.full(len(names), float(value))
+    if not ((array >= 0) & (array <= 1)).all():
+        raise ValueError(f"a {what} must be between 0 and 1, got {value}")
+    return array

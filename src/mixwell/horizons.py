@@ -1,0 +1,155 @@
+"""How many training steps one weight update looks back over.
+
+A budget of N steps is cut into rounds of T steps. When T does not divide N the last round is short: its
+hypergradient sums fewer steps, so it moves the weights proportionally less.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+from mixwell import theory
+
+
+class Horizon(ABC):
+    """A rule for the number T of steps in a round."""
+
+    @abstractmethod
+    def length(self, budget: int | None) -> int:
+        """The horizon for a budget.
+
+        Args:
+            budget: the number N of training steps, if it is known.
+
+        Returns:
+            The number T of training steps between two weight updates.
+        """
+
+
+@final
+@dataclass(frozen=True)
+class Every(Horizon):
+    """A fixed horizon: one weight update every ``steps`` training steps.
+
+    Args:
+        steps: the horizon T.
+
+    Raises:
+        ValueError: ``steps`` is not a positive whole number.
+
+    Example:
+        >>> Every(84).length(budget=1000)
+        84
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or int(self.steps) != self.steps or self.steps < 1:
+            raise ValueError(f"a horizon must be a whole number of at least 1 step, got {self.steps!r}")
+
+    def length(self, budget: int | None) -> int:
+        """The given number of steps, whatever the budget.
+
+        Args:
+            budget: not used.
+
+        Returns:
+            T.
+        """
+        return int(self.steps)
+
+
+@final
+@dataclass(frozen=True)
+class Stochastic(Horizon):
+    """The paper's choice for noisy gradients, and the default: ``T = ceil(sqrt(N log N))`` (Theorem 5.2).
+
+    Example:
+        >>> Stochastic().length(budget=1000)
+        84
+    """
+
+    def length(self, budget: int | None) -> int:
+        """``ceil(sqrt(N log N))``.
+
+        Args:
+            budget: the number N of training steps.
+
+        Returns:
+            T.
+        """
+        return theory.stochastic_horizon(_needed(budget, self))
+
+
+@final
+@dataclass(frozen=True)
+class Deterministic(Horizon):
+    """The paper's choice for full gradients: ``T = ceil(2 log N / (eta mu))`` (Theorem 5.1).
+
+    Args:
+        learning_rate: eta, the learning rate of the model.
+        strong_convexity: mu, a lower bound of the curvature of the losses.
+
+    Example:
+        >>> Deterministic(learning_rate=0.1, strong_convexity=1.0).length(budget=1000)
+        139
+    """
+
+    learning_rate: float
+    strong_convexity: float
+
+    def length(self, budget: int | None) -> int:
+        """``ceil(2 log N / (eta mu))``.
+
+        Args:
+            budget: the number N of training steps.
+
+        Returns:
+            T.
+        """
+        return theory.deterministic_horizon(
+            _needed(budget, self), learning_rate=self.learning_rate, strong_convexity=self.strong_convexity
+        )
+
+
+def resolve(horizon: Horizon | int | None, budget: int | None) -> int:
+    """The horizon T of a run.
+
+    Args:
+        horizon: a rule, a number of steps, or ``None`` for :class:`Stochastic`.
+        budget: the number N of training steps, or ``None`` where it is not known.
+
+    Returns:
+        T, between 1 and the budget.
+
+    Raises:
+        ValueError: T exceeds the budget, or the budget is missing or not positive.
+
+    Example:
+        >>> resolve(None, 5000), resolve(20, None)
+        (207, 20)
+    """
+    if budget is not None and (isinstance(budget, bool) or int(budget) != budget or budget < 1):
+        raise ValueError(f"budget must be a whole number of at least 1 training step, got {budget!r}")
+    if horizon is None:
+        horizon = Stochastic()
+    rule = horizon if isinstance(horizon, Horizon) else Every(horizon)
+    length = rule.length(budget)
+    if budget is not None and length > budget:
+        raise ValueError(
+            f"the horizon of {length} steps ({rule}) exceeds the budget of {budget} training steps, so the "
+            "weights would never be updated; give a shorter horizon or a larger budget"
+        )
+    return length
+
+
+def _needed(budget: int | None, horizon: Horizon) -> int:
+    if budget is None:
+        raise ValueError(
+            f"the horizon {horizon} follows from the number of training steps; "
+            "give budget=<training steps>, or a fixed horizon=<steps per weight update>"
+        )
+    return budget

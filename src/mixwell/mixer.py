@@ -1,0 +1,485 @@
+"""The heart: T training steps, then one update of the weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mixwell import constraints as constraining
+from mixwell import horizons, state, updates
+from mixwell.accumulation import Shares, WeightedSum
+from mixwell.constraints import Constraint
+from mixwell.horizons import Horizon
+from mixwell.nonfinite import NonFinite, Policy
+from mixwell.parameters import Gradients, Parameters
+from mixwell.records import RoundRecord
+from mixwell.rounds import RoundClock
+from mixwell.scopes import Scope, Scopes
+from mixwell.signals import Hypergradient, Signal
+from mixwell.traces.base import Combined
+from mixwell.updates import Update
+from mixwell.weights import Weights
+
+_VALIDATION = "validation"
+
+
+@final
+class Mixer:
+    """Learns the weights of the domains while an optimiser trains a model.
+
+    Put it around a training loop::
+
+        mixer = Mixer(model, optimizer, domains=["web", "code"], budget=20_000)
+        for batches in loader:                           # {"web": ..., "code": ...}
+            for domain, batch in batches.items():
+                with mixer.domain(domain):
+                    loss(model, batch).backward()
+            mixer.step()                                 # replaces optimizer.step()
+            if mixer.round_done:
+                with mixer.validation():
+                    loss(model, next(validation)).backward()
+                mixer.update()
+        mixer.weights.average
+
+    Every T steps (a round) the weights take one step against the signal (Algorithms 1 to 3 of the paper).
+
+    Args:
+        model: the model; its parameters' names appear in messages and state.
+        optimizer: trains it. Its learning rate, momentum and preconditioner are read at every step.
+        domains: the names of the domains.
+        budget: the number N of training steps. Needed by the default horizon.
+        horizon: T; a number, a rule, or ``None`` for ``ceil(sqrt(N log N))``.
+        signal: what is measured; ``None`` for :class:`mixwell.Hypergradient` with its defaults.
+        update: how the weights move; a number is the alpha of :class:`mixwell.MirrorDescent`, ``None`` is
+            :class:`mixwell.SelfTunedMirrorDescent`.
+        constraints: where the weights may live.
+        weights: initial weights, uniform by default.
+        warmup: the number of first steps that are trained with the initial weights and leave no trace; the
+            first round begins after them.
+        clip_norm: clip the norm of the combined gradient to this before the optimiser steps.
+        inclusion: the probability with which a domain is in a step, for those that may be absent. Its
+            gradient is divided by it, so that the combined gradient and the traces stay unbiased.
+        on_nonfinite: ``"raise"`` an error at a non-finite loss or gradient, or ``"skip"`` that contribution
+            (it is left out of this step, counted and reported).
+
+    Raises:
+        ValueError: a setting is wrong; the message says what was got and what to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        domains: Sequence[str],
+        *,
+        budget: int | None = None,
+        horizon: Horizon | int | None = None,
+        signal: Signal | None = None,
+        update: Update | float | None = None,
+        constraints: Sequence[Constraint] = (),
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        warmup: int = 0,
+        clip_norm: float | None = None,
+        inclusion: Mapping[str, float] | None = None,
+        on_nonfinite: Policy = "raise",
+    ) -> None:
+        self._nonfinite = NonFinite(on_nonfinite)
+        if clip_norm is not None and not (np.isfinite(clip_norm) and clip_norm > 0):
+            raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
+        self._clock = RoundClock(horizons.resolve(horizon, budget), budget=budget, warmup=warmup)
+        self.weights = Weights(domains, weights)
+        if _VALIDATION in self.weights.names:
+            raise ValueError(f"the name {_VALIDATION!r} is taken in records; give that domain another one")
+        self._constraints = tuple(constraints)
+        if self._constraints:
+            first = constraining.apply(domains, self.weights.log, self._constraints, step_size=0.0)
+            self.weights = Weights(domains, np.maximum(np.exp(first), np.finfo(np.float64).tiny).tolist())
+        self._inclusion: dict[str, float] = {}
+        self.inclusion = inclusion or {}
+        self._update = updates.resolve(update)
+        self._clip_norm = clip_norm
+        self._optimizer = optimizer
+        self._parameters = Parameters.of(model, optimizer)
+        self._signal = signal or Hypergradient()
+        self._signal.attach(optimizer, self._parameters, self.weights.names)
+        self.rounds: list[RoundRecord] = []
+        """The records of the finished rounds."""
+        self._sum = WeightedSum(self._parameters)
+        self._shares = Shares()
+        self._scopes = Scopes(self._parameters)
+        self._step_begun = False
+        self._round_begun = False
+        self._clear_round()
+
+    def __repr__(self) -> str:
+        return f"Mixer({self.weights!r}, {self._clock!r}, {self._signal!r}, {self._update!r})"
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    @property
+    def horizon(self) -> int:
+        """The number T of training steps in a round."""
+        return self._clock.horizon
+
+    @property
+    def budget(self) -> int | None:
+        """The number N of training steps, where it is known."""
+        return self._clock.budget
+
+    @property
+    def steps_done(self) -> int:
+        """The number of training steps so far."""
+        return self._clock.steps_done
+
+    @property
+    def round_done(self) -> bool:
+        """Whether a round has ended, so that a validation gradient and :meth:`update` are due."""
+        return self._clock.round_done
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that mixing holds beyond plain training, in bytes: the traces and the weighted sum."""
+        return self._signal.nbytes + self._sum.nbytes
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many non-finite contributions were left out so far, by domain, where there were any."""
+        return dict(self._nonfinite.total)
+
+    @property
+    def inclusion(self) -> dict[str, float]:
+        """The probability with which each domain is in a step; 1 for those that are not named."""
+        return {name: self._inclusion.get(name, 1.0) for name in self.weights.names}
+
+    @inclusion.setter
+    def inclusion(self, probabilities: Mapping[str, float]) -> None:
+        for name, probability in probabilities.items():
+            self.weights.index(name)
+            if not 0 < probability <= 1:
+                raise ValueError(
+                    f"the inclusion probability of {name!r} must be in (0, 1], got {probability}"
+                )
+        self._inclusion = dict(probabilities)
+
+    # ------------------------------------------------------------------------------------------- training
+
+    @contextmanager
+    def domain(self, name: str, *, share: float = 1.0) -> Generator[Scope]:
+        """Everything that ``.backward()`` accumulates inside is this domain's gradient.
+
+        Args:
+            name: the domain.
+            share: the share of the domain's batch in this step that is computed here. With four equal
+                micro-batches (gradient accumulation) enter four times with ``share=1/4``; the shares of a
+                step must sum to one.
+
+        Yields:
+            A scope, to which the loss may be told.
+
+        Raises:
+            ValueError: the domain is unknown or given twice, or its gradient is missing or not finite.
+            RuntimeError: the calls are out of order.
+        """
+        index = self.weights.index(name)
+        if self._clock.round_done:
+            raise RuntimeError(
+                f"round {len(self.rounds)} is done after step {self.steps_done}: compute a validation gradient "
+                "in `with mixer.validation():` and call mixer.update() before more training"
+            )
+        self._shares.check(name, share, self.steps_done)
+        with self._scopes.collect(name, self.steps_done) as scope:
+            yield scope
+        with torch.no_grad():
+            if self._accept(name, scope):
+                self._fold(index, scope.gradients, share / self._inclusion.get(name, 1.0))
+                self._observe(name, scope.loss, share)
+        self._shares.give(name, share)
+
+    def step(self) -> None:
+        """One training step: ``.grad = sum_j w_j g_j``, clipped if set, then ``optimizer.step()``.
+
+        The parameters have no gradients afterwards.
+
+        Raises:
+            RuntimeError: a round is done, or a ``mixer.domain`` is still open.
+            ValueError: a domain is missing although it is always included, or its shares do not sum to one.
+        """
+        self._scopes.expect_closed("mixer.step()")
+        if self._clock.round_done:
+            raise RuntimeError("the round is done: call mixer.validation() and mixer.update() before a step")
+        self._check_all_given()
+        with torch.no_grad():
+            if self._sum:
+                self._descend()
+        self._parameters.clear_gradients()
+        self._clear_step()
+        self._clock.tick()
+
+    @contextmanager
+    def validation(self, *, share: float = 1.0) -> Generator[Scope]:
+        """Everything that ``.backward()`` accumulates inside is the validation gradient.
+
+        The model's buffers (running statistics of BatchNorm) are restored afterwards.
+
+        Args:
+            share: the share of the validation batch that is computed here; shares must sum to one.
+
+        Yields:
+            A scope, to which the loss may be told.
+
+        Raises:
+            ValueError: the shares exceed one, or there is no gradient.
+            RuntimeError: the round is not done.
+        """
+        self._expect_round_done("mixer.validation()")
+        self._shares.check(_VALIDATION, share, self.steps_done)
+        with self._parameters.buffers_kept(), self._scopes.collect(_VALIDATION, self.steps_done) as scope:
+            yield scope
+        with torch.no_grad():
+            if self._accept(_VALIDATION, scope):
+                if self._validation is None:
+                    self._validation = WeightedSum(self._parameters)
+                self._validation.add(scope.gradients, share)
+                self._observe(_VALIDATION, scope.loss, share)
+            else:
+                self._validation_lost = True
+        self._shares.give(_VALIDATION, share)
+
+    def update(self) -> RoundRecord:
+        """End the round with one update of the weights, and begin the next.
+
+        Returns:
+            The record of the round.
+
+        Raises:
+            RuntimeError: the round is not done, or there is no validation gradient.
+        """
+        self._expect_round_done("mixer.update()")
+        self._scopes.expect_closed("mixer.update()")
+        if not self._shares.complete(_VALIDATION):
+            raise RuntimeError(
+                f"mixer.update() needs the validation gradient (share {self._shares.of(_VALIDATION):g} of 1 "
+                "so far): run `with mixer.validation(): loss.backward()` first"
+            )
+        with torch.no_grad():
+            record = self._move_weights()
+            self.rounds.append(record)
+            validation = self._usable_validation()
+            self._clear_step()
+            self._clear_round()
+            self._clock.next_round()
+            self._round_begun = False
+            if not self._clock.finished:
+                self._begin_round(validation)
+        return record
+
+    # ------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> state.State:
+        """Everything that a resumed run needs, as plain values and tensors; also in the middle of a round.
+
+        Returns:
+            A state for :meth:`load_state_dict`. Its tensors are the live ones; save or copy it before training on.
+
+        Raises:
+            RuntimeError: in the middle of a step.
+        """
+        self._scopes.expect_closed("mixer.state_dict()")
+        if self._shares:
+            raise RuntimeError(
+                "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
+                "mixer.update()"
+            )
+        values, tensors = self._signal.state()
+        history, steps = self.weights.state()
+        named = {f"signal.{name}": tensor.detach() for name, tensor in tensors.items()}
+        named["weights.history"] = torch.from_numpy(history)
+        named["weights.steps"] = torch.from_numpy(steps)
+        return {
+            "format": state.FORMAT,
+            "settings": {
+                "domains": list(self.weights.names),
+                "horizon": self.horizon,
+                "budget": self.budget,
+                "warmup": self._clock.warmup,
+                "clip_norm": self._clip_norm,
+                "signal": repr(self._signal),
+                "update": repr(self._update),
+                "constraints": repr(self._constraints),
+                "parameters": self._parameters.shapes(),
+            },
+            "values": {
+                "clock": self._clock.state(),
+                "signal": values,
+                "update": self._update.state(),
+                "inclusion": dict(self._inclusion),
+                "rounds": [record.to_json() for record in self.rounds],
+                "skipped": dict(self._nonfinite.total),
+                "skipped_in_round": dict(self._nonfinite.in_round),
+                "round_begun": self._round_begun,
+                "losses": {name: list(sums) for name, sums in self._losses.items()},
+            },
+            "tensors": named,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where another mixer stopped, bit for bit.
+
+        Args:
+            saved: what :meth:`state_dict` returned, of a mixer with the same settings.
+
+        Raises:
+            ValueError: it is of another version or another run; the message says what differs, and nothing
+                is changed.
+        """
+        state.check(saved, self.state_dict(), growing=("weights.history", "weights.steps"))
+        tensors: dict[str, Tensor] = saved["tensors"]
+        values: dict[str, Any] = saved["values"]
+        own = {k.removeprefix("signal."): t for k, t in tensors.items() if k.startswith("signal.")}
+        with torch.no_grad():
+            self._signal.load_state(values["signal"], own)
+        self.weights.load_state(tensors["weights.history"].numpy(), tensors["weights.steps"].numpy())
+        self._clock.load_state(values["clock"])
+        self._update.load_state(values["update"])
+        self._inclusion = dict(values["inclusion"])
+        self.rounds = [RoundRecord(**record) for record in values["rounds"]]
+        self._clear_step()
+        self._clear_round()
+        self._round_begun = bool(values["round_begun"])
+        self._nonfinite.total = dict(values["skipped"])
+        self._nonfinite.in_round = dict(values["skipped_in_round"])
+        self._losses = {name: (total, count) for name, (total, count) in values["losses"].items()}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`state_dict` to a file, atomically.
+
+        Args:
+            path: where to. One safetensors file.
+        """
+        state.write(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue from a file that :meth:`save` wrote. No code from the file is run.
+
+        Args:
+            path: where from.
+        """
+        self.load_state_dict(state.read(path))
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _accept(self, name: str, scope: Scope) -> bool:
+        return self._nonfinite.accept(name, self.steps_done, self._parameters, scope.gradients, scope.loss)
+
+    def _usable_validation(self) -> Gradients | None:
+        """The validation gradient, ``None`` where a part of it had to be left out."""
+        return None if self._validation_lost or self._validation is None else self._validation.gradients
+
+    def _begin_round(self, validation: Gradients | None) -> None:
+        self._signal.begin_round(self._clock.round_index, self.weights.values, validation)
+        self._round_begun = True
+
+    def _fold(self, index: int, gradients: Gradients, scale: float) -> None:
+        """A gradient goes into its trace and into the weighted sum, and is then free."""
+        weight = float(self.weights.values[index])
+        if self._clock.in_round:
+            if not self._round_begun:
+                self._begin_round(None)
+            if not self._step_begun:
+                self._signal.begin_step(remaining=self._clock.remaining)
+                self._step_begun = True
+            self._signal.fold(index, gradients, scale=scale, weight=weight)
+        self._sum.add(gradients, weight * scale)
+
+    def _descend(self) -> None:
+        combined = self._sum.gradients
+        for parameter, gradient in zip(self._parameters.tensors, combined, strict=True):
+            parameter.grad = gradient
+        norm, clip = None, 1.0
+        if self._clip_norm is not None:
+            norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.tensors, self._clip_norm))
+            clip = min(1.0, self._clip_norm / (norm + 1e-6))
+        if self._step_begun:
+            self._signal.end_step(Combined(combined, clip, norm))
+        with torch.enable_grad():
+            self._optimizer.step()
+
+    def _move_weights(self) -> RoundRecord:
+        before = self.weights.last
+        alpha = 0.0
+        names = self.weights.names
+        scores = np.full(len(names), np.nan)
+        validation = self._usable_validation()
+        if validation is not None:
+            scores = self._signal.scores(validation)
+            wrong = [n for n, s in zip(names, scores, strict=True) if not np.isfinite(s)]
+            if wrong:
+                raise FloatingPointError(
+                    f"the hypergradient of {', '.join(wrong)} overflowed in round {len(self.rounds)}; "
+                    "lower the learning rate, shorten the horizon, or raise the curvature"
+                )
+            alpha = self._update.step_size(
+                scores, round_index=self._clock.round_index, rounds=self._clock.rounds
+            )
+        log = self.weights.log
+        if alpha > 0:
+            log = updates.mirror_step(log, scores, alpha)
+            log = constraining.apply(names, log, self._constraints, step_size=alpha)
+        self.weights.advance(log, steps=self._clock.round_length)
+        return RoundRecord(
+            index=self._clock.round_index,
+            first_step=self._clock.round_start,
+            steps=self._clock.round_length,
+            weights=before,
+            scores=dict(zip(names, scores.tolist(), strict=True)),
+            step_size=alpha,
+            new_weights=self.weights.last,
+            losses={name: total / count for name, (total, count) in self._losses.items() if count},
+            skipped=dict(self._nonfinite.in_round),
+            measured=self._signal.summary(),
+        )
+
+    def _check_all_given(self) -> None:
+        for name in self.weights.names:
+            given = self._shares.of(name)
+            if not given and self._inclusion.get(name, 1.0) < 1:
+                continue
+            if not given:
+                raise ValueError(
+                    f"domain {name!r} is missing in step {self.steps_done}: run it in "
+                    f"`with mixer.domain({name!r}):`, or say how often it is there with "
+                    f"mixer.inclusion = {{{name!r}: probability}}"
+                )
+            if not self._shares.complete(name):
+                raise ValueError(
+                    f"the shares of domain {name!r} in step {self.steps_done} sum to {given:g}, not 1"
+                )
+
+    def _expect_round_done(self, call: str) -> None:
+        if not self._clock.round_done:
+            raise RuntimeError(
+                f"{call} before the round is done ({self._clock!r}); check mixer.round_done after mixer.step()"
+            )
+
+    def _observe(self, name: str, loss: Tensor | None, share: float) -> None:
+        if loss is not None:
+            total, count = self._losses.get(name, (0.0, 0.0))
+            self._losses[name] = (total + share * float(loss), count + share)
+
+    def _clear_step(self) -> None:
+        self._shares.clear()
+        self._sum.clear()
+        self._step_begun = False
+
+    def _clear_round(self) -> None:
+        self._validation: WeightedSum | None = None
+        self._validation_lost = False
+        self._nonfinite.in_round = {}
+        self._losses: dict[str, tuple[float, float]] = {}

@@ -1,0 +1,71 @@
+"""What happens to a loss or gradient that is not finite."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from mixwell.parameters import Gradients, Parameters
+
+Policy = Literal["raise", "skip"]
+
+
+@final
+class NonFinite:
+    """Finds non-finite contributions before they are used, and raises or counts. They never become zeros.
+
+    Args:
+        policy: ``"raise"``, or ``"skip"``: leave the contribution out, warn once per domain, and count.
+
+    Raises:
+        ValueError: the policy is unknown.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        if policy not in ("raise", "skip"):
+            raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {policy!r}")
+        self.policy = policy
+        self.total: dict[str, int] = {}
+        self.in_round: dict[str, int] = {}
+
+    def accept(
+        self, name: str, step: int, parameters: Parameters, gradients: Gradients, loss: Tensor | None
+    ) -> bool:
+        """Whether a contribution may be used.
+
+        Args:
+            name: whose it is.
+            step: the number of the step.
+            parameters: what the gradients are of.
+            gradients: one per parameter.
+            loss: the loss, if it was told.
+
+        Returns:
+            False where it must be left out.
+
+        Raises:
+            FloatingPointError: it is not finite and the policy is to raise.
+        """
+        problem = self._problem(parameters, gradients, loss)
+        if problem is None:
+            return True
+        message = f"non-finite {problem} in {name!r} at step {step}"
+        if self.policy == "raise":
+            raise FloatingPointError(
+                f"{message}; it was not used. Look at that batch, lower the learning rate, or give "
+                "on_nonfinite='skip' to leave such contributions out"
+            )
+        if name not in self.total:
+            warnings.warn(f"{message}: left out, and so will be further ones (they are counted)", stacklevel=4)
+        self.total[name] = self.total.get(name, 0) + 1
+        self.in_round[name] = self.in_round.get(name, 0) + 1
+        return False
+
+    def _problem(self, parameters: Parameters, gradients: Gradients, loss: Tensor | None) -> str | None:
+        if loss is not None and not bool(torch.isfinite(loss).all()):
+            return f"loss ({float(loss):g})"
+        parameter = parameters.non_finite(gradients)
+        return None if parameter is None else f"gradient of parameter {parameter}"

@@ -1,0 +1,365 @@
+"""What an optimiser does to a gradient, as far as the sensitivity of the parameters to the weights needs it.
+
+With ``z_j = -d theta / d w_j`` one step of an optimiser with learning rate eta, preconditioner P and decay
+lambda is, to first order (:class:`Response`),
+
+    ``z_j <- (1 - eta lambda - eta P H) z_j + eta P g_j``
+
+and to all orders in its own moments (:meth:`OptimizerModel.advance`) the derivative of its update rule.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from mixwell.parameters import Parameters
+
+
+@final
+@dataclass(frozen=True)
+class Response:
+    """How one parameter answers a unit of gradient in this step, momentum folded in.
+
+    Args:
+        rate: eta times what momentum makes of it until the end of the round.
+        scale: the diagonal of P, or ``None`` for the identity.
+        decoupled: the fraction of the parameter that decoupled weight decay takes (eta lambda).
+        coupled: lambda of weight decay that is added to the gradient.
+    """
+
+    rate: float
+    scale: Tensor | None = None
+    decoupled: float = 0.0
+    coupled: float = 0.0
+
+    def shrink(self, curvature: float | Tensor, *, clip: float) -> float | Tensor:
+        """The factor of the old trace: ``1 - eta lambda - eta P H``.
+
+        A number stands for the preconditioned curvature ``P H`` itself (one number sums it up best in the
+        optimiser's own geometry); a tensor is the diagonal of H. A tensor of factors is kept at or above
+        zero, since P of a parameter that has hardly seen a gradient can be 1e8.
+
+        Args:
+            curvature: of this parameter.
+            clip: the factor by which gradient clipping shortens gradients.
+
+        Returns:
+            A number where everything is a number, else a tensor of the parameter's shape.
+        """
+        factor: float | Tensor = 1.0 - self.decoupled
+        elementwise = isinstance(curvature, Tensor)
+        if isinstance(curvature, Tensor):
+            factor = factor - self.rate * clip * self._preconditioned(curvature)
+        else:
+            factor = factor - self.rate * clip * curvature
+        if self.coupled:
+            if self.scale is None:
+                factor = factor - self.rate * self.coupled
+            else:
+                elementwise = True
+                factor = factor - self.rate * self.coupled * self.scale
+        return factor.clamp_min(0.0) if elementwise and isinstance(factor, Tensor) else factor
+
+    def _preconditioned(self, diagonal: Tensor) -> Tensor:
+        return diagonal if self.scale is None else diagonal * self.scale
+
+
+class OptimizerModel(ABC):
+    """A view of a live optimiser; it reads the optimiser's settings and state and changes nothing.
+
+    Args:
+        optimizer: the optimiser.
+        parameters: its parameters.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Parameters) -> None:
+        self.optimizer = optimizer
+        self.parameters = parameters
+
+    @abstractmethod
+    def response(self, index: int, *, remaining: int) -> Response:
+        """The folded response of a parameter, from the state before the step.
+
+        Args:
+            index: which parameter.
+            remaining: steps until the end of the round, this one included; momentum has only so long to act.
+
+        Returns:
+            Its response.
+        """
+
+    @abstractmethod
+    def advance(
+        self, index: int, gradient: Tensor, source: Tensor, trace: Tensor, moments: list[Tensor]
+    ) -> None:
+        """Differentiate this step: update a domain's trace and the derivatives of the moments in place.
+
+        Args:
+            index: which parameter.
+            gradient: what the optimiser is about to be given.
+            source: ``d gradient / d w_j``.
+            trace: ``z_j = -d theta / d w_j``.
+            moments: the derivatives of the optimiser's moments by ``w_j``.
+        """
+
+    @property
+    def moments(self) -> int:
+        """How many tensors per parameter and domain the derivatives of the optimiser's own state take."""
+        return 0
+
+    def check_advance(self) -> None:
+        """Refuse settings that :meth:`advance` does not differentiate."""
+
+    def group(self, index: int) -> dict[str, Any]:
+        """The settings of a parameter's group as they are now (so that every lr schedule is followed).
+
+        Args:
+            index: which parameter.
+
+        Returns:
+            The group.
+        """
+        return self.optimizer.param_groups[self.parameters.groups[index]]
+
+    def state(self, index: int) -> dict[str, Any]:
+        """The optimiser's state of a parameter, empty before its first step.
+
+        Args:
+            index: which parameter.
+
+        Returns:
+            The state.
+        """
+        return self.optimizer.state.get(self.parameters.tensors[index], {})
+
+
+@final
+class PlainModel(OptimizerModel):
+    """``theta <- theta - lr g``: all that is assumed of an optimiser that is not known."""
+
+    def response(self, index: int, *, remaining: int) -> Response:
+        """The learning rate.
+
+        Args:
+            index: which parameter.
+            remaining: not used.
+
+        Returns:
+            Its response.
+        """
+        return Response(rate=float(self.group(index)["lr"]))
+
+    def advance(
+        self, index: int, gradient: Tensor, source: Tensor, trace: Tensor, moments: list[Tensor]
+    ) -> None:
+        """``z <- z + lr dG``.
+
+        Args:
+            index: which parameter.
+            gradient: not used.
+            source: ``d gradient / d w_j``.
+            trace: updated.
+            moments: empty.
+        """
+        trace.add_(source, alpha=float(self.group(index)["lr"]))
+
+
+@final
+class SgdModel(OptimizerModel):
+    """`torch.optim.SGD` with momentum, dampening, Nesterov and (coupled) weight decay.
+
+    ``b <- mu b + (1 - tau) g;  theta <- theta - lr b`` (Nesterov: ``g + mu b``).
+
+    Folded: a gradient that enters n steps before the end of the round has moved the parameters by
+    ``lr (1 - tau) (1 - mu^n) / (1 - mu)`` when it ends (Nesterov: ``lr (1 + mu (1 - mu^n) / (1 - mu))``),
+    which tends to the known ``lr / (1 - mu)``.
+    """
+
+    @property
+    def moments(self) -> int:
+        """One where there is momentum."""
+        return int(any(group["momentum"] for group in self.optimizer.param_groups))
+
+    def response(self, index: int, *, remaining: int) -> Response:
+        """The learning rate with momentum folded in.
+
+        Args:
+            index: which parameter.
+            remaining: steps until the end of the round, this one included.
+
+        Returns:
+            Its response.
+        """
+        group = self.group(index)
+        mu = float(group["momentum"])
+        summed = remaining if mu == 1 else (1 - mu**remaining) / (1 - mu)
+        if group["nesterov"]:
+            summed = 1 + mu * summed
+        elif mu and self.state(index).get("momentum_buffer") is not None:
+            summed *= 1 - float(group["dampening"])
+        sign = -1.0 if group["maximize"] else 1.0
+        return Response(
+            rate=sign * float(group["lr"]) * summed, coupled=sign * float(group["weight_decay"])
+        )
+
+    def advance(
+        self, index: int, gradient: Tensor, source: Tensor, trace: Tensor, moments: list[Tensor]
+    ) -> None:
+        """The derivative of one SGD step.
+
+        Args:
+            index: which parameter.
+            gradient: not used (the step is linear in it).
+            source: ``d gradient / d w_j``.
+            trace: updated.
+            moments: ``[d b / d w_j]``, updated.
+        """
+        group = self.group(index)
+        mu, lr = float(group["momentum"]), float(group["lr"])
+        change = source.neg() if group["maximize"] else source.clone()
+        change.sub_(trace, alpha=float(group["weight_decay"]))
+        if mu:
+            first = self.state(index).get("momentum_buffer") is None
+            moments[0].mul_(mu).add_(change, alpha=1.0 if first else 1 - float(group["dampening"]))
+            change = change.add_(moments[0], alpha=mu) if group["nesterov"] else moments[0]
+        trace.add_(change, alpha=lr)
+
+
+@final
+class AdamModel(OptimizerModel):
+    """`torch.optim.Adam` and `AdamW`.
+
+    ``m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  theta <- theta - lr m^ / (sqrt(v^) + eps)``.
+
+    Folded: ``P = 1 / (sqrt(v^) + eps)`` of the step before (this step's v is known only when all domains have
+    been seen), and a gradient that enters n steps before the end has the share of its momentum that acts
+    until then. The very first step is ``lr sign(g)``, whose derivative is zero, so it leaves no trace.
+    """
+
+    @property
+    def moments(self) -> int:
+        """The two of Adam."""
+        return 2
+
+    def response(self, index: int, *, remaining: int) -> Response:
+        """The preconditioned learning rate with momentum folded in.
+
+        Args:
+            index: which parameter.
+            remaining: steps until the end of the round, this one included.
+
+        Returns:
+            Its response.
+        """
+        group, state = self.group(index), self.state(index)
+        lr, decay = float(group["lr"]), float(group["weight_decay"])
+        decoupled = self._decoupled(group)
+        decoupled_share = lr * decay if decoupled else 0.0
+        if not state:
+            return Response(rate=0.0, decoupled=decoupled_share)
+        beta1, beta2 = (float(b) for b in group["betas"])
+        step = int(state["step"])
+        second = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
+        scale = (second / (1 - beta2**step)).sqrt_().add_(float(group["eps"])).reciprocal_()
+        sign = -1.0 if group["maximize"] else 1.0
+        return Response(
+            rate=sign * lr * _momentum_share(beta1, step + 1, remaining),
+            scale=scale,
+            decoupled=decoupled_share,
+            coupled=0.0 if decoupled else sign * decay,
+        )
+
+    def check_advance(self) -> None:
+        """Refuse AMSGrad, whose running maximum is not differentiated.
+
+        Raises:
+            ValueError: a parameter group uses it.
+        """
+        if any(group["amsgrad"] for group in self.optimizer.param_groups):
+            raise ValueError("carried traces do not differentiate amsgrad=True; use DenseTraces() with it")
+
+    def advance(
+        self, index: int, gradient: Tensor, source: Tensor, trace: Tensor, moments: list[Tensor]
+    ) -> None:
+        """The derivative of one Adam step, both moments included.
+
+        Args:
+            index: which parameter.
+            gradient: what the optimiser is about to be given.
+            source: ``d gradient / d w_j``.
+            trace: updated.
+            moments: ``[d m / d w_j, d v / d w_j]``, updated.
+        """
+        group, state = self.group(index), self.state(index)
+        parameter = self.parameters.tensors[index].detach()
+        lr, decay = float(group["lr"]), float(group["weight_decay"])
+        beta1, beta2 = (float(b) for b in group["betas"])
+        step = int(state["step"]) + 1 if state else 1
+        given, change = (-gradient, -source) if group["maximize"] else (gradient, source)
+        if self._decoupled(group):
+            trace.mul_(1 - lr * decay)
+        elif decay:
+            given, change = given + decay * parameter, change - decay * trace
+        first = (1 - beta1) * given + (beta1 * state["exp_avg"] if state else 0.0)
+        second = (1 - beta2) * given.square() + (beta2 * state["exp_avg_sq"] if state else 0.0)
+        moments[0].mul_(beta1).add_(change, alpha=1 - beta1)
+        moments[1].mul_(beta2).addcmul_(given, change, value=2 * (1 - beta2))
+        root = second.sqrt()
+        correction = math.sqrt(1 - beta2**step)
+        denominator = root / correction + float(group["eps"])
+        # Where v is zero no gradient was ever seen and dv is zero too; its quotient counts as zero.
+        root_change = torch.where(root > 0, moments[1] / (2 * root * correction), 0.0)
+        moved = moments[0] / denominator - first * root_change / denominator.square()
+        trace.add_(moved, alpha=lr / (1 - beta1**step))
+
+    def _decoupled(self, group: dict[str, Any]) -> bool:
+        # torch 2.6 has AdamW as a class of its own, without this setting.
+        return bool(group.get("decoupled_weight_decay", isinstance(self.optimizer, AdamW)))
+
+
+def model_of(optimizer: Optimizer, parameters: Parameters) -> OptimizerModel:
+    """The model of an optimiser.
+
+    Args:
+        optimizer: any optimiser.
+        parameters: its parameters.
+
+    Returns:
+        :class:`SgdModel` or :class:`AdamModel` where it is one of these (and does not override ``step``), else
+        :class:`PlainModel`, with a warning.
+    """
+    for known, model in ((SGD, SgdModel), (Adam, AdamModel), (AdamW, AdamModel)):
+        if isinstance(optimizer, known) and _same_step(type(optimizer), known):
+            return model(optimizer, parameters)
+    warnings.warn(
+        f"mixwell does not know the optimiser {type(optimizer).__name__}: its steps are treated as "
+        "theta <- theta - lr * gradient. The direction of the hypergradient may suffer; SGD, Adam and AdamW "
+        "of torch.optim are known",
+        stacklevel=3,
+    )
+    return PlainModel(optimizer, parameters)
+
+
+def _same_step(kind: type[Optimizer], known: type[Optimizer]) -> bool:
+    """Whether no class between ``kind`` and ``known`` has a ``step`` of its own (torch's AdamW has none)."""
+    between = kind.__mro__[: kind.__mro__.index(known)]
+    return not any("step" in vars(cls) and not cls.__module__.startswith("torch.optim") for cls in between)
+
+
+def _momentum_share(beta: float, step: int, remaining: int) -> float:
+    """``sum_{i<n} (1-b) b^i / (1 - b^(step+i))``: the share of a gradient's momentum that acts in n steps."""
+    if beta == 0:
+        return 1.0
+    if beta**step < 1e-12:
+        return 1 - beta**remaining
+    # Beyond a power of 1e-17 the terms no longer change the sum.
+    count = min(remaining, math.ceil(math.log(1e-17) / math.log(beta)))
+    return sum((1 - beta) * beta**i / (1 - beta ** (step + i)) for i in range(count))

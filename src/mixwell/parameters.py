@@ -1,0 +1,178 @@
+"""The parameters that a run trains, with their names, and what is done with all of their gradients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Gradients = list[Tensor | None]
+"""One gradient per parameter, ``None`` where it has none."""
+
+
+@final
+@dataclass(frozen=True)
+class Parameters:
+    """The tensors that an optimiser trains, by name.
+
+    Args:
+        names: their names in the model.
+        tensors: the tensors themselves.
+        groups: for each tensor the index of its parameter group in the optimiser.
+        buffers: the model's buffers (running statistics), which probes must leave as they were.
+    """
+
+    names: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    groups: tuple[int, ...]
+    buffers: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer) -> Parameters:
+        """The parameters in the optimiser's order, with the model's names.
+
+        Args:
+            model: gives the names and the buffers.
+            optimizer: says which tensors are trained.
+
+        Returns:
+            The parameters, each once (tied weights are one tensor).
+
+        Raises:
+            ValueError: the optimiser has a parameter that the model has not, or one of complex numbers.
+        """
+        known = {id(p): _plain(name) for name, p in model.named_parameters()}
+        names: list[str] = []
+        tensors: list[Tensor] = []
+        groups: list[int] = []
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if id(parameter) not in known:
+                    raise ValueError(
+                        f"the optimiser trains a tensor of shape {tuple(parameter.shape)} (group {index}) "
+                        "that is no parameter of the model; give the model that holds all trained parameters"
+                    )
+                if parameter.is_complex():
+                    raise ValueError(f"parameter {known[id(parameter)]} is complex, which is not supported")
+                names.append(known[id(parameter)])
+                tensors.append(parameter)
+                groups.append(index)
+        return cls(tuple(names), tuple(tensors), tuple(groups), tuple(model.buffers()))
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @property
+    def numel(self) -> int:
+        """The number of scalars."""
+        return sum(p.numel() for p in self.tensors)
+
+    def shapes(self) -> dict[str, list[int]]:
+        """The shape of every parameter, by name."""
+        return {name: list(p.shape) for name, p in zip(self.names, self.tensors, strict=True)}
+
+    def subset(self, indices: Sequence[int]) -> Parameters:
+        """Some of the parameters.
+
+        Args:
+            indices: which.
+
+        Returns:
+            Those, in that order.
+        """
+        return Parameters(
+            tuple(self.names[i] for i in indices),
+            tuple(self.tensors[i] for i in indices),
+            tuple(self.groups[i] for i in indices),
+            self.buffers,
+        )
+
+    def take_gradients(self) -> Gradients:
+        """Remove and return the gradients; the parameters have none afterwards."""
+        gradients: Gradients = []
+        for name, parameter in zip(self.names, self.tensors, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                raise ValueError(
+                    f"parameter {name} has a sparse gradient, which is not supported; "
+                    "use a dense one (nn.Embedding(..., sparse=False))"
+                )
+            gradients.append(gradient)
+        self.clear_gradients()
+        return gradients
+
+    def clear_gradients(self) -> None:
+        """Set every ``.grad`` to ``None``."""
+        for parameter in self.tensors:
+            parameter.grad = None
+
+    def stray_gradient(self) -> str | None:
+        """The name of a parameter that has a gradient other than zero already, if any."""
+        for name, parameter in zip(self.names, self.tensors, strict=True):
+            if parameter.grad is not None and bool(parameter.grad.any()):
+                return name
+        return None
+
+    def non_finite(self, gradients: Gradients) -> str | None:
+        """The name of the first parameter with NaN or infinity in its gradient.
+
+        The largest magnitudes are read in one pass per gradient and looked at together, so that an
+        accelerator is waited for once.
+
+        Args:
+            gradients: one per parameter.
+
+        Returns:
+            The name, or ``None`` where all are finite.
+        """
+        present = [(n, g) for n, g in zip(self.names, gradients, strict=True) if g is not None and g.numel()]
+        if not present:
+            return None
+        largest = [torch.linalg.vector_norm(g.detach(), float("inf")).double() for _, g in present]
+        device = largest[0].device
+        finite = torch.stack([value.to(device) for value in largest]).isfinite().tolist()
+        return next((name for (name, _), ok in zip(present, finite, strict=True) if not ok), None)
+
+    @contextmanager
+    def buffers_kept(self) -> Iterator[None]:
+        """Leave the model's buffers as they were, so that a look at the model does not change it."""
+        saved = [buffer.detach().clone() for buffer in self.buffers]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in zip(self.buffers, saved, strict=True):
+                    buffer.copy_(value)
+
+
+def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
+    """``<left_i, right_i>`` for each pair of tensors, 0 where one is missing.
+
+    Args:
+        left: tensors.
+        right: tensors of the same shapes.
+
+    Returns:
+        One number per pair. An accelerator is waited for once.
+    """
+    products: list[Tensor] = []
+    for a, b in zip(left, right, strict=True):
+        if a is None or b is None:
+            products.append(torch.zeros((), dtype=torch.float64))
+            continue
+        kind = torch.promote_types(a.dtype, b.dtype)
+        products.append(torch.dot(a.detach().flatten().to(kind), b.detach().flatten().to(kind)).double())
+    if not products:
+        return []
+    device = next((p.device for p in products if p.device.type != "cpu"), torch.device("cpu"))
+    return torch.stack([p.to(device) for p in products]).tolist()
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without what compilation and data parallelism put before it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")

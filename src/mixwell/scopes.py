@@ -1,0 +1,94 @@
+"""Blocks in which ``.backward()`` collects the gradient of one domain, or of validation."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import final
+
+from torch import Tensor
+
+from mixwell.parameters import Gradients, Parameters
+
+
+@final
+class Scope:
+    """What ``with mixer.domain(...) as scope`` gives: a place to tell the loss."""
+
+    def __init__(self) -> None:
+        self.loss: Tensor | None = None
+        self.gradients: Gradients = []
+
+    def observe(self, loss: Tensor) -> None:
+        """Tell the loss, so that it is in the records and its being finite is checked.
+
+        Args:
+            loss: a scalar. Of several in one scope the sum is recorded, as their gradients add up.
+        """
+        value = loss.detach()
+        self.loss = value if self.loss is None else self.loss + value
+
+
+@final
+class Scopes:
+    """Opens one scope at a time, and sees to it that no gradient strays into another.
+
+    Args:
+        parameters: whose gradients are collected.
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._open: str | None = None
+
+    def expect_closed(self, call: str) -> None:
+        """Refuse a call inside a scope.
+
+        Args:
+            call: what was called.
+
+        Raises:
+            RuntimeError: a scope is open.
+        """
+        if self._open is not None:
+            raise RuntimeError(
+                f"{call} was called inside the `with` block of {self._open!r}; call it after the block"
+            )
+
+    @contextmanager
+    def collect(self, name: str, step: int) -> Generator[Scope]:
+        """Collect what ``.backward()`` accumulates inside.
+
+        Args:
+            name: whose gradient it is.
+            step: the number of the step, for messages.
+
+        Yields:
+            The scope; its gradients are there when the block has ended.
+
+        Raises:
+            RuntimeError: another scope is open, or there are gradients from before.
+            ValueError: there is no gradient when the block ends.
+        """
+        self.expect_closed(f"the block of {name!r}")
+        stray = self._parameters.stray_gradient()
+        if stray is not None:
+            raise RuntimeError(
+                f"parameter {stray} has a gradient before the block of {name!r} begins; it would be counted "
+                "as part of it. Call .backward() inside the mixer's blocks only, or optimizer.zero_grad() "
+                "before them"
+            )
+        self._parameters.clear_gradients()
+        self._open = name
+        scope = Scope()
+        try:
+            yield scope
+            scope.gradients = self._parameters.take_gradients()
+        finally:
+            self._open = None
+            self._parameters.clear_gradients()
+        if all(g is None for g in scope.gradients):
+            raise ValueError(
+                f"{name!r} left no gradient on any trained parameter (step {step}): call loss.backward() "
+                "inside the block, on a batch that is not empty"
+            )

@@ -1,0 +1,190 @@
+"""The paper's signal: how the validation loss at the end of a round depends on the round's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mixwell import curvature as curvatures
+from mixwell.curvature import Curvature, RoundStart
+from mixwell.optimizers import model_of
+from mixwell.parameters import Gradients, Parameters
+from mixwell.signals.base import Signal
+from mixwell.traces import AuditedTraces, CarriedTraces, Combined, DenseTraces, StepModel, Traces
+from mixwell.traces.base import Json
+from mixwell.weights import Vector
+
+
+@final
+class Hypergradient(Signal):
+    """The approximate hypergradient of Eq. 26, from one trace per domain (Eq. 7 and 24).
+
+    For plain SGD, with ``u_j`` the paper's trace and ``z_j = eta u_j``:
+
+        ``u_j <- (I - eta H) u_j + grad l_j(theta)``,   ``h_j = -eta <grad L_V(theta_T), u_j>``
+
+    and for any optimiser ``z_j = -d theta / d w_j`` with ``h_j = -<grad L_V, z_j>``
+    (:mod:`mixwell.optimizers`).
+
+    Args:
+        curvature: H; a number is the gamma of :class:`mixwell.IsotropicCurvature`, the default is the paper's
+            0.01.
+        traces: where the traces live; by default :class:`mixwell.DenseTraces`, or
+            :class:`mixwell.CarriedTraces` where the curvature needs them.
+
+    Raises:
+        ValueError: the curvature takes exact products and the traces cannot.
+    """
+
+    def __init__(self, curvature: Curvature | float | None = None, traces: Traces | None = None) -> None:
+        self.curvature = curvatures.resolve(curvature)
+        exact = self.curvature.exact_products
+        self.traces = traces or (CarriedTraces() if exact else DenseTraces())
+        if exact and not self.traces.carries_products:
+            raise ValueError(f"ExactCurvature needs CarriedTraces, got {self.traces!r}; leave traces out")
+        self._clip = 1.0
+
+    def __repr__(self) -> str:
+        return f"Hypergradient({self.curvature!r}, {self.traces!r})"
+
+    def attach(self, optimizer: Optimizer, parameters: Parameters, domains: Sequence[str]) -> None:
+        """Take the memory of the traces.
+
+        Args:
+            optimizer: that trains the model.
+            parameters: what is trained.
+            domains: their names.
+        """
+        self._parameters = parameters
+        self._domains = tuple(domains)
+        self._optimizer = model_of(optimizer, parameters)
+        self.curvature.bind(parameters)
+        self.traces.allocate(parameters, len(domains))
+
+    def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
+        """Set the traces to zero and choose H.
+
+        Args:
+            round_index: its number.
+            weights: of the domains, shape ``(m,)``.
+            validation: the validation gradient at the current parameters, ``None`` in the first round.
+        """
+        self.traces.reset(round_index)
+        responses = [self._optimizer.response(i, remaining=1) for i in range(len(self._parameters))]
+        self.curvature.begin_round(RoundStart(self._domains, weights.tolist(), validation, responses))
+
+    def begin_step(self, *, remaining: int) -> None:
+        """Fade the traces.
+
+        Args:
+            remaining: steps until the end of the round, this one included.
+        """
+        count = len(self._parameters)
+        responses = [self._optimizer.response(i, remaining=remaining) for i in range(count)]
+        self.traces.begin_step(
+            StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip)
+        )
+
+    def fold(self, domain: int, gradients: Gradients, *, scale: float, weight: float) -> None:
+        """Add a domain's gradient to its trace and, for an exact curvature, its Hessian's part to all.
+
+        Args:
+            domain: which.
+            gradients: its gradient.
+            scale: its factor.
+            weight: the domain's weight.
+        """
+        if self.curvature.exact_products:
+            assert isinstance(self.traces, CarriedTraces)
+            for other, trace in enumerate(self.traces.z):
+                products = self._hessian_products(self._domains[domain], gradients, trace)
+                self.traces.add_product(other, products, weight * scale)
+        self.traces.add(domain, [None if g is None else g.detach() for g in gradients], scale)
+
+    def end_step(self, combined: Combined) -> None:
+        """Let the traces see the combined gradient.
+
+        Args:
+            combined: what the optimiser is about to be given.
+        """
+        self.traces.end_step(combined)
+        self._clip = combined.clip
+
+    def scores(self, validation: Gradients) -> Vector:
+        """``h_j = -<grad L_V, z_j>``.
+
+        Args:
+            validation: the validation gradient at the end of the round.
+
+        Returns:
+            The hypergradient, shape ``(m,)``.
+        """
+        return -self.traces.dot(validation)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the traces."""
+        return self.traces.nbytes
+
+    def summary(self) -> dict[str, float]:
+        """The curvature where it is one number, and the error of audited traces."""
+        numbers: dict[str, float] = {}
+        gamma = self.curvature.summary()
+        if gamma is not None:
+            numbers["curvature"] = gamma
+        if isinstance(self.traces, AuditedTraces) and self.traces.error is not None:
+            numbers["trace_error"] = self.traces.error.relative
+            numbers["trace_cosine"] = self.traces.error.cosine
+        return numbers
+
+    def state(self) -> tuple[Json, dict[str, Tensor]]:
+        """Traces, curvature and the last clipping factor."""
+        values, tensors = self.traces.state()
+        named = {f"traces.{name}": tensor for name, tensor in tensors.items()}
+        named.update({f"curvature.{name}": tensor for name, tensor in self.curvature.state().items()})
+        return {"traces": values, "clip": self._clip}, named
+
+    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`state` gave.
+
+        Args:
+            values: plain values.
+            tensors: tensors.
+        """
+        trace_values, clip = values["traces"], values["clip"]
+        assert isinstance(trace_values, dict)
+        assert isinstance(clip, float)
+        parts: dict[str, dict[str, Tensor]] = {"traces": {}, "curvature": {}}
+        for name, tensor in tensors.items():
+            part, rest = name.split(".", 1)
+            parts[part][rest] = tensor
+        self.traces.load_state(trace_values, parts["traces"])
+        self.curvature.load_state(parts["curvature"])
+        self._clip = clip
+
+    def _hessian_products(self, name: str, gradients: Gradients, vector: list[Tensor]) -> Gradients:
+        """``H_i z`` of a domain's loss, by differentiating ``<g_i, z>``."""
+        tensors = list(self._parameters.tensors)
+        present = [(g, v) for g, v in zip(gradients, vector, strict=True) if g is not None]
+        if not any(g.requires_grad for g, _ in present):
+            raise ValueError(
+                f"ExactCurvature needs the graph of the gradient of domain {name!r}: "
+                "call loss.backward(create_graph=True) inside mixer.domain(...)"
+            )
+        curved = [(g, v) for g, v in present if g.requires_grad]
+        trained = [i for i, p in enumerate(tensors) if p.requires_grad]
+        found = torch.autograd.grad(
+            [g for g, _ in curved],
+            [tensors[i] for i in trained],
+            grad_outputs=[v.to(g.dtype) for g, v in curved],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        products: Gradients = [None] * len(tensors)
+        for i, product in zip(trained, found, strict=True):
+            products[i] = product
+        return products

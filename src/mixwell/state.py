@@ -1,0 +1,109 @@
+"""State files: one safetensors file, plain values as JSON in its header. Reading one runs no code from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FORMAT = 1
+State = dict[str, Any]
+"""``{"format": int, "settings": {...}, "values": {...}, "tensors": {name: Tensor}}``"""
+
+
+def write(path: str | os.PathLike[str], state: State) -> None:
+    """Write a state file; what was there before is replaced in one move, or left alone if anything fails.
+
+    Args:
+        path: where to.
+        state: what ``Mixer.state_dict()`` gave.
+    """
+    target = Path(path)
+    plain = {key: value for key, value in state.items() if key != "tensors"}
+    tensors = {name: t.detach().contiguous() for name, t in state["tensors"].items()}
+    handle, temporary = tempfile.mkstemp(prefix=target.name + ".", suffix=".part", dir=target.parent)
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata={"mixwell": json.dumps(plain, allow_nan=True)})
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> State:
+    """Read a state file.
+
+    Args:
+        path: where from.
+
+    Returns:
+        The state, to be given to ``Mixer.load_state_dict``.
+
+    Raises:
+        ValueError: it is not a state file of mixwell, or it is damaged.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        plain = json.loads(header["mixwell"])
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a state file of mixwell, or it is damaged ({error})") from error
+    return {**plain, "tensors": tensors}
+
+
+def check(state: Mapping[str, Any], expected: State, *, growing: tuple[str, ...] = ()) -> None:
+    """Refuse a state that does not fit, and say what differs.
+
+    Args:
+        state: the state to be loaded.
+        expected: the state of the mixer that is to take it up, which tells what fits.
+        growing: names of tensors whose first dimension may differ.
+
+    Raises:
+        ValueError: with every difference.
+    """
+    if not {"format", "settings", "values", "tensors"} <= set(state):
+        raise ValueError("this is not a state of mixwell.Mixer: give what state_dict() returned")
+    if state["format"] != FORMAT:
+        raise ValueError(
+            f"the state has format {state['format']}, this version of mixwell reads format {FORMAT}; "
+            "load it with the version that wrote it"
+        )
+    differences = _differences(state["settings"], expected["settings"])
+    tensors = cast("Mapping[str, Tensor]", state["tensors"])
+    for name, tensor in expected["tensors"].items():
+        if name not in tensors:
+            differences.append(f"tensor {name} is missing")
+        else:
+            skip = 1 if name in growing else 0
+            if tensors[name].shape[skip:] != tensor.shape[skip:]:
+                differences.append(
+                    f"tensor {name}: {tuple(tensors[name].shape)} in the state, {tuple(tensor.shape)} here"
+                )
+    if differences:
+        shown = "\n  ".join(differences[:10] + (["..."] if len(differences) > 10 else []))
+        raise ValueError(f"the state is of another run; nothing was loaded. It differs in:\n  {shown}")
+
+
+def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for key in sorted(set(saved) | set(here)):
+        a, b = saved.get(key), here.get(key)
+        if a == b:
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):
+            inside = _differences(cast("dict[str, Any]", a), cast("dict[str, Any]", b))
+            found += [f"{key} {line}" for line in inside]
+        else:
+            found.append(f"{key}: {a} in the state, {b} here")
+    return found

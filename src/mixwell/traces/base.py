@@ -1,0 +1,167 @@
+"""What every kind of trace does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from mixwell.optimizers import OptimizerModel, Response
+from mixwell.parameters import Gradients, Parameters
+from mixwell.weights import Vector
+
+Json = dict[str, object]
+
+
+@final
+@dataclass(frozen=True)
+class StepModel:
+    """What a training step does to a trace, as far as it is known before the step.
+
+    Args:
+        optimizer: the optimiser.
+        responses: how each parameter answers a gradient.
+        curvature: the coefficient of each parameter.
+        clip: the factor by which clipping shortened the last combined gradient.
+    """
+
+    optimizer: OptimizerModel
+    responses: Sequence[Response]
+    curvature: Sequence[float | Tensor]
+    clip: float = 1.0
+
+    def shrink(self, index: int) -> float | Tensor:
+        """The factor of the old trace of a parameter.
+
+        Args:
+            index: which parameter.
+
+        Returns:
+            ``1 - eta lambda - eta P H``.
+        """
+        return self.responses[index].shrink(self.curvature[index], clip=self.clip)
+
+    def rate(self, index: int) -> float:
+        """The factor of a new gradient of a parameter, before the preconditioner.
+
+        Args:
+            index: which parameter.
+
+        Returns:
+            eta, with clipping.
+        """
+        return self.responses[index].rate * self.clip
+
+    def subset(self, indices: Sequence[int]) -> StepModel:
+        """The same for some of the parameters.
+
+        Args:
+            indices: which.
+
+        Returns:
+            A step model of those.
+        """
+        return StepModel(
+            self.optimizer,
+            [self.responses[i] for i in indices],
+            [self.curvature[i] for i in indices],
+            self.clip,
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Combined:
+    """The combined gradient that the optimiser is about to be given.
+
+    Args:
+        gradients: after clipping.
+        clip: the factor of clipping, 1 where nothing was clipped.
+        norm: the norm before clipping, where it was measured.
+    """
+
+    gradients: Gradients
+    clip: float = 1.0
+    norm: float | None = None
+
+
+class Traces(ABC):
+    """The traces of m domains. A round is ``reset``, then for each step ``begin_step``, ``add`` for every
+    domain, ``end_step``; then ``dot``.
+    """
+
+    carries_products: bool = False
+    """Whether exact Hessian products can be folded in (:class:`mixwell.ExactCurvature`)."""
+
+    @abstractmethod
+    def allocate(self, parameters: Parameters, domains: int) -> None:
+        """Take the memory.
+
+        Args:
+            parameters: what is trained.
+            domains: the number m.
+        """
+
+    @abstractmethod
+    def reset(self, round_index: int) -> None:
+        """Set all traces to zero.
+
+        Args:
+            round_index: the number of the round that begins.
+        """
+
+    @abstractmethod
+    def begin_step(self, step: StepModel) -> None:
+        """Fade the traces as the coming step does.
+
+        Args:
+            step: what the step does.
+        """
+
+    @abstractmethod
+    def add(self, domain: int, gradients: Gradients, scale: float) -> None:
+        """Fold a domain's gradient in.
+
+        Args:
+            domain: which.
+            gradients: its gradient at the parameters before the step.
+            scale: its factor (share of the batch over inclusion probability).
+        """
+
+    def end_step(self, combined: Combined) -> None:
+        """The combined gradient is known; the optimiser has not stepped yet.
+
+        Args:
+            combined: what the optimiser is about to be given.
+        """
+
+    @abstractmethod
+    def dot(self, vector: Gradients) -> Vector:
+        """``<vector, z_j>`` for every domain.
+
+        Args:
+            vector: one tensor per parameter, ``None`` for zero.
+
+        Returns:
+            Shape ``(m,)``.
+        """
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """The memory that is held."""
+
+    def state(self) -> tuple[Json, dict[str, Tensor]]:
+        """What a run resumed in mid-round needs to know: plain values, and tensors."""
+        return {}, {}
+
+    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`state` gave.
+
+        Args:
+            values: its plain values.
+            tensors: its tensors.
+        """

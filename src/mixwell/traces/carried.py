@@ -1,0 +1,188 @@
+"""Traces that differentiate the whole step, the optimiser's moments and gradient clipping included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixwell.parameters import Gradients, Parameters, inner_products
+from mixwell.traces.base import Combined, Json, StepModel, Traces
+from mixwell.weights import Vector
+
+
+@final
+class CarriedTraces(Traces):
+    """Forward-mode differentiation of the real optimiser: ``z_j`` with the derivatives of its moments.
+
+    A step with combined gradient G, clipping and an optimiser with state s is a function
+    ``(theta, s) <- step(theta, s, G)``, and
+
+        ``dG/dw_j = g_j - H z_j``,
+        ``d clip(G) = c dG - c' G <G, dG> / |G|``,
+        ``(z_j, ds_j) <- derivative of step`` (:meth:`mixwell.optimizers.OptimizerModel.advance`).
+
+    With :class:`mixwell.ExactCurvature` this is the exact hypergradient of the round. It takes 2 (plain SGD),
+    3 (momentum) or 4 (Adam) tensors per domain and parameter where dense traces take one.
+    """
+
+    carries_products = True
+
+    def __repr__(self) -> str:
+        return "CarriedTraces()"
+
+    def allocate(self, parameters: Parameters, domains: int) -> None:
+        """Take the traces' and the pending gradients' memory; that of the moments follows in the first step.
+
+        Args:
+            parameters: what is trained.
+            domains: the number m.
+        """
+        self._parameters = parameters
+        self._domains = domains
+        self.z = [self._zeros() for _ in range(domains)]
+        self._source = [self._zeros() for _ in range(domains)]
+        self._moments: list[list[list[Tensor]]] = []
+        self._step: StepModel | None = None
+
+    def reset(self, round_index: int) -> None:
+        """Set all traces and derivatives of moments to zero.
+
+        Args:
+            round_index: not used.
+        """
+        for tensors in (*self.z, *self._source, *(k for domain in self._moments for k in domain)):
+            for tensor in tensors:
+                tensor.zero_()
+
+    def begin_step(self, step: StepModel) -> None:
+        """``source_j = -H z_j`` for an approximate H.
+
+        Args:
+            step: what the step does.
+        """
+        step.optimizer.check_advance()
+        if not self._moments:
+            self._take_moments(step.optimizer.moments)
+        self._step = step
+        for trace, source in zip(self.z, self._source, strict=True):
+            for index, (z, s) in enumerate(zip(trace, source, strict=True)):
+                s.copy_(z).mul_(self._hessian(step, index)).neg_()
+
+    def add(self, domain: int, gradients: Gradients, scale: float) -> None:
+        """``source_j += scale * g_j``.
+
+        Args:
+            domain: which.
+            gradients: its gradient.
+            scale: its factor.
+        """
+        for source, gradient in zip(self._source[domain], gradients, strict=True):
+            if gradient is not None:
+                source.add_(gradient, alpha=scale)
+
+    def add_product(self, domain: int, products: Gradients, scale: float) -> None:
+        """``source_j -= scale * H z_j`` for an exact Hessian product.
+
+        Args:
+            domain: whose trace was multiplied.
+            products: ``H_i z_j`` of some domain i's loss.
+            scale: the factor of that loss.
+        """
+        self.add(domain, products, -scale)
+
+    def end_step(self, combined: Combined) -> None:
+        """Differentiate clipping and the optimiser's step.
+
+        Args:
+            combined: what the optimiser is about to be given.
+        """
+        assert self._step is not None
+        for domain in range(self._domains):
+            source = self._source[domain]
+            if combined.clip < 1 and combined.norm:
+                along = sum(inner_products(combined.gradients, source)) / combined.clip
+                pulled = along / (combined.norm * (combined.norm + 1e-6))
+                for s, g in zip(source, combined.gradients, strict=True):
+                    s.mul_(combined.clip)
+                    if g is not None:
+                        s.sub_(g, alpha=pulled)
+            for index, gradient in enumerate(combined.gradients):
+                if gradient is None:
+                    continue  # the optimiser leaves this parameter alone
+                self._step.optimizer.advance(
+                    index,
+                    gradient.to(source[index].dtype),
+                    source[index],
+                    self.z[domain][index],
+                    self._moments[domain][index],
+                )
+
+    def dot(self, vector: Gradients) -> Vector:
+        """``<vector, z_j>``.
+
+        Args:
+            vector: one tensor per parameter.
+
+        Returns:
+            Shape ``(m,)``.
+        """
+        return np.array([sum(inner_products(vector, trace)) for trace in self.z])
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all tensors."""
+        return sum(tensor.nbytes for tensor in self._all().values())
+
+    def state(self) -> tuple[Json, dict[str, Tensor]]:
+        """All traces and the derivatives of the moments."""
+        moments = len(self._moments[0][0]) if self._moments else -1
+        return {"moments": moments}, {
+            name: tensor for name, tensor in self._all().items() if not name.startswith("source.")
+        }
+
+    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`state` gave.
+
+        Args:
+            values: how many moments there are.
+            tensors: the tensors.
+        """
+        moments = values["moments"]
+        assert isinstance(moments, int)
+        if moments >= 0:
+            self._take_moments(moments)
+        for name, tensor in self._all().items():
+            if name in tensors:
+                tensor.copy_(tensors[name])
+
+    def _hessian(self, step: StepModel, index: int) -> float | Tensor:
+        """The coefficient as a part of H: a number stands for ``P H``, so it is divided by P."""
+        coefficient, scale = step.curvature[index], step.responses[index].scale
+        if isinstance(coefficient, Tensor) or scale is None:
+            return coefficient
+        return coefficient / scale
+
+    def _zeros(self) -> list[Tensor]:
+        return [
+            torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False)
+            for p in self._parameters.tensors
+        ]
+
+    def _take_moments(self, count: int) -> None:
+        self._moments = [
+            [[torch.zeros_like(z) for _ in range(count)] for z in self.z[d]] for d in range(self._domains)
+        ]
+
+    def _all(self) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {}
+        for domain in range(self._domains):
+            for index, name in enumerate(self._parameters.names):
+                named[f"z.{domain}.{name}"] = self.z[domain][index]
+                named[f"source.{domain}.{name}"] = self._source[domain][index]
+                for k, moment in enumerate(self._moments[domain][index] if self._moments else []):
+                    named[f"moment{k}.{domain}.{name}"] = moment
+        return named

@@ -1,0 +1,214 @@
+"""Traces of a given size, whatever the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixwell.parameters import Gradients, Parameters
+from mixwell.traces.base import Json, StepModel, Traces
+from mixwell.traces.dense import SMALLEST_SCALE
+from mixwell.weights import Vector
+
+CHUNK = 1 << 22
+
+
+@final
+class SketchedTraces(Traces):
+    """A linear sketch ``S z_j`` of every trace: ``size`` numbers per domain.
+
+    The recursion of a trace is linear, so it can run on the sketch: ``S z <- shrink * S z + rate * S P g``.
+    Coordinate i of the parameters is multiplied by a random sign and added to bucket ``i mod s``, s a prime
+    (so that no row length of a matrix is a multiple of it). As the signs are independent,
+    ``E <S x, S y> = <x, y>``, with a variance of at most ``2 |x|^2 |y|^2 / s`` where energy is spread evenly
+    over the buckets. Signs are drawn anew for every round, so errors of different rounds do not add up. Each
+    parameter group of the optimiser has a sketch of its own, since it may have its own decay.
+
+    Besides ``m * size`` numbers, the signs take one byte per parameter, whatever m.
+
+    Args:
+        size: numbers per domain.
+        seed: of the signs.
+
+    Raises:
+        ValueError: the size is below 1.
+
+    References:
+        Charikar, Chen, Farach-Colton, "Finding frequent items in data streams" (2002); Weinberger et al.,
+        "Feature hashing for large scale multitask learning" (2009).
+    """
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        if size < 1:
+            raise ValueError(f"a sketch needs a size of at least 1, got {size}")
+        self.size = int(size)
+        self.seed = int(seed)
+
+    def __repr__(self) -> str:
+        return f"SketchedTraces({self.size}, seed={self.seed})"
+
+    def allocate(self, parameters: Parameters, domains: int) -> None:
+        """Take ``m * size`` numbers and one byte per parameter.
+
+        Args:
+            parameters: what is trained.
+            domains: the number m.
+        """
+        self._parameters = parameters
+        self._groups = sorted(set(parameters.groups))
+        device = parameters.tensors[0].device
+        kind = torch.promote_types(parameters.tensors[0].dtype, torch.float32)
+        counts = {g: 0 for g in self._groups}
+        for tensor, group in zip(parameters.tensors, parameters.groups, strict=True):
+            counts[group] += tensor.numel()
+        self._stored = {
+            g: torch.zeros(
+                domains, _prime_below(self.size * counts[g] // parameters.numel), dtype=kind, device=device
+            )
+            for g in self._groups
+        }
+        self._scale = {g: 1.0 for g in self._groups}
+        self._signs = [torch.empty(p.numel(), dtype=torch.int8, device=p.device) for p in parameters.tensors]
+        self._draw_signs(0)
+
+    def reset(self, round_index: int) -> None:
+        """Set all sketches to zero and draw new signs.
+
+        Args:
+            round_index: the number of the round that begins.
+        """
+        for stored in self._stored.values():
+            stored.zero_()
+        self._scale = {g: 1.0 for g in self._groups}
+        self._draw_signs(round_index)
+
+    def begin_step(self, step: StepModel) -> None:
+        """Fade all traces.
+
+        Args:
+            step: what the step does.
+
+        Raises:
+            ValueError: the decay is not one number per parameter group.
+        """
+        self._step = step
+        for group in self._groups:
+            members = [i for i, g in enumerate(self._parameters.groups) if g == group]
+            shrinks = [step.shrink(i) for i in members]
+            first = shrinks[0]
+            if isinstance(first, Tensor) or any(isinstance(s, Tensor) or s != first for s in shrinks):
+                raise ValueError(
+                    "sketched traces need one decay per parameter group: use IsotropicCurvature (or "
+                    "MeasuredCurvature('isotropic')), and AdamW instead of Adam with weight decay; "
+                    "or use DenseTraces"
+                )
+            self._scale[group] *= first
+            if self._scale[group] < SMALLEST_SCALE:
+                self._stored[group].mul_(self._scale[group])
+                self._scale[group] = 1.0
+
+    def add(self, domain: int, gradients: Gradients, scale: float) -> None:
+        """``stored_j += rate * scale * S P g_j / decay``.
+
+        Args:
+            domain: which.
+            gradients: its gradient.
+            scale: its factor.
+        """
+        self._sketch_into(
+            {g: stored[domain] for g, stored in self._stored.items()},
+            gradients,
+            [self._step.rate(i) * scale / self._scale[g] for i, g in enumerate(self._parameters.groups)],
+            [response.scale for response in self._step.responses],
+        )
+
+    def dot(self, vector: Gradients) -> Vector:
+        """``<S vector, S z_j>``.
+
+        Args:
+            vector: one tensor per parameter.
+
+        Returns:
+            Shape ``(m,)``.
+        """
+        sketch = {g: torch.zeros_like(stored[0]) for g, stored in self._stored.items()}
+        ones = [1.0] * len(self._parameters)
+        self._sketch_into(sketch, vector, ones, [None] * len(ones))
+        total = np.zeros(len(next(iter(self._stored.values()))))
+        for group, stored in self._stored.items():
+            total += self._scale[group] * (stored @ sketch[group]).double().cpu().numpy()
+        return total
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of sketches and signs."""
+        return sum(s.nbytes for s in self._stored.values()) + sum(s.nbytes for s in self._signs)
+
+    def state(self) -> tuple[Json, dict[str, Tensor]]:
+        """The sketches; the signs follow from the seed and the round."""
+        scales = {str(g): s for g, s in self._scale.items()}
+        return {"scale": scales, "round": self._round}, {str(g): s for g, s in self._stored.items()}
+
+    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
+        """Take up sketches and draw their signs again.
+
+        Args:
+            values: scalars and the number of the round.
+            tensors: the sketches.
+        """
+        scales = cast("dict[str, float]", values["scale"])
+        for group, stored in self._stored.items():
+            self._scale[group] = float(scales[str(group)])
+            stored.copy_(tensors[str(group)])
+        self._draw_signs(int(cast("int", values["round"])))
+
+    def _draw_signs(self, round_index: int) -> None:
+        self._round = round_index
+        for index, signs in enumerate(self._signs):
+            # A seed per tensor, drawn on the CPU, so that the device makes no difference.
+            mixed = np.random.SeedSequence([self.seed, round_index, index]).generate_state(1, np.uint64)[0]
+            generator = torch.Generator().manual_seed(int(mixed >> 1))
+            drawn = torch.randint(0, 2, signs.shape, generator=generator, dtype=torch.int8)
+            signs.copy_(drawn.mul_(2).sub_(1))
+
+    def _sketch_into(
+        self,
+        targets: dict[int, Tensor],
+        tensors: Gradients,
+        factors: list[float],
+        scales: list[Tensor | None],
+    ) -> None:
+        offsets = {g: 0 for g in self._groups}
+        for index, tensor in enumerate(tensors):
+            group = self._parameters.groups[index]
+            start = offsets[group]
+            offsets[group] += self._signs[index].numel()
+            if tensor is None or not factors[index]:
+                continue
+            target, scale = targets[group], scales[index]
+            values = (tensor if scale is None else tensor * scale).detach().flatten()
+            for piece, signs in zip(values.split(CHUNK), self._signs[index].split(CHUNK), strict=True):
+                _fold_into(target, piece.to(target.dtype) * signs, start, factors[index])
+                start += piece.numel()
+
+
+def _fold_into(target: Tensor, values: Tensor, start: int, factor: float) -> None:
+    """``target[(start + i) mod s] += factor * values[i]``."""
+    size = len(target)
+    before = start % size
+    rows = -(-(before + len(values)) // size)
+    padded = values.new_zeros(rows * size)
+    padded[before : before + len(values)] = values
+    target.add_(padded.view(rows, size).sum(dim=0).to(target.device), alpha=factor)
+
+
+def _prime_below(limit: int) -> int:
+    """The greatest prime up to a limit (1 where there is none)."""
+    for candidate in range(limit, 1, -1):
+        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
+            return candidate
+    return 1
