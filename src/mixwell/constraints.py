@@ -199,7 +199,9 @@ def limits(names: Sequence[str], constraints: Sequence[Constraint]) -> tuple[Vec
     if crossed:
         raise ValueError(f"floor above cap for {', '.join(crossed)}")
     if low.sum() > 1 + 1e-9:
-        raise ValueError(f"the floors of {len(names)} domains sum to {low.sum():.6g}, more than 1; lower them")
+        raise ValueError(
+            f"the floors of {len(names)} domains sum to {low.sum():.6g}, more than 1; lower them"
+        )
     if high.sum() < 1 - 1e-9:
         raise ValueError(f"the caps of {len(names)} domains sum to {high.sum():.6g}, less than 1; raise them")
     return low, high

@@ -113,7 +113,7 @@ class Mixer:
         """The records of the finished rounds."""
         self._sum = WeightedSum(self._parameters)
         self._shares = Shares()
-        self._scopes = Scopes(self._parameters)
+        self._scopes = Scopes(self._parameters, graphs=self._signal.needs_graph)
         self._step_begun = False
         self._round_begun = False
         self._clear_round()
@@ -142,6 +142,11 @@ class Mixer:
     def round_done(self) -> bool:
         """Whether a round has ended, so that a validation gradient and :meth:`update` are due."""
         return self._clock.round_done
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether domains need ``backward(create_graph=True)``, as exact Hessian products do."""
+        return self._signal.needs_graph
 
     @property
     def nbytes(self) -> int:

@@ -59,7 +59,9 @@ class NonFinite:
                 "on_nonfinite='skip' to leave such contributions out"
             )
         if name not in self.total:
-            warnings.warn(f"{message}: left out, and so will be further ones (they are counted)", stacklevel=4)
+            warnings.warn(
+                f"{message}: left out, and so will be further ones (they are counted)", stacklevel=4
+            )
         self.total[name] = self.total.get(name, 0) + 1
         self.in_round[name] = self.in_round.get(name, 0) + 1
         return False

@@ -206,9 +206,7 @@ class SgdModel(OptimizerModel):
         elif mu and self.state(index).get("momentum_buffer") is not None:
             summed *= 1 - float(group["dampening"])
         sign = -1.0 if group["maximize"] else 1.0
-        return Response(
-            rate=sign * float(group["lr"]) * summed, coupled=sign * float(group["weight_decay"])
-        )
+        return Response(rate=sign * float(group["lr"]) * summed, coupled=sign * float(group["weight_decay"]))
 
     def advance(
         self, index: int, gradient: Tensor, source: Tensor, trace: Tensor, moments: list[Tensor]

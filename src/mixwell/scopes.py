@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import final
@@ -35,10 +36,13 @@ class Scopes:
 
     Args:
         parameters: whose gradients are collected.
+        graphs: whether gradients come with their graph. PyTorch then warns of a reference cycle, which ends
+            with the block, so the warning is silenced.
     """
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, *, graphs: bool) -> None:
         self._parameters = parameters
+        self._graphs = graphs
         self._open: str | None = None
 
     def expect_closed(self, call: str) -> None:
@@ -82,7 +86,12 @@ class Scopes:
         self._open = name
         scope = Scope()
         try:
-            yield scope
+            if self._graphs:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
+                    yield scope
+            else:
+                yield scope
             scope.gradients = self._parameters.take_gradients()
         finally:
             self._open = None

@@ -190,9 +190,7 @@ def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _checked_initial(
-    names: tuple[str, ...], initial: Mapping[str, float] | Sequence[float] | None
-) -> Vector:
+def _checked_initial(names: tuple[str, ...], initial: Mapping[str, float] | Sequence[float] | None) -> Vector:
     if initial is None:
         return np.ones(len(names))
     if isinstance(initial, Mapping):

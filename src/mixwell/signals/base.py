@@ -20,6 +20,11 @@ class Signal(ABC):
     domain, ``end_step``; and at the end ``scores``.
     """
 
+    @property
+    def needs_graph(self) -> bool:
+        """Whether domains' gradients must come with their graph (``backward(create_graph=True)``)."""
+        return False
+
     @abstractmethod
     def attach(self, optimizer: Optimizer, parameters: Parameters, domains: Sequence[str]) -> None:
         """Learn of the run, and check that this signal fits it.

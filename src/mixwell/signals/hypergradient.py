@@ -51,6 +51,11 @@ class Hypergradient(Signal):
     def __repr__(self) -> str:
         return f"Hypergradient({self.curvature!r}, {self.traces!r})"
 
+    @property
+    def needs_graph(self) -> bool:
+        """Whether the curvature takes exact products."""
+        return self.curvature.exact_products
+
     def attach(self, optimizer: Optimizer, parameters: Parameters, domains: Sequence[str]) -> None:
         """Take the memory of the traces.
 

@@ -89,8 +89,9 @@ class Combined:
 
 
 class Traces(ABC):
-    """The traces of m domains. A round is ``reset``, then for each step ``begin_step``, ``add`` for every
-    domain, ``end_step``; then ``dot``.
+    """The traces of m domains.
+
+    A round is ``reset``, then for each step ``begin_step``, ``add`` for every domain, ``end_step``; then ``dot``.
     """
 
     carries_products: bool = False

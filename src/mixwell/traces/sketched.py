@@ -62,7 +62,7 @@ class SketchedTraces(Traces):
         self._groups = sorted(set(parameters.groups))
         device = parameters.tensors[0].device
         kind = torch.promote_types(parameters.tensors[0].dtype, torch.float32)
-        counts = {g: 0 for g in self._groups}
+        counts = dict.fromkeys(self._groups, 0)
         for tensor, group in zip(parameters.tensors, parameters.groups, strict=True):
             counts[group] += tensor.numel()
         self._stored = {
@@ -71,7 +71,7 @@ class SketchedTraces(Traces):
             )
             for g in self._groups
         }
-        self._scale = {g: 1.0 for g in self._groups}
+        self._scale = dict.fromkeys(self._groups, 1.0)
         self._signs = [torch.empty(p.numel(), dtype=torch.int8, device=p.device) for p in parameters.tensors]
         self._draw_signs(0)
 
@@ -83,7 +83,7 @@ class SketchedTraces(Traces):
         """
         for stored in self._stored.values():
             stored.zero_()
-        self._scale = {g: 1.0 for g in self._groups}
+        self._scale = dict.fromkeys(self._groups, 1.0)
         self._draw_signs(round_index)
 
     def begin_step(self, step: StepModel) -> None:
@@ -182,7 +182,7 @@ class SketchedTraces(Traces):
         factors: list[float],
         scales: list[Tensor | None],
     ) -> None:
-        offsets = {g: 0 for g in self._groups}
+        offsets = dict.fromkeys(self._groups, 0)
         for index, tensor in enumerate(tensors):
             group = self._parameters.groups[index]
             start = offsets[group]

@@ -27,9 +27,7 @@ class SubsetTraces(Traces):
         SubsetTraces(['head.*', '*.bias'], DenseTraces())
     """
 
-    def __init__(
-        self, select: Sequence[str] | Callable[[str], bool], inner: Traces | None = None
-    ) -> None:
+    def __init__(self, select: Sequence[str] | Callable[[str], bool], inner: Traces | None = None) -> None:
         self.select = select
         self.inner = inner or DenseTraces()
 

@@ -1,0 +1,301 @@
+"""Reference hypergradients, correct on their own terms: the oracles of the tests and baselines for users.
+
+All work on a :class:`Problem`, whose parameters are one flat vector. They differentiate twice, so they need
+an uncompiled model and no flash attention (:func:`problem_of` sees to the latter).
+
+=====================  ==============================================================================
+function               what it differentiates
+=====================  ==============================================================================
+``reverse_unroll``     T steps of SGD, by reverse mode through all of them
+``forward_unroll``     the same by the paper's recursion (Prop. "recursion", Algorithm 1)
+``truncated_reverse``  the last steps only (Shaban et al. 2019)
+``implicit_cg``        the minimiser, by conjugate gradient (Eq. 2)
+``implicit_neumann``   the minimiser, by a Neumann series (Lorraine et al. 2020)
+=====================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@final
+@dataclass(frozen=True)
+class Problem:
+    """A bilevel problem on a flat parameter vector.
+
+    Args:
+        losses: ``losses(theta, t)`` are the m domains' training losses at step t, shape ``(m,)``.
+        validation: ``validation(theta)`` is the validation loss, a scalar.
+    """
+
+    losses: Callable[[Tensor, int], Tensor]
+    validation: Callable[[Tensor], Tensor]
+
+
+def descend(
+    problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, steps: int, first: int = 0
+) -> Tensor:
+    """``steps`` steps of SGD on the weighted loss (Eq. 3), without derivatives.
+
+    Args:
+        problem: the problem.
+        theta: where to start, shape ``(d,)``.
+        weights: of the domains, shape ``(m,)``.
+        learning_rate: eta.
+        steps: how many.
+        first: the number of the first step.
+
+    Returns:
+        The parameters afterwards, shape ``(d,)``.
+    """
+    weights = weights.detach()
+    for t in range(first, first + steps):
+        theta = theta.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(weights @ problem.losses(theta, t), theta)
+        theta = theta - learning_rate * gradient
+    return theta.detach()
+
+
+def reverse_unroll(
+    problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, horizon: int
+) -> Tensor:
+    """The exact T-step hypergradient by reverse mode.
+
+    ``d L_V(theta_T) / d w_j`` with ``theta_{t+1} = theta_t - eta sum_j w_j grad l_j(theta_t)``.
+
+    Args:
+        problem: the problem.
+        theta: ``theta_0``, shape ``(d,)``.
+        weights: w, shape ``(m,)``; not necessarily on the simplex.
+        learning_rate: eta.
+        horizon: T. Memory grows with it.
+
+    Returns:
+        Shape ``(m,)``.
+    """
+    return truncated_reverse(
+        problem, theta, weights, learning_rate=learning_rate, horizon=horizon, window=horizon
+    )
+
+
+def truncated_reverse(
+    problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, horizon: int, window: int
+) -> Tensor:
+    """The hypergradient through the last ``window`` of T steps, as if the steps before did not depend on w.
+
+    Args:
+        problem: the problem.
+        theta: ``theta_0``, shape ``(d,)``.
+        weights: w, shape ``(m,)``.
+        learning_rate: eta.
+        horizon: T.
+        window: how many of the last steps are differentiated.
+
+    Returns:
+        Shape ``(m,)``.
+
+    Raises:
+        ValueError: the window is not between 1 and the horizon.
+
+    References:
+        Shaban, Cheng, Hatch, Boots, "Truncated back-propagation for bilevel optimization" (2019).
+    """
+    if not 1 <= window <= horizon:
+        raise ValueError(f"window must be between 1 and the horizon of {horizon}, got {window}")
+    start = horizon - window
+    theta = descend(problem, theta, weights, learning_rate=learning_rate, steps=start)
+    theta = theta.requires_grad_()
+    weights = weights.detach().clone().requires_grad_()
+    for t in range(start, horizon):
+        (gradient,) = torch.autograd.grad(weights @ problem.losses(theta, t), theta, create_graph=True)
+        theta = theta - learning_rate * gradient
+    (hypergradient,) = torch.autograd.grad(problem.validation(theta), weights)
+    return hypergradient
+
+
+def forward_unroll(
+    problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, horizon: int
+) -> Tensor:
+    """The exact T-step hypergradient by the paper's recursion (Prop. "recursion"), literally.
+
+    ``Z_j <- (I - eta H_t) Z_j - eta grad l_j(theta_t)``, ``H_t`` the Hessian of the weighted loss at
+    ``theta_t``; then ``<grad L_V(theta_T), Z_j>``. Memory does not grow with T.
+
+    Args:
+        problem: the problem.
+        theta: ``theta_0``, shape ``(d,)``.
+        weights: w, shape ``(m,)``.
+        learning_rate: eta.
+        horizon: T.
+
+    Returns:
+        Shape ``(m,)``.
+    """
+    weights = weights.detach()
+    sensitivity = [torch.zeros_like(theta) for _ in weights]
+    for t in range(horizon):
+        theta = theta.detach().requires_grad_()
+        losses = problem.losses(theta, t)
+        gradients = [torch.autograd.grad(loss, theta, create_graph=True)[0] for loss in losses]
+        total = sum((w * g for w, g in zip(weights, gradients, strict=True)), torch.zeros_like(theta))
+        sensitivity = [
+            z - learning_rate * (_times_hessian(total, theta, z) + g.detach())
+            for z, g in zip(sensitivity, gradients, strict=True)
+        ]
+        theta = theta - learning_rate * total
+    (target,) = _gradient(problem.validation, theta)
+    return torch.stack([target @ z for z in sensitivity])
+
+
+def implicit_cg(
+    problem: Problem,
+    theta: Tensor,
+    weights: Tensor,
+    *,
+    tolerance: float = 1e-10,
+    max_iterations: int | None = None,
+) -> Tensor:
+    """The hypergradient of the minimiser (Eq. 2), the inverse Hessian applied by conjugate gradient.
+
+    ``-<grad l_j, H^-1 grad L_V>`` at ``theta``, which should minimise the weighted loss.
+
+    Args:
+        problem: the problem; the losses of step 0 count.
+        theta: the minimiser, shape ``(d,)``.
+        weights: w, shape ``(m,)``.
+        tolerance: of the residual, relative to the validation gradient.
+        max_iterations: at most this many products; ``10 d`` by default.
+
+    Returns:
+        Shape ``(m,)``.
+
+    Raises:
+        ValueError: the Hessian is not positive definite along a search direction, or there is no convergence.
+    """
+    (target,) = _gradient(problem.validation, theta)
+    gradients, product = _at(problem, theta, weights)
+    solution = torch.zeros_like(target)
+    residual = target.clone()
+    direction = residual.clone()
+    squared = float(residual @ residual)
+    goal = tolerance * math.sqrt(squared)
+    limit = max_iterations if max_iterations is not None else 10 * len(theta)
+    for _ in range(limit):
+        if math.sqrt(squared) <= goal:
+            break
+        curved = product(direction)
+        curvature = float(direction @ curved)
+        if curvature <= 0:
+            raise ValueError(
+                f"the Hessian of the weighted training loss is not positive definite (curvature {curvature:g} "
+                "along a search direction), so the implicit hypergradient is not defined here; "
+                "train longer, regularise, or use an unrolled one"
+            )
+        step = squared / curvature
+        solution = solution + step * direction
+        residual = residual - step * curved
+        before, squared = squared, float(residual @ residual)
+        direction = residual + (squared / before) * direction
+    else:
+        if math.sqrt(squared) > goal:
+            raise ValueError(
+                f"conjugate gradient did not converge in {limit} products: residual {math.sqrt(squared):.3g}, "
+                f"wanted {goal:.3g}; raise max_iterations or tolerance"
+            )
+    return -torch.stack([g @ solution for g in gradients])
+
+
+def implicit_neumann(
+    problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, terms: int
+) -> Tensor:
+    """The hypergradient of the minimiser (Eq. 2), the inverse Hessian as a Neumann series.
+
+    ``H^-1 v ~ eta sum_{i < terms} (I - eta H)^i v``, which converges for ``eta < 2 / L``. With as many terms as
+    the horizon it is what T unrolled steps give when they start at the minimiser.
+
+    Args:
+        problem: the problem; the losses of step 0 count.
+        theta: the minimiser, shape ``(d,)``.
+        weights: w, shape ``(m,)``.
+        learning_rate: eta.
+        terms: how many terms.
+
+    Returns:
+        Shape ``(m,)``.
+
+    References:
+        Lorraine, Vicol, Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation" (2020).
+    """
+    (power,) = _gradient(problem.validation, theta)
+    gradients, product = _at(problem, theta, weights)
+    total = torch.zeros_like(power)
+    for _ in range(terms):
+        total = total + power
+        power = power - learning_rate * product(power)
+    return -learning_rate * torch.stack([g @ total for g in gradients])
+
+
+def problem_of(
+    model: nn.Module,
+    loss: Callable[[Callable[..., Any], Any], Tensor],
+    batches: Sequence[Mapping[str, Any]],
+    validation: Any,
+) -> tuple[Problem, Tensor]:
+    """A model and its data as a :class:`Problem`.
+
+    Args:
+        model: the model; it is not changed.
+        loss: ``loss(model, batch)`` is the mean loss of a batch; it calls its first argument like the model.
+        batches: for every step the batch of every domain, in one order of domains.
+        validation: the validation batch.
+
+    Returns:
+        The problem, and the model's trained parameters as a flat vector, shape ``(d,)``.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+    theta = torch.cat([p.detach().flatten() for p in trained.values()])
+
+    def value(vector: Tensor, batch: Any) -> Tensor:
+        parts = vector.split([p.numel() for p in trained.values()])
+        named = {n: v.view_as(p) for (n, p), v in zip(trained.items(), parts, strict=True)}
+        buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(model, {**named, **fixed, **buffers}, args, kwargs)
+
+        with sdpa_kernel(SDPBackend.MATH):
+            return loss(call, batch)
+
+    def losses(vector: Tensor, t: int) -> Tensor:
+        return torch.stack([value(vector, batch) for batch in batches[t].values()])
+
+    return Problem(losses, lambda vector: value(vector, validation)), theta
+
+
+def _gradient(function: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tensor]:
+    theta = theta.detach().requires_grad_()
+    return torch.autograd.grad(function(theta), theta)  # pyright: ignore[reportReturnType]
+
+
+def _times_hessian(gradient: Tensor, theta: Tensor, vector: Tensor) -> Tensor:
+    (product,) = torch.autograd.grad(gradient, theta, vector, retain_graph=True, materialize_grads=True)
+    return product
+
+
+def _at(problem: Problem, theta: Tensor, weights: Tensor) -> tuple[list[Tensor], Callable[[Tensor], Tensor]]:
+    """The domains' gradients at a point, and the product with the weighted loss's Hessian there."""
+    point = theta.detach().requires_grad_()
+    losses = problem.losses(point, 0)
+    gradients = [torch.autograd.grad(loss, point, retain_graph=True)[0] for loss in losses]
+    (total,) = torch.autograd.grad(weights.detach() @ losses, point, create_graph=True)
+    return gradients, lambda vector: _times_hessian(total, point, vector)

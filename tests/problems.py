@@ -1,0 +1,101 @@
+"""Small problems and loops that several tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import mixwell
+from mixwell.quadratics import Quadratic
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Point(nn.Module):
+    """A model that is one parameter vector."""
+
+    def __init__(self, theta: Tensor) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(theta.clone())
+
+
+def names(count: int) -> list[str]:
+    return [f"d{i}" for i in range(count)]
+
+
+def quadratic_round(
+    quadratic: Quadratic,
+    theta: Tensor,
+    weights: Tensor,
+    *,
+    learning_rate: float,
+    horizon: int,
+    signal: mixwell.Signal,
+) -> np.ndarray:
+    """The scores of one round of the real mixer on a quadratic problem."""
+    model = Point(theta)
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    domains = names(len(weights))
+    mixer = mixwell.Mixer(
+        model, optimizer, domains, horizon=horizon, signal=signal, update=1.0, weights=weights.tolist()
+    )
+    problem = quadratic.problem()
+    for t in range(horizon):
+        for index, name in enumerate(domains):
+            with mixer.domain(name):
+                problem.losses(model.theta, t)[index].backward(create_graph=mixer.needs_graph)
+        mixer.step()
+    with mixer.validation():
+        problem.validation(model.theta).backward()
+    return np.array(list(mixer.update().scores.values()))
+
+
+def two_layer(seed: int, *, hidden: int = 16, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 4)).to(dtype)
+
+
+def regression_batches(
+    seed: int, *, steps: int, domains: int = 3, rows: int = 16, dtype: torch.dtype = torch.float64
+) -> tuple[list[dict[str, Batch]], Batch]:
+    """Batches of regression tasks that differ by domain; the target is nearest to the second."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    maps = [normal(6, 4) * 0.6 for _ in range(domains)]
+    target = 0.8 * maps[min(1, domains - 1)] + 0.2 * maps[0]
+
+    def draw(matrix: Tensor) -> Batch:
+        inputs = normal(rows, 6)
+        return inputs, torch.tanh(inputs @ matrix) + 0.1 * normal(rows, 4)
+
+    steps_ = [{name: draw(m) for name, m in zip(names(domains), maps, strict=True)} for _ in range(steps)]
+    return steps_, draw(target)
+
+
+def mse(model: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def train(
+    mixer: mixwell.Mixer,
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Batch]],
+    validation: Batch,
+    loss: Callable[[nn.Module, Batch], Tensor] = mse,
+) -> None:
+    """The loop of the README."""
+    for step in batches:
+        for name, batch in step.items():
+            with mixer.domain(name):
+                loss(model, batch).backward(create_graph=mixer.needs_graph)
+        mixer.step()
+        if mixer.round_done:
+            with mixer.validation():
+                loss(model, validation).backward()
+            mixer.update()

@@ -1,0 +1,242 @@
+"""The estimators against closed forms, each other and finite differences."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+import mixwell
+from mixwell import exact
+from mixwell.comparison import tangent_cosine
+from mixwell.fidelity import measure_fidelity
+from mixwell.quadratics import Quadratic
+from problems import mse, quadratic_round, regression_batches, two_layer
+
+ETA, T = 0.05, 12
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def setting(seed: int, domains: int = 4, dimension: int = 7):
+    quadratic = Quadratic.random(domains=domains, dimension=dimension, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1000)
+    theta = torch.randn(dimension, generator=generator, dtype=torch.float64)
+    weights = torch.rand(domains, generator=generator, dtype=torch.float64) + 0.1
+    return quadratic, theta, weights / weights.sum()
+
+
+def run(quadratic: Quadratic, theta: torch.Tensor, w: torch.Tensor, horizon: int) -> float:
+    end = exact.descend(quadratic.problem(), theta, w, learning_rate=ETA, steps=horizon)
+    return float(quadratic.problem().validation(end))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_curvature_equals_every_exact_reference(seed: int) -> None:
+    quadratic, theta, w = setting(seed)
+    closed = quadratic.unrolled(theta, w, learning_rate=ETA, horizon=T).numpy()
+    mixer = quadratic_round(
+        quadratic,
+        theta,
+        w,
+        learning_rate=ETA,
+        horizon=T,
+        signal=mixwell.Hypergradient(mixwell.ExactCurvature()),
+    )
+    assert relative(mixer, closed) < 1e-9
+    problem = quadratic.problem()
+    for reference in (exact.forward_unroll, exact.reverse_unroll):
+        assert relative(reference(problem, theta, w, learning_rate=ETA, horizon=T).numpy(), closed) < 1e-9
+    eps = 1e-5
+    differences = []
+    for j in range(len(w)):
+        step = torch.zeros_like(w)
+        step[j] = eps
+        difference = run(quadratic, theta, w + step, T) - run(quadratic, theta, w - step, T)
+        differences.append(difference / (2 * eps))
+    assert relative(np.array(differences), closed) < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_unrolled_converges_to_implicit_at_the_predicted_rate(seed: int) -> None:
+    quadratic, _, w = setting(seed)
+    implicit = quadratic.implicit(w).numpy()
+    star = quadratic.minimiser(w)
+    mu = float(torch.linalg.eigvalsh(quadratic.hessian(w))[0])
+    # Started at the minimiser the error is eta sum_{i>=T} <g_V, (I - eta H)^i g_j>: a mix of geometric
+    # decays, of which the slowest, (1 - eta mu)^T, is left for large T.
+    rate = 0.02
+    short, long = (
+        relative(quadratic.unrolled(star, w, learning_rate=rate, horizon=h).numpy(), implicit)
+        for h in (180, 240)
+    )
+    assert np.log(long / short) / 60 == pytest.approx(np.log(1 - rate * mu), rel=0.1)
+    far = quadratic.unrolled(star + 1, w, learning_rate=ETA, horizon=600).numpy()
+    assert relative(far, implicit) < 1e-9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_implicit_references_agree_with_the_closed_form(seed: int) -> None:
+    quadratic, _, w = setting(seed)
+    star, problem, closed = quadratic.minimiser(w), quadratic.problem(), quadratic.implicit(w).numpy()
+    assert relative(exact.implicit_cg(problem, star, w).numpy(), closed) < 1e-8
+    neumann = exact.implicit_neumann(problem, star, w, learning_rate=ETA, terms=800).numpy()
+    assert relative(neumann, closed) < 1e-9
+    # T terms are T unrolled steps from the minimiser.
+    short = exact.implicit_neumann(problem, star, w, learning_rate=ETA, terms=7).numpy()
+    assert relative(short, quadratic.unrolled(star, w, learning_rate=ETA, horizon=7).numpy()) < 1e-9
+
+
+def test_conjugate_gradient_refuses_a_saddle() -> None:
+    quadratic, theta, w = setting(0)
+    saddle = Quadratic(-quadratic.hessians, quadratic.centers, quadratic.validation_hessian, theta + 1)
+    with pytest.raises(ValueError, match="not positive definite"):
+        exact.implicit_cg(saddle.problem(), theta, w)
+
+
+def test_truncated_reverse_sees_the_last_steps_only() -> None:
+    quadratic, theta, w = setting(3)
+    problem = quadratic.problem()
+    late = exact.descend(problem, theta, w, learning_rate=ETA, steps=8)
+    window = exact.truncated_reverse(problem, theta, w, learning_rate=ETA, horizon=12, window=4)
+    assert relative(window.numpy(), quadratic.unrolled(late, w, learning_rate=ETA, horizon=4).numpy()) < 1e-9
+    with pytest.raises(ValueError, match="window must be between 1 and the horizon of 12"):
+        exact.truncated_reverse(problem, theta, w, learning_rate=ETA, horizon=12, window=13)
+
+
+def literal(quadratic: Quadratic, theta, w, horizon: int, shrink) -> np.ndarray:
+    """Eq. 7 and 26 word by word; ``shrink(u)`` is ``(I - eta H) u``."""
+    u = torch.zeros_like(quadratic.centers)
+    for _ in range(horizon):
+        g = torch.einsum("mij,mj->mi", quadratic.hessians, theta - quadratic.centers)
+        u = shrink(u) + g
+        theta = theta - ETA * w @ g
+    target = quadratic.validation_hessian @ (theta - quadratic.validation_center)
+    return (-ETA * u @ target).numpy()
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.01, 3.0, 19.0, 25.0])
+def test_isotropic_traces_are_the_literal_recursion(gamma: float) -> None:
+    quadratic, theta, w = setting(1)
+    got = quadratic_round(
+        quadratic, theta, w, learning_rate=ETA, horizon=40, signal=mixwell.Hypergradient(gamma)
+    )
+    assert relative(got, literal(quadratic, theta, w, 40, lambda u: (1 - ETA * gamma) * u)) < 1e-9
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_diagonal_and_per_tensor_traces_are_the_literal_recursion(carried: bool) -> None:
+    quadratic, theta, w = setting(2)
+    diagonal = torch.diagonal(quadratic.hessian(w)).clone()
+    traces = (lambda: mixwell.CarriedTraces()) if carried else (lambda: mixwell.DenseTraces())
+    got = quadratic_round(
+        quadratic,
+        theta,
+        w,
+        learning_rate=ETA,
+        horizon=T,
+        signal=mixwell.Hypergradient(mixwell.DiagonalCurvature({"theta": diagonal}), traces()),
+    )
+    assert relative(got, literal(quadratic, theta, w, T, lambda u: (1 - ETA * diagonal) * u)) < 1e-9
+    got = quadratic_round(
+        quadratic,
+        theta,
+        w,
+        learning_rate=ETA,
+        horizon=T,
+        signal=mixwell.Hypergradient(mixwell.PerTensorCurvature({"theta": 2.0}), traces()),
+    )
+    assert relative(got, literal(quadratic, theta, w, T, lambda u: (1 - ETA * 2.0) * u)) < 1e-9
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.1])
+@pytest.mark.parametrize("horizon", [5, 20, 50])
+def test_two_layer_network_against_the_exact_unroll(rate: float, horizon: int) -> None:
+    cosines = []
+    for seed in range(12):
+        model = two_layer(seed)
+        batches, validation = regression_batches(seed, steps=horizon)
+        problem, theta = exact.problem_of(model, mse, batches, validation)
+        w = torch.full((3,), 1 / 3, dtype=torch.float64)
+        reference = exact.reverse_unroll(problem, theta, w, learning_rate=rate, horizon=horizon).numpy()
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        mixer = mixwell.Mixer(model, optimizer, list(batches[0]), horizon=horizon, update=1.0)
+        for step in batches:
+            for name, batch in step.items():
+                with mixer.domain(name):
+                    mse(model, batch).backward()
+            mixer.step()
+        with mixer.validation():
+            mse(model, validation).backward()
+        cosines.append(tangent_cosine(np.array(list(mixer.update().scores.values())), reference))
+    assert statistics.median(cosines) >= 0.98
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, weight_decay=0.01),
+    "dampened": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, dampening=0.3),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=3e-3, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1),
+}
+
+
+def warmed_up(kind: str, seed: int, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = two_layer(seed)
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    for step in regression_batches(seed + 77, steps=steps)[0]:
+        optimizer.zero_grad()
+        for batch in step.values():
+            (mse(model, batch) / 3).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_carried_traces_are_exact(kind: str, start: int, clip_norm: float | None) -> None:
+    if kind.startswith("adam") and start == 0:
+        # A fresh Adam's first step is lr * sign(g): not differentiable where a gradient crosses zero.
+        pytest.skip("covered from a warmed-up state")
+    model, optimizer = warmed_up(kind, 5, start)
+    batches, validation = regression_batches(5, steps=6)
+    report = measure_fidelity(
+        model,
+        optimizer,
+        mse,
+        batches,
+        validation,
+        signal=lambda: mixwell.Hypergradient(mixwell.ExactCurvature()),
+        weights=[0.5, 0.2, 0.3],
+        clip_norm=clip_norm,
+        difference=1e-5,
+    )
+    assert report.relative_error < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["momentum", "nesterov", "dampened", "adam", "adamw"])
+@pytest.mark.parametrize("start", [0, 20])
+def test_folded_traces_follow_the_real_optimiser(kind: str, start: int) -> None:
+    cosines = []
+    for seed in range(6):
+        model, optimizer = warmed_up(kind, seed, start)
+        batches, validation = regression_batches(seed, steps=20)
+        report = measure_fidelity(model, optimizer, mse, batches, validation, difference=1e-4)
+        cosines.append(report.cosine)
+    assert statistics.median(cosines) >= 0.9
+
+
+def test_folded_clipping_follows_a_clipped_run() -> None:
+    cosines = []
+    for seed in range(6):
+        model, optimizer = warmed_up("adamw", seed, 20)
+        batches, validation = regression_batches(seed, steps=20)
+        report = measure_fidelity(model, optimizer, mse, batches, validation, clip_norm=0.2, difference=1e-4)
+        cosines.append(report.cosine)
+    assert statistics.median(cosines) >= 0.9
