@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
@@ -139,7 +139,7 @@ class Parameters:
         return next((name for (name, _), ok in zip(present, finite, strict=True) if not ok), None)
 
     @contextmanager
-    def buffers_kept(self) -> Iterator[None]:
+    def buffers_kept(self) -> Generator[None]:
         """Leave the model's buffers as they were, so that a look at the model does not change it."""
         saved = [buffer.detach().clone() for buffer in self.buffers]
         try:

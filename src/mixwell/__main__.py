@@ -1,0 +1,5 @@
+"""``python -m mixwell``."""
+
+from mixwell.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Figures and reports. They need the extra ``mixwell[report]``."""

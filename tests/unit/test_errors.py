@@ -1,0 +1,308 @@
+"""Every wrong use gets one clear message."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import Point, mse, names, regression_batches, train, two_layer
+from torch import nn
+
+import mixwell
+
+
+def make(model: nn.Module | None = None, domains: list[str] | None = None, **settings) -> mixwell.Mixer:
+    model = model or two_layer(0)
+    settings.setdefault("horizon", 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return mixwell.Mixer(model, optimizer, domains or names(3), **settings)
+
+
+def give(mixer: mixwell.Mixer, model: nn.Module, name: str, **settings) -> None:
+    batches, _ = regression_batches(0, steps=1)
+    with mixer.domain(name, **settings):
+        mse(model, batches[0].get(name, batches[0]["d0"])).backward()
+
+
+WRONG_SETTINGS = {
+    r"different names; repeated: web": {"domains": ["web", "code", "web"]},
+    r"non-empty list of names, got 'web'": {"domains": "web"},
+    r"non-empty string, got ''": {"domains": ["web", ""]},
+    r"the name 'validation' is taken": {"domains": ["web", "validation"]},
+    r"must be positive and finite, got \{'d1': 0\.0\}; leave a domain out": {"weights": [0.5, 0.0, 0.5]},
+    r"must be positive and finite, got \{'d2': -0\.1\}": {"weights": {"d0": 1, "d1": 1, "d2": -0.1}},
+    r"must be positive and finite, got \{'d0': nan\}": {"weights": [float("nan"), 1, 1]},
+    r"expected 3 initial weights, one per domain, got shape \(2,\)": {"weights": [0.5, 0.5]},
+    r"missing: \['d2'\], unknown: \['d9'\]": {"weights": {"d0": 1, "d1": 1, "d9": 1}},
+    r"the horizon of 20 steps \(Every\(steps=20\)\) exceeds the budget of 10": {"horizon": 20, "budget": 10},
+    r"whole number of at least 1 step, got 0": {"horizon": 0},
+    r"whole number of at least 1 step, got 2.5": {"horizon": 2.5},
+    r"follows from the number of training steps; give budget=": {"horizon": None},
+    r"budget must be a whole number of at least 1 training step, got 0": {"budget": 0},
+    r"a warmup of 10 steps leaves nothing of the budget of 10": {"warmup": 10, "budget": 10},
+    r"warmup must be a whole number of steps, not negative, got -1": {"warmup": -1},
+    r"step size of the weights must be positive and finite, got -1": {"update": -1.0},
+    r"clip_norm must be positive and finite, got 0": {"clip_norm": 0.0},
+    r"on_nonfinite must be 'raise' or 'skip', got 'zero'": {"on_nonfinite": "zero"},
+    r"unknown domain 'sea'; the domains are d0, d1, d2": {"inclusion": {"sea": 0.5}},
+    r"inclusion probability of 'd1' must be in \(0, 1\], got 0": {"inclusion": {"d1": 0}},
+    r"the floors of 3 domains sum to 1.2, more than 1": {"constraints": [mixwell.Floor(0.4)]},
+    r"the caps of 3 domains sum to 0.9, less than 1": {"constraints": [mixwell.Cap(0.3)]},
+    r"floor names unknown domains \['sea'\]": {"constraints": [mixwell.Floor({"sea": 0.1})]},
+    r"floor above cap for d0": {"constraints": [mixwell.Floor({"d0": 0.5}), mixwell.Cap({"d0": 0.4})]},
+}
+
+
+@pytest.mark.parametrize("message", WRONG_SETTINGS)
+def test_wrong_settings(message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**WRONG_SETTINGS[message])
+
+
+@pytest.mark.parametrize(
+    ("message", "curvature"),
+    [
+        (r"curvature gamma must be finite and not negative, got -1", lambda: mixwell.IsotropicCurvature(-1)),
+        (r"curvature names unknown parameters \['x'\]", lambda: mixwell.PerTensorCurvature({"x": 1.0})),
+        (
+            r"diagonal of 0.bias has shape \(3,\), but the parameter has shape \(16,\)",
+            lambda: mixwell.DiagonalCurvature({"0.bias": torch.ones(3)}),
+        ),
+        (r"no parameter is named like \['y'\]", lambda: mixwell.SubsetTraces(["y"])),
+        (r"size of at least 1, got 0", lambda: mixwell.SketchedTraces(0)),
+    ],
+)
+def test_wrong_parts(message: str, curvature) -> None:
+    def build() -> mixwell.Mixer:
+        part = curvature()
+        if isinstance(part, mixwell.Traces):
+            return make(signal=mixwell.Hypergradient(traces=part))
+        return make(signal=mixwell.Hypergradient(part))
+
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_exact_curvature_says_what_it_needs() -> None:
+    with pytest.raises(ValueError, match="ExactCurvature needs CarriedTraces"):
+        mixwell.Hypergradient(mixwell.ExactCurvature(), mixwell.DenseTraces())
+    model = two_layer(0)
+    mixer = make(model, signal=mixwell.Hypergradient(mixwell.ExactCurvature()))
+    with pytest.raises(ValueError, match=r"'d0': call loss.backward\(create_graph=True\)"):
+        give(mixer, model, "d0")
+
+
+def test_an_optimiser_of_another_model() -> None:
+    with pytest.raises(ValueError, match="no parameter of the model"):
+        mixwell.Mixer(
+            two_layer(0), torch.optim.SGD(two_layer(1).parameters(), lr=0.1), names(3), horizon=2
+        )
+
+
+def test_unknown_domain() -> None:
+    model = two_layer(0)
+    with pytest.raises(ValueError, match="unknown domain 'sea'; the domains are d0, d1, d2"):
+        give(make(model), model, "sea")
+
+
+def test_domain_given_twice() -> None:
+    model = two_layer(0)
+    mixer = make(model)
+    give(mixer, model, "d1")
+    with pytest.raises(ValueError, match=r"'d1' is given twice in step 0: its shares sum to 2"):
+        give(mixer, model, "d1")
+    with pytest.raises(ValueError, match=r"share of a batch must be in \(0, 1\], got 0 for 'd0'"):
+        give(mixer, model, "d0", share=0)
+
+
+def test_missing_domain_and_missing_share() -> None:
+    model = two_layer(0)
+    mixer = make(model)
+    give(mixer, model, "d0")
+    give(mixer, model, "d2")
+    with pytest.raises(ValueError, match=r"domain 'd1' is missing in step 0: .*mixer.inclusion"):
+        mixer.step()
+    give(mixer, model, "d1", share=0.5)
+    with pytest.raises(ValueError, match="shares of domain 'd1' in step 0 sum to 0.5, not 1"):
+        mixer.step()
+    give(mixer, model, "d1", share=0.5)
+    mixer.step()
+
+
+def test_empty_domain() -> None:
+    model = two_layer(0)
+    mixer = make(model)
+    with (
+        pytest.raises(ValueError, match=r"'d0' left no gradient .*call loss.backward\(\)"),
+        mixer.domain("d0"),
+    ):
+        pass
+    give(mixer, model, "d0")  # the failed block does not count
+
+
+def test_empty_batch_names_its_domain() -> None:
+    model = two_layer(0)
+    mixer = make(model)
+    nothing = (torch.empty(0, 6, dtype=torch.float64), torch.empty(0, 4, dtype=torch.float64))
+    with (
+        pytest.raises(FloatingPointError, match=r"non-finite loss \(nan\) in 'd1' at step 0; it was not used"),
+        mixer.domain("d1") as scope,
+    ):
+        loss = mse(model, nothing)  # the mean of nothing; PyTorch gives it a gradient of zeros
+        scope.observe(loss)
+        loss.backward()
+
+
+def test_nonfinite_names_domain_and_step_and_nothing_is_folded_in() -> None:
+    model = two_layer(0)
+    mixer = make(model, horizon=3)
+    batches, validation = regression_batches(0, steps=2)
+    train(mixer, model, batches[:1], validation)
+    before = {name: t.clone() for name, t in mixer.state_dict()["tensors"].items()}
+    x, y = batches[1]["d0"]
+    with (
+        pytest.raises(FloatingPointError, match=r"gradient of parameter 0.weight in 'd0' at step 1"),
+        mixer.domain("d0"),
+    ):
+        mse(model, (x * torch.nan, y)).backward()
+    for name, value in mixer.state_dict()["tensors"].items():
+        assert torch.equal(value, before[name])
+    train(mixer, model, batches[1:], validation)  # the run can go on with another batch
+
+
+def test_nonfinite_loss_is_caught_where_it_is_told() -> None:
+    model = two_layer(0)
+    mixer = make(model)
+    with (
+        pytest.raises(FloatingPointError, match=r"non-finite loss \(inf\) in 'd0' at step 0"),
+        mixer.domain("d0") as scope,
+    ):
+        loss = mse(model, regression_batches(0, steps=1)[0][0]["d0"])
+        scope.observe(loss + torch.inf)  # its gradient is finite
+        loss.backward()
+
+
+def test_wrong_order() -> None:
+    model = two_layer(0)
+    mixer = make(model)
+    batches, validation = regression_batches(0, steps=2)
+    with pytest.raises(RuntimeError, match=r"mixer.update\(\) before the round is done \(step 0, round 0"):
+        mixer.update()
+    with pytest.raises(RuntimeError, match="before the round is done"), mixer.validation():
+        pass
+    with pytest.raises(RuntimeError, match="'d1' was called inside the `with` block of 'd0'"):
+        with mixer.domain("d0"), mixer.domain("d1"):
+            pass
+    with pytest.raises(RuntimeError, match=r"mixer.step\(\) was called inside the `with` block of 'd0'"):
+        with mixer.domain("d0"):
+            mixer.step()
+    for step in batches:
+        for name, batch in step.items():
+            with mixer.domain(name):
+                mse(model, batch).backward()
+        mixer.step()
+    assert mixer.round_done
+    with pytest.raises(RuntimeError, match=r"round 0 is done after step 2: .*mixer.update\(\)"):
+        give(mixer, model, "d0")
+    with pytest.raises(RuntimeError, match="the round is done"):
+        mixer.step()
+    with pytest.raises(RuntimeError, match=r"needs the validation gradient \(share 0 of 1"):
+        mixer.update()
+    with mixer.validation():
+        mse(model, validation).backward()
+    with pytest.raises(ValueError, match="'validation' is given twice"), mixer.validation():
+        pass
+    mixer.update()
+
+
+def test_gradients_from_elsewhere() -> None:
+    model = two_layer(0)
+    mixer = make(model)
+    batches, _ = regression_batches(0, steps=1)
+    mse(model, batches[0]["d0"]).backward()
+    with pytest.raises(RuntimeError, match="parameter 0.weight has a gradient before the block of 'd0'"):
+        give(mixer, model, "d0")
+    model.zero_grad(set_to_none=False)  # zeros do no harm
+    give(mixer, model, "d0")
+
+
+def test_an_exception_inside_a_block_leaves_no_gradient() -> None:
+    model = two_layer(0)
+    mixer = make(model)
+    batches, _ = regression_batches(0, steps=1)
+    with pytest.raises(KeyError, match="user"), mixer.domain("d0"):
+        mse(model, batches[0]["d0"]).backward()
+        raise KeyError("user")
+    assert all(p.grad is None for p in model.parameters())
+    give(mixer, model, "d0")
+
+
+def test_sparse_gradients_are_refused_by_name() -> None:
+    model = nn.Embedding(10, 3, sparse=True)
+    mixer = make(model, names(1))
+    with pytest.raises(ValueError, match="parameter weight has a sparse gradient"), mixer.domain("d0"):
+        model(torch.tensor([1, 2])).sum().backward()
+
+
+def test_unknown_optimiser_warns_once_and_is_treated_as_its_lr_says() -> None:
+    class Strange(torch.optim.Optimizer):
+        def __init__(self, params, lr: float) -> None:
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure=None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(group["lr"] * p.grad)
+
+    scores = []
+    for kind in (Strange, torch.optim.SGD):
+        model = Point(torch.tensor([1.0, 2.0]))
+        optimizer = kind(model.parameters(), lr=0.1)
+        settings = {"horizon": 2, "update": 1.0}
+        if kind is Strange:
+            with pytest.warns(UserWarning, match="does not know the optimiser Strange") as warned:
+                mixer = mixwell.Mixer(model, optimizer, names(2), **settings)
+            assert len(warned) == 1
+        else:
+            mixer = mixwell.Mixer(model, optimizer, names(2), **settings)
+        for _ in range(2):
+            for index in range(2):
+                with mixer.domain(f"d{index}"):
+                    model.theta[index].square().backward()
+            mixer.step()
+        with mixer.validation():
+            model.theta.square().sum().backward()
+        scores.append(list(mixer.update().scores.values()))
+    assert scores[0] == scores[1]
+
+
+def test_a_subclass_with_its_own_step_is_not_taken_for_adam() -> None:
+    class Mine(torch.optim.AdamW):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    model = two_layer(0)
+    with pytest.warns(UserWarning, match="does not know the optimiser Mine"):
+        mixwell.Mixer(model, Mine(model.parameters(), lr=0.1), names(2), horizon=2)
+
+
+def test_sketches_refuse_a_decay_that_they_cannot_follow() -> None:
+    model = two_layer(0)
+    mixer = make(
+        model,
+        signal=mixwell.Hypergradient(
+            mixwell.PerTensorCurvature({"0.weight": 1.0}), mixwell.SketchedTraces(16)
+        ),
+    )
+    with pytest.raises(ValueError, match="sketched traces need one decay per parameter group"):
+        give(mixer, model, "d0")
+
+
+def test_amsgrad_is_refused_by_carried_traces() -> None:
+    model = two_layer(0)
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
+    mixer = mixwell.Mixer(
+        model, optimizer, names(3), horizon=2, signal=mixwell.Hypergradient(traces=mixwell.CarriedTraces())
+    )
+    with pytest.raises(ValueError, match="do not differentiate amsgrad"):
+        give(mixer, model, "d0")

@@ -1,0 +1,299 @@
+"""What the mixer does to a training run."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import numpy as np
+import pytest
+import torch
+from problems import Batch, Point, mse, names, regression_batches, train, two_layer
+from torch import nn
+
+import mixwell
+
+
+def make(model: nn.Module, domains: int = 3, *, lr: float = 0.05, **settings) -> mixwell.Mixer:
+    settings.setdefault("horizon", 4)
+    return mixwell.Mixer(model, torch.optim.SGD(model.parameters(), lr=lr), names(domains), **settings)
+
+
+def test_a_step_is_plain_training_on_the_weighted_loss() -> None:
+    batches, validation = regression_batches(0, steps=6)
+    model = two_layer(0)
+    plain = copy.deepcopy(model)
+    weights = [0.6, 0.3, 0.1]
+    mixer = make(model, weights=weights, horizon=6, clip_norm=0.5)
+    train(mixer, model, batches, validation)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for step in batches:
+        optimizer.zero_grad()
+        sum(w * mse(plain, b) for w, b in zip(weights, step.values(), strict=True)).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        optimizer.step()
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_weight_moves_to_the_domain_that_validation_is_like() -> None:
+    batches, validation = regression_batches(1, steps=200, rows=32)
+    model = two_layer(1)
+    mixer = make(model, budget=200, horizon=None)
+    train(mixer, model, batches, validation)
+    assert mixer.horizon == 33
+    assert [r.steps for r in mixer.rounds] == [33, 33, 33, 33, 33, 33, 2]
+    assert mixer.weights["d1"] > 0.7
+    assert mixer.weights.average["d1"] > 0.5
+
+
+@pytest.mark.parametrize("shares", [[0.25] * 4, [0.5, 0.125, 0.125, 0.25]])
+def test_micro_batches_average_to_the_whole_batch(shares: list[float]) -> None:
+    batches, validation = regression_batches(2, steps=4)
+    whole, parts = two_layer(2), two_layer(2)
+    reference, mixer = make(whole), make(parts)
+    train(reference, whole, batches, validation)
+    for step in batches:
+        start = 0
+        for share in shares:  # interleaved: all domains' first parts, then all second parts, ...
+            stop = start + round(16 * share)
+            for name, (x, y) in step.items():
+                with mixer.domain(name, share=share):
+                    mse(parts, (x[start:stop], y[start:stop])).backward()
+            start = stop
+        mixer.step()
+    for part in range(2):
+        with mixer.validation(share=0.5):
+            mse(parts, (validation[0][part::2], validation[1][part::2])).backward()
+    mixer.update()
+    np.testing.assert_allclose(mixer.weights.log, reference.weights.log, rtol=1e-10)
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_an_absent_domain_stays_unbiased() -> None:
+    """With learning rate zero the trace is the plain sum of gradients, so its mean is known exactly."""
+    model = Point(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    probability, steps = 0.3, 4000
+    mixer = make(
+        model, 2, lr=1e-12, horizon=steps, update=1.0, inclusion={"d1": probability}, signal=_no_decay()
+    )
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        with mixer.domain("d0"):
+            model.theta.sum().backward()
+        if torch.rand((), generator=generator) < probability:
+            with mixer.domain("d1"):
+                (3 * model.theta[0]).backward()
+        mixer.step()
+    with mixer.validation():
+        (model.theta @ torch.tensor([1.0, 1.0], dtype=torch.float64)).backward()
+    scores = mixer.update().scores
+    # d1's gradient is (3, 0) when it is there: mean 3 per step, standard error 3 sqrt(.7/.3/4000) = 0.072
+    assert scores["d1"] / (1e-12 * steps) == pytest.approx(-3.0, abs=0.25)
+    assert scores["d0"] / (1e-12 * steps) == pytest.approx(-2.0)
+
+
+def _no_decay() -> mixwell.Hypergradient:
+    return mixwell.Hypergradient(0.0)
+
+
+def test_warm_up_leaves_the_weights_and_no_trace() -> None:
+    batches, validation = regression_batches(3, steps=14)
+    model, late = two_layer(3), two_layer(3)
+    mixer = make(model, horizon=4, warmup=6, budget=14)
+    done = []
+    for t, step in enumerate(batches):
+        train(mixer, model, [step], validation)
+        done.append((t + 1, len(mixer.rounds)))
+    assert done[9 - 1] == (9, 0)
+    assert done[10 - 1] == (10, 1)
+    assert mixer.rounds[0].first_step == 6
+    # The first round is that of a mixer that begins where the warm-up ends.
+    other = make(late, horizon=4)
+    train(make(late, horizon=1000), late, batches[:6], validation)
+    train(other, late, batches[6:10], validation)
+    np.testing.assert_allclose(
+        list(mixer.rounds[0].scores.values()), list(other.rounds[0].scores.values()), rtol=1e-12
+    )
+
+
+def test_learning_rate_schedules_are_followed() -> None:
+    """For a linear loss ``z_j = (sum of learning rates) * g_j``."""
+    model = Point(torch.zeros(2, dtype=torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    mixer = mixwell.Mixer(model, optimizer, names(2), horizon=3, update=1.0, signal=_no_decay())
+    for _ in range(3):
+        for index in range(2):
+            with mixer.domain(f"d{index}"):
+                model.theta[index].backward()
+        mixer.step()
+        schedule.step()
+    with mixer.validation():
+        (2 * model.theta[0] + 5 * model.theta[1]).backward()
+    scores = mixer.update().scores
+    total = 0.1 + 0.05 + 0.025
+    assert list(scores.values()) == pytest.approx([-2 * total, -5 * total])
+
+
+def test_skipping_leaves_a_contribution_out_and_counts_it() -> None:
+    batches, validation = regression_batches(4, steps=4)
+    model, clean = two_layer(4), two_layer(4)
+    broken = {**batches[1], "d2": (torch.full_like(batches[1]["d2"][0], torch.nan), batches[1]["d2"][1])}
+    mixer = make(model, on_nonfinite="skip")
+    with pytest.warns(UserWarning, match=r"non-finite gradient of parameter 0.weight in 'd2' at step 1"):
+        train(mixer, model, [batches[0], broken, *batches[2:]], validation)
+    # Never zeros, never NaN: as if the domain had been absent in that step and nothing else had changed.
+    reference = make(clean)
+    for t, step in enumerate(batches):
+        reference.inclusion = {"d2": 1 - 1e-12} if t == 1 else {}
+        for name, batch in step.items():
+            if (t, name) != (1, "d2"):
+                with reference.domain(name):
+                    mse(clean, batch).backward()
+        reference.step()
+    with reference.validation():
+        mse(clean, validation).backward()
+    reference.update()
+    np.testing.assert_array_equal(mixer.weights.log, reference.weights.log)
+    assert mixer.skipped == {"d2": 1}
+    assert mixer.rounds[0].skipped == {"d2": 1}
+
+
+def test_a_step_in_which_everything_is_skipped_does_not_move_the_model() -> None:
+    model = two_layer(5)
+    before = copy.deepcopy(model.state_dict())
+    batches, _ = regression_batches(5, steps=1)
+    mixer = make(model, on_nonfinite="skip")
+    with pytest.warns(UserWarning, match="non-finite"):
+        for name, (x, y) in batches[0].items():
+            with mixer.domain(name):
+                mse(model, (x * torch.inf, y)).backward()
+    mixer.step()
+    assert mixer.steps_done == 1
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_non_finite_validation_gradient_leaves_the_weights() -> None:
+    model = two_layer(6)
+    batches, validation = regression_batches(6, steps=8)
+    mixer = make(model, on_nonfinite="skip")
+    train(mixer, model, batches[:3], validation)
+    with pytest.warns(UserWarning, match="non-finite gradient .* in 'validation'"):
+        train(mixer, model, batches[3:4], (validation[0] * torch.nan, validation[1]))
+    assert mixer.weights.values == pytest.approx(1 / 3)
+    assert mixer.rounds[0].step_size == 0.0
+    assert mixer.rounds[0].skipped == {"validation": 1}
+    train(mixer, model, batches[4:], validation)
+    assert mixer.weights.values != pytest.approx(1 / 3)
+
+
+def test_observed_losses_are_recorded() -> None:
+    model = two_layer(7)
+    batches, validation = regression_batches(7, steps=4)
+    mixer = make(model)
+    seen = []
+    for step in batches:
+        for name, batch in step.items():
+            with mixer.domain(name) as scope:
+                loss = mse(model, batch)
+                scope.observe(loss)
+                loss.backward()
+            if name == "d1":
+                seen.append(loss.item())
+        mixer.step()
+    with mixer.validation() as scope:
+        loss = mse(model, validation)
+        scope.observe(loss)
+        loss.backward()
+    record = mixer.update()
+    assert record.losses["d1"] == pytest.approx(np.mean(seen))
+    assert record.losses["validation"] == pytest.approx(loss.item())
+
+
+def test_no_more_than_one_domains_gradient_is_alive() -> None:
+    size = 4099
+    model = Point(torch.randn(size))
+    mixer = make(model, 12, horizon=3, signal=mixwell.Hypergradient(traces=mixwell.SketchedTraces(64)))
+
+    def alive() -> int:
+        gc.collect()
+        found = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+        return len({o.data_ptr() for o in found if o.numel() == size and o.is_floating_point()})
+
+    counts = []
+    for _ in range(2):
+        for index in range(12):
+            with mixer.domain(f"d{index}"):
+                (model.theta * index).square().sum().backward()
+                counts.append(alive())
+        mixer.step()
+    # The parameter, the weighted sum, and the gradient of the one domain.
+    assert max(counts) <= 3
+
+
+def test_validation_does_not_touch_running_statistics() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
+    batches, validation = regression_batches(8, steps=1)
+    mixer = make(model, horizon=1)
+    for name, batch in batches[0].items():
+        with mixer.domain(name):
+            mse(model, batch).backward()
+    mixer.step()
+    norm = model[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    before = copy.deepcopy(norm.state_dict())
+    assert int(norm.state_dict()["num_batches_tracked"]) == 3
+    with mixer.validation():
+        mse(model, validation).backward()
+    for name, value in norm.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_training_beyond_the_budget_warns_once_and_goes_on() -> None:
+    model = two_layer(9)
+    batches, validation = regression_batches(9, steps=9)
+    mixer = make(model, horizon=2, budget=5)
+    train(mixer, model, batches[:5], validation)
+    with pytest.warns(UserWarning, match="after the budget of 5 steps") as warned:
+        train(mixer, model, batches[5:], validation)
+    assert len(warned) == 1
+    assert [r.steps for r in mixer.rounds] == [2, 2, 1, 2, 2]
+
+
+def test_one_domain_is_plain_training() -> None:
+    batches, validation = regression_batches(10, steps=8, domains=1)
+    model = two_layer(10)
+    plain = copy.deepcopy(model)
+    mixer = make(model, 1, constraints=[mixwell.Floor(0.1)])
+    train(mixer, model, batches, validation)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for step in batches:
+        optimizer.zero_grad()
+        mse(plain, step["d0"]).backward()
+        optimizer.step()
+    assert mixer.weights.last == {"d0": 1.0}
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_memory_is_told() -> None:
+    model = two_layer(11)
+    count = sum(p.numel() for p in model.parameters())
+    assert make(model).nbytes == (3 + 1) * count * 8
+    sketched = make(model, signal=mixwell.Hypergradient(traces=mixwell.SketchedTraces(11)))
+    assert sketched.nbytes == 3 * 11 * 8 + count + count * 8
+
+
+
+def test_self_tuned_steps_recover_from_a_large_first_round() -> None:
+    """A first hypergradient 1000 times the later ones, pointing the wrong way, must not be the last word."""
+    update = mixwell.SelfTunedMirrorDescent()
+    log = np.log(np.full(3, 1 / 3))
+    for k in range(24):
+        scores = np.array([-1000.0, 0.0, 0.0]) if k == 0 else np.array([0.0, -1.0, 0.0])
+        log = log - update.step_size(scores, round_index=k, rounds=24) * scores
+    assert np.argmax(log) == 1
+    assert np.exp(log - np.logaddexp.reduce(log))[1] > 0.9

@@ -1,0 +1,204 @@
+"""Stop and resume at any step, bit for bit; other runs' states are refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from problems import Batch, mse, names, regression_batches, train, two_layer
+from safetensors.torch import save_file
+from torch import nn
+
+import mixwell
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+SIGNALS = {
+    "dense": lambda: mixwell.Hypergradient(0.5),
+    "bfloat16": lambda: mixwell.Hypergradient(traces=mixwell.BFloat16Traces()),
+    "sketched": lambda: mixwell.Hypergradient(traces=mixwell.SketchedTraces(40)),
+    "subset": lambda: mixwell.Hypergradient(traces=mixwell.SubsetTraces(["2.*"])),
+    "audited": lambda: mixwell.Hypergradient(traces=mixwell.AuditedTraces(mixwell.SketchedTraces(40))),
+    "carried": lambda: mixwell.Hypergradient(traces=mixwell.CarriedTraces()),
+    "exact": lambda: mixwell.Hypergradient(mixwell.ExactCurvature()),
+}
+STEPS = 11
+
+
+def build(optimizer: str, signal, **settings) -> tuple[nn.Module, torch.optim.Optimizer, mixwell.Mixer]:
+    model = two_layer(0, dtype=torch.float32)
+    opt = OPTIMIZERS[optimizer](model.parameters())
+    settings = {"horizon": 4, "budget": STEPS, "warmup": 1, "clip_norm": 0.5, **settings}
+    return model, opt, mixwell.Mixer(model, opt, names(3), signal=signal(), **settings)
+
+
+def data() -> tuple[list[dict[str, Batch]], Batch]:
+    return regression_batches(0, steps=STEPS, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, 5, 7])
+@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_resume_bit_for_bit(optimizer: str, signal: str, stop: int, tmp_path: Path) -> None:
+    batches, validation = data()
+    model, _, whole = build(optimizer, SIGNALS[signal])
+    train(whole, model, batches, validation)
+
+    first, first_opt, mixer = build(optimizer, SIGNALS[signal])
+    train(mixer, first, batches[:stop], validation)
+    mixer.save(tmp_path / "mixer.safetensors")
+    second, second_opt, resumed = build(optimizer, SIGNALS[signal])
+    second.load_state_dict(first.state_dict())
+    second_opt.load_state_dict(copy.deepcopy(first_opt.state_dict()))
+    resumed.load(tmp_path / "mixer.safetensors")
+    train(resumed, second, batches[stop:], validation)
+
+    np.testing.assert_array_equal(resumed.weights.log, whole.weights.log)
+    np.testing.assert_array_equal(resumed.weights.history, whole.weights.history)
+    assert resumed.weights.average == whole.weights.average
+    assert resumed.rounds == whole.rounds
+    for a, b in zip(model.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_resume_between_the_end_of_a_round_and_its_update() -> None:
+    batches, validation = data()
+    model, _, mixer = build("sgd", SIGNALS["dense"])
+    for step in batches[:5]:
+        for name, batch in step.items():
+            with mixer.domain(name):
+                mse(model, batch).backward()
+        mixer.step()
+    assert mixer.round_done
+    saved = copy.deepcopy(mixer.state_dict())
+    other, _, resumed = build("sgd", SIGNALS["dense"])
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(saved)
+    for one, net in ((mixer, model), (resumed, other)):
+        with one.validation():
+            mse(net, validation).backward()
+        one.update()
+    np.testing.assert_array_equal(mixer.weights.log, resumed.weights.log)
+
+
+def test_measured_curvature_resumes() -> None:
+    batches, validation = data()
+
+    def build_measured() -> tuple[nn.Module, torch.optim.Optimizer, mixwell.Mixer]:
+        net = two_layer(0, dtype=torch.float32)
+
+        def probe(domain: str):
+            return lambda: mse(net, batches[0][domain])
+
+        opt = torch.optim.SGD(net.parameters(), lr=0.05)
+        signal = mixwell.Hypergradient(mixwell.MeasuredCurvature(probe))
+        return net, opt, mixwell.Mixer(net, opt, names(3), horizon=4, signal=signal)
+
+    model, _, whole = build_measured()
+    train(whole, model, batches, validation)
+    first, _, mixer = build_measured()
+    train(mixer, first, batches[:6], validation)
+    second, _, resumed = build_measured()
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(mixer.state_dict())
+    train(resumed, second, batches[6:], validation)
+    np.testing.assert_array_equal(resumed.weights.log, whole.weights.log)
+    assert resumed.rounds[1].measured["curvature"] != 0.01
+
+
+def test_state_survives_torch_save_without_code(tmp_path: Path) -> None:
+    batches, validation = data()
+    model, _, mixer = build("sgd", SIGNALS["dense"])
+    train(mixer, model, batches[:6], validation)
+    torch.save(mixer.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    _, _, resumed = build("sgd", SIGNALS["dense"])
+    resumed.load_state_dict(state)
+    assert resumed.steps_done == 6
+
+
+def test_no_state_in_the_middle_of_a_step() -> None:
+    batches, _ = data()
+    model, _, mixer = build("sgd", SIGNALS["dense"])
+    with mixer.domain("d0"):
+        mse(model, batches[0]["d0"]).backward()
+    with pytest.raises(RuntimeError, match="between steps, not in the middle of one"):
+        mixer.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(format=99), r"format 99, this version of mixwell reads format 1"),
+        (
+            lambda s: s["settings"].update(domains=["web", "code", "wiki"]),
+            r"domains: \['web', 'code', 'wiki'\] in the state, \['d0', 'd1', 'd2'\] here",
+        ),
+        (lambda s: s["settings"].update(horizon=9), r"horizon: 9 in the state, 4 here"),
+        (
+            lambda s: s["settings"]["parameters"].update({"0.bias": [3]}),
+            r"parameters 0.bias: \[3\] in the state, \[16\] here",
+        ),
+        (lambda s: s["tensors"].pop("signal.traces.0.0.bias"), r"tensor signal.traces.0.0.bias is missing"),
+        (
+            lambda s: s["tensors"].update({"signal.traces.0.0.bias": torch.zeros(5)}),
+            r"signal.traces.0.0.bias: \(5,\) in the state, \(16,\) here",
+        ),
+        (lambda s: s.pop("settings"), r"not a state of mixwell.Mixer"),
+    ],
+)
+def test_other_states_are_refused_and_nothing_changes(change, message: str) -> None:
+    batches, validation = data()
+    model, _, mixer = build("sgd", SIGNALS["dense"])
+    train(mixer, model, batches[:6], validation)
+    state = copy.deepcopy(mixer.state_dict())
+    change(state)
+    _, _, fresh = build("sgd", SIGNALS["dense"])
+    with pytest.raises(ValueError, match=message):
+        fresh.load_state_dict(state)
+    assert fresh.steps_done == 0
+    assert fresh.rounds == []
+
+
+def test_files_that_are_no_state(tmp_path: Path) -> None:
+    _, _, mixer = build("sgd", SIGNALS["dense"])
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    evil, cut, foreign = (tmp_path / n for n in ("evil", "cut", "foreign"))
+    evil.write_bytes(pickle.dumps(Evil()))
+    mixer.save(cut)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    save_file({"x": torch.zeros(1)}, foreign, metadata={"other": json.dumps({})})
+    for path in (evil, cut, foreign):
+        with pytest.raises(ValueError, match=f"{path.name} is not a state file of mixwell, or it is damaged"):
+            mixer.load(path)
+    assert not (tmp_path / "executed").exists()
+    with pytest.raises(FileNotFoundError):
+        mixer.load(tmp_path / "absent")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, mixer = build("sgd", SIGNALS["dense"])
+    target = tmp_path / "mixer.safetensors"
+    mixer.save(target)
+    before = target.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        mixer.save(target)
+    assert target.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["mixer.safetensors"]

@@ -1,0 +1,144 @@
+"""Compressed traces: what they cost, and that they are unbiased."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from problems import Point, names, regression_batches, train, two_layer
+
+import mixwell
+from mixwell.parameters import Parameters
+from mixwell.traces.bfloat16 import round_stochastically
+from mixwell.traces.sketched import SketchedTraces
+
+
+def sketches(size: int, seeds: int, length: int = 600) -> tuple[np.ndarray, float, torch.Tensor, torch.Tensor]:
+    """Estimates of <x, y> by many seeds, and the true value."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, length // 30, generator=generator, dtype=torch.float64)
+    x[:, 3] *= 8  # one column carries most of the energy, as gradients of matrices do
+    y = torch.randn(30, length // 30, generator=generator, dtype=torch.float64) + 0.3 * x
+    parameter = torch.nn.Parameter(torch.zeros_like(x))
+    parameters = Parameters(("x",), (parameter,), (0,))
+    found = []
+    for seed in range(seeds):
+        traces = SketchedTraces(size, seed=seed)
+        traces.allocate(parameters, 1)
+        (stored,) = traces._stored.values()
+        traces._sketch_into({0: stored[0]}, [x], [1.0], [None])
+        found.append(traces.dot([y])[0])
+    return np.array(found), float((x * y).sum()), x, y
+
+
+def test_sketch_is_unbiased_with_the_predicted_variance() -> None:
+    found, truth, x, y = sketches(size=61, seeds=800)
+    error = found.std() / np.sqrt(len(found))
+    assert abs(found.mean() - truth) < 4 * error
+    assert found.var() < 2 * float(x.square().sum() * y.square().sum()) / 61
+
+
+def test_sketch_of_full_size_is_exact() -> None:
+    found, truth, *_ = sketches(size=601, seeds=3)
+    np.testing.assert_allclose(found, truth, rtol=1e-12)
+
+
+def scores_of(signal: mixwell.Signal, *, steps: int = 12, kind=torch.optim.SGD, **options) -> np.ndarray:
+    model = two_layer(0, dtype=torch.float32)
+    optimizer = kind(model.parameters(), lr=0.01, **options)
+    mixer = mixwell.Mixer(model, optimizer, names(3), horizon=steps, signal=signal)
+    batches, validation = regression_batches(0, steps=steps, dtype=torch.float32)
+    train(mixer, model, batches, validation)
+    return np.array(list(mixer.rounds[0].scores.values()))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_bfloat16_is_near_dense_in_half_the_memory(kind) -> None:
+    dense, compressed = mixwell.DenseTraces(), mixwell.BFloat16Traces()
+    reference = scores_of(mixwell.Hypergradient(traces=dense), kind=kind)
+    estimate = scores_of(mixwell.Hypergradient(traces=compressed), kind=kind)
+    np.testing.assert_allclose(estimate, reference, rtol=0.01)
+    assert not np.array_equal(estimate, reference)
+    assert compressed.nbytes * 2 == dense.nbytes
+
+
+def test_stochastic_rounding_is_unbiased_and_small_terms_count() -> None:
+    value = torch.full((20_000,), 1.0 + 1 / 512)  # a quarter of the way between two bfloat16 numbers
+    rounded = round_stochastically(value, torch.Generator().manual_seed(0)).float()
+    assert set(rounded.tolist()) == {1.0, 1.0078125}
+    assert rounded.mean().item() == pytest.approx(1 + 1 / 512, abs=1e-4)
+    model = Point(torch.zeros(4000))
+    mixer = mixwell.Mixer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1e-3),
+        ["a"],
+        horizon=1000,
+        signal=mixwell.Hypergradient(0.0, mixwell.BFloat16Traces()),
+    )
+    for _ in range(1000):
+        with mixer.domain("a"):
+            model.theta.sum().backward()
+        mixer.step()
+    with mixer.validation():
+        model.theta.mean().backward()
+    # A sum of 1000 equal terms; rounded to nearest it would stop at 256 of them.
+    assert mixer.update().scores["a"] == pytest.approx(-1.0, rel=0.01)
+
+
+def test_sketch_error_shrinks_with_its_size() -> None:
+    errors = []
+    for size in (8, 128):
+        signals = [
+            mixwell.Hypergradient(traces=mixwell.AuditedTraces(mixwell.SketchedTraces(size, seed=s)))
+            for s in range(20)
+        ]
+        for signal in signals:
+            scores_of(signal)
+        audits = [s.traces for s in signals if isinstance(s.traces, mixwell.AuditedTraces)]
+        found = [a.error.relative for a in audits if a.error is not None]
+        assert len(found) == 20
+        errors.append(float(np.sqrt(np.mean(np.square(found)))))
+    # sixteen times the size: a fourth of the error
+    assert errors[1] < errors[0] / 2
+
+
+def test_audit_reports_what_the_compression_costs() -> None:
+    traces = mixwell.AuditedTraces(mixwell.SketchedTraces(64))
+    estimate = scores_of(mixwell.Hypergradient(traces=traces))
+    alone = scores_of(mixwell.Hypergradient(traces=mixwell.SketchedTraces(64)))
+    dense = scores_of(mixwell.Hypergradient())
+    np.testing.assert_array_equal(estimate, alone)
+    assert traces.error is not None
+    assert traces.error.relative == pytest.approx(np.linalg.norm(estimate - dense) / np.linalg.norm(dense))
+    assert traces.error.dense_nbytes == 3 * 180 * 4
+    assert traces.error.nbytes == 3 * 61 * 4 + 180
+
+
+def test_subset_counts_the_chosen_parameters_only() -> None:
+    chosen = scores_of(mixwell.Hypergradient(traces=mixwell.SubsetTraces(["2.*"])))
+    rest = scores_of(mixwell.Hypergradient(traces=mixwell.SubsetTraces(lambda name: name.startswith("0."))))
+    whole = scores_of(mixwell.Hypergradient())
+    np.testing.assert_allclose(chosen + rest, whole, rtol=1e-5)
+    assert not np.allclose(chosen, whole)
+
+
+def test_groups_with_their_own_decay_are_sketched_apart() -> None:
+    """Weight decay on matrices only, as usual with AdamW; a sketch of full size must equal dense traces."""
+
+    def scores(signal: mixwell.Signal) -> np.ndarray:
+        model = two_layer(0, dtype=torch.float32)
+        groups = [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 1.0},
+            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ]
+        mixer = mixwell.Mixer(
+            model, torch.optim.AdamW(groups, lr=0.05), names(3), horizon=10, signal=signal
+        )
+        batches, validation = regression_batches(0, steps=10, dtype=torch.float32)
+        train(mixer, model, batches, validation)
+        return np.array(list(mixer.rounds[0].scores.values()))
+
+    dense = scores(mixwell.Hypergradient())
+    np.testing.assert_allclose(
+        scores(mixwell.Hypergradient(traces=mixwell.SketchedTraces(2000))), dense, rtol=1e-4
+    )
