@@ -32,7 +32,7 @@ def tangent_cosine(left: Vector, right: Vector) -> float:
         Between -1 and 1; NaN where one of them would not move the weights at all.
 
     Example:
-        >>> tangent_cosine(np.array([1.0, 2.0, 3.0]), np.array([11.0, 12.0, 13.0]))
+        >>> round(tangent_cosine(np.array([1.0, 2.0, 3.0]), np.array([11.0, 12.0, 13.0])), 6)
         1.0
     """
     a, b = tangent(left), tangent(right)

@@ -19,7 +19,7 @@ from typing import final
 
 import numpy as np
 
-from mixwell.weights import Vector, Weights, normalise
+from mixwell.weights import TINY, Vector, Weights, normalise
 
 Bounds = float | Mapping[str, float]
 
@@ -210,28 +210,51 @@ def limits(names: Sequence[str], constraints: Sequence[Constraint]) -> tuple[Vec
 def _project(log: Vector, low: Vector, high: Vector) -> Vector:
     """KL projection onto ``{low <= w <= high, sum w = 1}``: ``w_j = clip(s q_j, low_j, high_j)``.
 
-    ``sum_j clip(exp(log_j + shift), low_j, high_j)`` grows with the shift and is smooth between the 2m shifts
-    at which a domain meets a bound. The last of these at which the sum does not exceed one tells which
-    domains are at which bound; the free ones share the rest in proportion.
+    As s grows from zero, each domain leaves its floor at one value of ``log s`` and meets its cap at another.
+    These 2m events are walked in order; the last one at which the clipped sum does not exceed one tells which
+    domains are at which bound, and the free ones share the rest in proportion. Domains are told apart by the
+    order of events, not by sums of logarithms, which cancel where log-weights differ by 1e300.
     """
+    m = len(log)
     if not low.any() and (high == 1).all():
         return log
     with np.errstate(divide="ignore"):
         log_low, log_high = np.log(low), np.log(high)
-    breaks = np.concatenate([log_low - log, log_high - log])
-    breaks = np.sort(breaks[np.isfinite(breaks)])
-    totals = np.exp(np.clip(log[None, :] + breaks[:, None], log_low, log_high)).sum(axis=1)
+    events = np.concatenate([log_low - log, log_high - log])
+    order = np.argsort(events, kind="stable")
+    rank = np.empty(2 * m, dtype=np.int64)
+    rank[order] = np.arange(2 * m)
+    leaves_floor, meets_cap = rank[:m], rank[m:]
+    at_event = np.arange(2 * m)[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        grown = np.clip(np.exp(np.clip(log + events[order][:, None], log_low, log_high)), low, high)
+    totals = np.where(leaves_floor >= at_event, low, np.where(meets_cap <= at_event, high, grown)).sum(axis=1)
     below = np.flatnonzero(totals <= 1)
-    shift = breaks[below[-1]] if below.size else -np.inf
-    at_low = log + shift < log_low
-    at_high = log + shift >= log_high
+    last = below[-1] if below.size else -1
+    at_low, at_high = leaves_floor > last, meets_cap <= last
     free = ~(at_low | at_high)
     rest = 1 - low[at_low].sum() - high[at_high].sum()
-    if not free.any() or rest <= 0:
-        return np.log(np.clip(np.exp(np.clip(log + shift, log_low, log_high)), low, high))
     result = np.where(at_low, log_low, log_high)
-    result[free] = normalise(log[free]) + np.log(rest)
-    return np.clip(result, log_low, log_high)
+    if free.any():
+        result[free] = normalise(log[free]) + np.log(max(rest, TINY))
+    result = np.clip(result, log_low, log_high)
+    missing = 1 - np.exp(result).sum()
+    return result if abs(missing) < 1e-9 else _fill(np.exp(result), log, low, high)
+
+
+def _fill(weights: Vector, log: Vector, low: Vector, high: Vector) -> Vector:
+    """Hand out what is missing, the greatest log-weights first (or take what is too much from the least).
+
+    Only log-weights of 1e16 and beyond, whose order of events rounding has blurred, come here; in that limit
+    the projection does just this.
+    """
+    missing = 1 - weights.sum()
+    for j in np.argsort(-log if missing > 0 else log, kind="stable"):
+        change = np.clip(missing, low[j] - weights[j], high[j] - weights[j])
+        weights[j] += change
+        missing -= change
+    with np.errstate(divide="ignore"):
+        return np.log(weights)
 
 
 def _by_domain(what: str, value: Bounds, names: Sequence[str], *, default: float) -> Vector:

@@ -31,14 +31,30 @@ class Response:
     Args:
         rate: eta times what momentum makes of it until the end of the round.
         scale: the diagonal of P, or ``None`` for the identity.
+        limit: no entry of ``P g`` counts for more than this.
         decoupled: the fraction of the parameter that decoupled weight decay takes (eta lambda).
         coupled: lambda of weight decay that is added to the gradient.
     """
 
     rate: float
     scale: Tensor | None = None
+    limit: float | None = None
     decoupled: float = 0.0
     coupled: float = 0.0
+
+    def precondition(self, gradient: Tensor) -> Tensor:
+        """``P g``, within the limit.
+
+        Args:
+            gradient: of this parameter.
+
+        Returns:
+            The gradient itself where P is the identity, else a new tensor.
+        """
+        if self.scale is None:
+            return gradient
+        product = gradient * self.scale
+        return product if self.limit is None else product.clamp_(-self.limit, self.limit)
 
     def shrink(self, curvature: float | Tensor, *, clip: float) -> float | Tensor:
         """The factor of the old trace: ``1 - eta lambda - eta P H``.
@@ -240,6 +256,10 @@ class AdamModel(OptimizerModel):
     Folded: ``P = 1 / (sqrt(v^) + eps)`` of the step before (this step's v is known only when all domains have
     been seen), and a gradient that enters n steps before the end has the share of its momentum that acts
     until then. The very first step is ``lr sign(g)``, whose derivative is zero, so it leaves no trace.
+
+    Where a coordinate has hardly seen a gradient (the embedding of a rare word), the P of the step before is up
+    to ``1 / eps``, although a gradient g alone makes ``v >= (1 - b2) g^2`` and so moves the coordinate by at
+    most ``lr sqrt((1 - b2^t) / (1 - b2))``. An entry of ``P g`` is held to that.
     """
 
     @property
@@ -271,6 +291,7 @@ class AdamModel(OptimizerModel):
         return Response(
             rate=sign * lr * _momentum_share(beta1, step + 1, remaining),
             scale=scale,
+            limit=math.sqrt((1 - beta2 ** (step + 1)) / (1 - beta2)),
             decoupled=decoupled_share,
             coupled=0.0 if decoupled else sign * decay,
         )
@@ -313,10 +334,10 @@ class AdamModel(OptimizerModel):
         root = second.sqrt()
         correction = math.sqrt(1 - beta2**step)
         denominator = root / correction + float(group["eps"])
-        # Where v is zero no gradient was ever seen and dv is zero too; its quotient counts as zero.
-        root_change = torch.where(root > 0, moments[1] / (2 * root * correction), 0.0)
+        root_change = moments[1] / (2 * root * correction)
         moved = moments[0] / denominator - first * root_change / denominator.square()
-        trace.add_(moved, alpha=lr / (1 - beta1**step))
+        # Where v is zero no gradient was ever seen: the first one moves the parameter by its sign alone.
+        trace.add_(torch.where(root > 0, moved, 0.0), alpha=lr / (1 - beta1**step))
 
     def _decoupled(self, group: dict[str, Any]) -> bool:
         # torch 2.6 has AdamW as a class of its own, without this setting.

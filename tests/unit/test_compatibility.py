@@ -169,7 +169,9 @@ def test_parameters_without_gradient_in_some_domain(kind, signal) -> None:
             with mixer.validation():
                 model(torch.randn(16, 3), 1).square().mean().backward()
             mixer.update()
-    assert mixer.rounds[-1].scores["d1"] < 0
+    # Validation asks for the second expert, on which the second domain alone acts directly.
+    sizes = {name: abs(score) for name, score in mixer.rounds[-1].scores.items()}
+    assert max(sizes, key=lambda name: sizes[name]) == "d1"
     for name, value in model.unused.state_dict().items():
         assert torch.equal(value, before[name])  # no gradient anywhere: the optimiser leaves it alone
 

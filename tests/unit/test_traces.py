@@ -26,7 +26,7 @@ def sketches(size: int, seeds: int, length: int = 600) -> tuple[np.ndarray, floa
         traces = SketchedTraces(size, seed=seed)
         traces.allocate(parameters, 1)
         (stored,) = traces._stored.values()
-        traces._sketch_into({0: stored[0]}, [x], [1.0], [None])
+        traces._sketch_into({0: stored[0]}, [x], [1.0])
         found.append(traces.dot([y])[0])
     return np.array(found), float((x * y).sum()), x, y
 

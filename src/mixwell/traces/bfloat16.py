@@ -65,9 +65,8 @@ class BFloat16Traces(FoldedTraces):
     def _zeros(self, parameter: Tensor) -> Tensor:
         return torch.zeros_like(parameter, dtype=torch.bfloat16, requires_grad=False)
 
-    def _accumulate(self, stored: Tensor, gradient: Tensor, scale: Tensor | None, rate: float) -> None:
-        term = gradient.float() if scale is None else gradient.float() * scale.float()
-        total = stored.float().add_(term, alpha=rate)
+    def _accumulate(self, stored: Tensor, gradient: Tensor, rate: float) -> None:
+        total = stored.float().add_(gradient, alpha=rate)
         stored.copy_(round_stochastically(total, self._generators[stored.device]))
 
 

@@ -80,9 +80,8 @@ class FoldedTraces(Traces):
         for index, gradient in enumerate(gradients):
             rate = self._step.rate(index) * scale / self._scale[index]
             if gradient is not None and rate:
-                self._accumulate(
-                    self._stored[domain][index], gradient, self._step.responses[index].scale, rate
-                )
+                response = self._step.responses[index]
+                self._accumulate(self._stored[domain][index], response.precondition(gradient), rate)
 
     def dot(self, vector: Gradients) -> Vector:
         """``<vector, z_j>``.
@@ -126,8 +125,8 @@ class FoldedTraces(Traces):
         """The empty trace of a parameter."""
 
     @abstractmethod
-    def _accumulate(self, stored: Tensor, gradient: Tensor, scale: Tensor | None, rate: float) -> None:
-        """``stored += rate * scale * gradient``."""
+    def _accumulate(self, stored: Tensor, gradient: Tensor, rate: float) -> None:
+        """``stored += rate * gradient``."""
 
 
 @final
@@ -141,8 +140,5 @@ class DenseTraces(FoldedTraces):
         kind = torch.promote_types(parameter.dtype, torch.float32)
         return torch.zeros_like(parameter, dtype=kind, requires_grad=False)
 
-    def _accumulate(self, stored: Tensor, gradient: Tensor, scale: Tensor | None, rate: float) -> None:
-        if scale is None:
-            stored.add_(gradient, alpha=rate)
-        else:
-            stored.addcmul_(gradient.to(stored.dtype), scale.to(stored.dtype), value=rate)
+    def _accumulate(self, stored: Tensor, gradient: Tensor, rate: float) -> None:
+        stored.add_(gradient, alpha=rate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast, final
 
 import numpy as np
@@ -121,9 +121,11 @@ class SketchedTraces(Traces):
         """
         self._sketch_into(
             {g: stored[domain] for g, stored in self._stored.items()},
-            gradients,
+            (
+                None if gradient is None else response.precondition(gradient)
+                for gradient, response in zip(gradients, self._step.responses, strict=True)
+            ),
             [self._step.rate(i) * scale / self._scale[g] for i, g in enumerate(self._parameters.groups)],
-            [response.scale for response in self._step.responses],
         )
 
     def dot(self, vector: Gradients) -> Vector:
@@ -136,8 +138,7 @@ class SketchedTraces(Traces):
             Shape ``(m,)``.
         """
         sketch = {g: torch.zeros_like(stored[0]) for g, stored in self._stored.items()}
-        ones = [1.0] * len(self._parameters)
-        self._sketch_into(sketch, vector, ones, [None] * len(ones))
+        self._sketch_into(sketch, vector, [1.0] * len(self._parameters))
         total = np.zeros(len(next(iter(self._stored.values()))))
         for group, stored in self._stored.items():
             total += self._scale[group] * (stored @ sketch[group]).double().cpu().numpy()
@@ -176,11 +177,7 @@ class SketchedTraces(Traces):
             signs.copy_(drawn.mul_(2).sub_(1))
 
     def _sketch_into(
-        self,
-        targets: dict[int, Tensor],
-        tensors: Gradients,
-        factors: list[float],
-        scales: list[Tensor | None],
+        self, targets: dict[int, Tensor], tensors: Iterable[Tensor | None], factors: list[float]
     ) -> None:
         offsets = dict.fromkeys(self._groups, 0)
         for index, tensor in enumerate(tensors):
@@ -189,9 +186,8 @@ class SketchedTraces(Traces):
             offsets[group] += self._signs[index].numel()
             if tensor is None or not factors[index]:
                 continue
-            target, scale = targets[group], scales[index]
-            values = (tensor if scale is None else tensor * scale).detach().flatten()
-            for piece, signs in zip(values.split(CHUNK), self._signs[index].split(CHUNK), strict=True):
+            target = targets[group]
+            for piece, signs in zip(tensor.detach().flatten().split(CHUNK), self._signs[index].split(CHUNK), strict=True):
                 _fold_into(target, piece.to(target.dtype) * signs, start, factors[index])
                 start += piece.numel()
 

@@ -1,0 +1,34 @@
+"""What `import mixwell` promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mixwell
+
+PUBLIC = {
+    "AuditedTraces", "BFloat16Traces", "Cap", "CarriedTraces", "Constraint", "Curvature", "DenseTraces",
+    "Deterministic", "DiagonalCurvature", "Every", "ExactCurvature", "Fidelity", "Floor", "Horizon",
+    "Hypergradient", "IsotropicCurvature", "MeasuredCurvature", "MirrorDescent", "Mixer",
+    "PerTensorCurvature", "Prior", "RoundRecord", "SelfTunedMirrorDescent", "Signal", "SketchedTraces",
+    "Stochastic", "SubsetTraces", "TraceError", "Traces", "Update", "Weights", "__version__",
+    "measure_fidelity",
+}  # fmt: skip
+
+
+def test_public_names() -> None:
+    assert set(mixwell.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(mixwell, name) is not None
+
+
+def imported_by(statement: str) -> set[str]:
+    code = f"{statement}; import sys; print('\\n'.join(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_command_line_and_the_package_are_light() -> None:
+    assert "torch" not in imported_by("import mixwell.cli")
+    assert not {"matplotlib", "transformers", "pandas"} & imported_by("import mixwell; mixwell.Mixer")
