@@ -121,8 +121,9 @@ class Parameters:
     def non_finite(self, gradients: Gradients) -> str | None:
         """The name of the first parameter with NaN or infinity in its gradient.
 
-        The largest magnitudes are read in one pass per gradient and looked at together, so that an
-        accelerator is waited for once.
+        A sum is finite only if all its terms are, and is the cheapest look at a tensor. The sums are looked
+        at together, so that an accelerator is waited for once; only where one is not finite (which may also
+        be an overflow of the sum) the tensors are looked at one by one.
 
         Args:
             gradients: one per parameter.
@@ -133,10 +134,10 @@ class Parameters:
         present = [(n, g) for n, g in zip(self.names, gradients, strict=True) if g is not None and g.numel()]
         if not present:
             return None
-        largest = [torch.linalg.vector_norm(g.detach(), float("inf")).double() for _, g in present]
-        device = largest[0].device
-        finite = torch.stack([value.to(device) for value in largest]).isfinite().tolist()
-        return next((name for (name, _), ok in zip(present, finite, strict=True) if not ok), None)
+        sums = [gradient.detach().sum().double() for _, gradient in present]
+        if bool(torch.stack([value.to(sums[0].device) for value in sums]).isfinite().all()):
+            return None
+        return next((name for name, g in present if not bool(torch.isfinite(g).all())), None)
 
     @contextmanager
     def buffers_kept(self) -> Generator[None]:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import Batch, mse, regression_batches, two_layer
 
 import mixwell
 from mixwell import Hypergradient
+from problems import Batch, mse, regression_batches, two_layer
 
 ESTIMATORS = {
     "isotropic": lambda: Hypergradient(0.3),

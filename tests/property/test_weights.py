@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from problems import names
 
 from mixwell import constraints, horizons, theory, updates
 from mixwell.constraints import Cap, Floor, Prior
 from mixwell.weights import Weights
+from problems import names
 
 LARGEST = float(np.finfo(np.float64).max)
 any_float = st.floats(-LARGEST, LARGEST)
@@ -128,9 +128,7 @@ def test_the_constrained_step_minimises_what_it_says() -> None:
     alpha, strength = 1.7, 0.4
     parts = [Floor(0.15), Cap({"d2": 0.4}), Prior(prior.tolist(), strength)]
     got = np.exp(
-        constraints.apply(
-            names(3), updates.mirror_step(np.log(start), h, alpha), parts, step_size=alpha
-        )
+        constraints.apply(names(3), updates.mirror_step(np.log(start), h, alpha), parts, step_size=alpha)
     )
 
     def objective(w: np.ndarray) -> np.ndarray:

@@ -7,11 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from problems import names, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mixwell
+from problems import names, train
 
 VOCABULARY, WIDTH, LENGTH = 11, 16, 9
 
@@ -180,7 +180,7 @@ def test_channels_last_convolutions() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
     reference = copy.deepcopy(model)
-    model = model.to(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     images = torch.randn(2, 6, 1, 8, 8)
 
     def scores(net: nn.Module) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import Point, mse, names, regression_batches, train, two_layer
 from torch import nn
 
 import mixwell
@@ -12,6 +11,7 @@ from mixwell.curvature import RoundStart
 from mixwell.optimizers import Response
 from mixwell.parameters import Parameters
 from mixwell.quadratics import Quadratic
+from problems import Point, mse, names, regression_batches, train, two_layer
 
 
 def measured(shape, *, scale=None, rate=0.01, **settings):

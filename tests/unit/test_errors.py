@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import Point, mse, names, regression_batches, train, two_layer
 from torch import nn
 
 import mixwell
+from problems import Point, mse, names, regression_batches, train, two_layer
 
 
 def make(model: nn.Module | None = None, domains: list[str] | None = None, **settings) -> mixwell.Mixer:
@@ -93,9 +93,7 @@ def test_exact_curvature_says_what_it_needs() -> None:
 
 def test_an_optimiser_of_another_model() -> None:
     with pytest.raises(ValueError, match="no parameter of the model"):
-        mixwell.Mixer(
-            two_layer(0), torch.optim.SGD(two_layer(1).parameters(), lr=0.1), names(3), horizon=2
-        )
+        mixwell.Mixer(two_layer(0), torch.optim.SGD(two_layer(1).parameters(), lr=0.1), names(3), horizon=2)
 
 
 def test_unknown_domain() -> None:
@@ -122,7 +120,7 @@ def test_missing_domain_and_missing_share() -> None:
     with pytest.raises(ValueError, match=r"domain 'd1' is missing in step 0: .*mixer.inclusion"):
         mixer.step()
     give(mixer, model, "d1", share=0.5)
-    with pytest.raises(ValueError, match="shares of domain 'd1' in step 0 sum to 0.5, not 1"):
+    with pytest.raises(ValueError, match=r"shares of domain 'd1' in step 0 sum to 0\.5, not 1"):
         mixer.step()
     give(mixer, model, "d1", share=0.5)
     mixer.step()
@@ -144,7 +142,9 @@ def test_empty_batch_names_its_domain() -> None:
     mixer = make(model)
     nothing = (torch.empty(0, 6, dtype=torch.float64), torch.empty(0, 4, dtype=torch.float64))
     with (
-        pytest.raises(FloatingPointError, match=r"non-finite loss \(nan\) in 'd1' at step 0; it was not used"),
+        pytest.raises(
+            FloatingPointError, match=r"non-finite loss \(nan\) in 'd1' at step 0; it was not used"
+        ),
         mixer.domain("d1") as scope,
     ):
         loss = mse(model, nothing)  # the mean of nothing; PyTorch gives it a gradient of zeros
@@ -179,6 +179,14 @@ def test_nonfinite_loss_is_caught_where_it_is_told() -> None:
         loss = mse(model, regression_batches(0, steps=1)[0][0]["d0"])
         scope.observe(loss + torch.inf)  # its gradient is finite
         loss.backward()
+
+
+def test_huge_but_finite_gradients_are_accepted() -> None:
+    model = Point(torch.zeros(3))
+    mixer = make(model, names(1), horizon=1)
+    with mixer.domain("d0"):
+        (model.theta * 3e38).sum().backward()  # their sum overflows
+    mixer.step()
 
 
 def test_wrong_order() -> None:
@@ -249,7 +257,7 @@ def test_unknown_optimiser_warns_once_and_is_treated_as_its_lr_says() -> None:
             super().__init__(params, {"lr": lr})
 
         @torch.no_grad()
-        def step(self, closure=None) -> None:
+        def step(self, closure=None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             for group in self.param_groups:
                 for p in group["params"]:
                     p.sub_(group["lr"] * p.grad)

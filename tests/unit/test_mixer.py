@@ -8,10 +8,10 @@ import gc
 import numpy as np
 import pytest
 import torch
-from problems import Batch, Point, mse, names, regression_batches, train, two_layer
 from torch import nn
 
 import mixwell
+from problems import Point, mse, names, regression_batches, train, two_layer
 
 
 def make(model: nn.Module, domains: int = 3, *, lr: float = 0.05, **settings) -> mixwell.Mixer:
@@ -285,7 +285,6 @@ def test_memory_is_told() -> None:
     assert make(model).nbytes == (3 + 1) * count * 8
     sketched = make(model, signal=mixwell.Hypergradient(traces=mixwell.SketchedTraces(11)))
     assert sketched.nbytes == 3 * 11 * 8 + count + count * 8
-
 
 
 def test_self_tuned_steps_recover_from_a_large_first_round() -> None:

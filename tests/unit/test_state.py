@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from problems import Batch, mse, names, regression_batches, train, two_layer
 from safetensors.torch import save_file
 from torch import nn
 
 import mixwell
+from problems import Batch, mse, names, regression_batches, train, two_layer
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from problems import Point, names, regression_batches, train, two_layer
 
 import mixwell
 from mixwell.parameters import Parameters
 from mixwell.traces.bfloat16 import round_stochastically
 from mixwell.traces.sketched import SketchedTraces
+from problems import Point, names, regression_batches, train, two_layer
 
 
-def sketches(size: int, seeds: int, length: int = 600) -> tuple[np.ndarray, float, torch.Tensor, torch.Tensor]:
+def sketches(
+    size: int, seeds: int, length: int = 600
+) -> tuple[np.ndarray, float, torch.Tensor, torch.Tensor]:
     """Estimates of <x, y> by many seeds, and the true value."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, length // 30, generator=generator, dtype=torch.float64)
@@ -131,9 +133,7 @@ def test_groups_with_their_own_decay_are_sketched_apart() -> None:
             {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 1.0},
             {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
         ]
-        mixer = mixwell.Mixer(
-            model, torch.optim.AdamW(groups, lr=0.05), names(3), horizon=10, signal=signal
-        )
+        mixer = mixwell.Mixer(model, torch.optim.AdamW(groups, lr=0.05), names(3), horizon=10, signal=signal)
         batches, validation = regression_batches(0, steps=10, dtype=torch.float32)
         train(mixer, model, batches, validation)
         return np.array(list(mixer.rounds[0].scores.values()))

@@ -98,9 +98,7 @@ def _print_table(runs: dict[tuple[Setting, int], Path], console: Console) -> Non
     for horizon in horizons:
         table.add_column(f"T={horizon}", justify="right", no_wrap=True)
     for setting in settings:
-        cells = [
-            f"{runs[setting, t].phi[-1]:.5g}" if (setting, t) in runs else "" for t in horizons
-        ]
+        cells = [f"{runs[setting, t].phi[-1]:.5g}" if (setting, t) in runs else "" for t in horizons]
         table.add_row(f"{setting.radius:g}, {setting.step_size:g}", *cells)
     wide = console if console.is_terminal else Console(width=max(110, console.width))
     wide.print(table)
@@ -131,7 +129,17 @@ def _write_csv(runs: dict[tuple[Setting, int], Path], path: FilePath) -> FilePat
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ["radius", "step_size", "learning_rate", "budget", "horizon", "step", "theta", "log_odds", "weight"]
+            [
+                "radius",
+                "step_size",
+                "learning_rate",
+                "budget",
+                "horizon",
+                "step",
+                "theta",
+                "log_odds",
+                "weight",
+            ]
         )
         for (s, horizon), run in runs.items():
             for row in zip(run.steps.astype(int), run.theta, run.phi, run.weight, strict=True):

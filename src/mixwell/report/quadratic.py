@@ -12,9 +12,7 @@ from mixwell.experiments.quadratic import Path, Setting
 from mixwell.report import style
 
 
-def draw(
-    runs: Mapping[tuple[Setting, int], Path], shown: Sequence[int], path: FilePath
-) -> list[FilePath]:
+def draw(runs: Mapping[tuple[Setting, int], Path], shown: Sequence[int], path: FilePath) -> list[FilePath]:
     """Final weight against horizon for every setting; parameter and weight over time for the first one.
 
     Args:

@@ -187,7 +187,9 @@ class SketchedTraces(Traces):
             if tensor is None or not factors[index]:
                 continue
             target = targets[group]
-            for piece, signs in zip(tensor.detach().flatten().split(CHUNK), self._signs[index].split(CHUNK), strict=True):
+            for piece, signs in zip(
+                tensor.detach().flatten().split(CHUNK), self._signs[index].split(CHUNK), strict=True
+            ):
                 _fold_into(target, piece.to(target.dtype) * signs, start, factors[index])
                 start += piece.numel()
 

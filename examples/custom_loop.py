@@ -1,0 +1,47 @@
+"""mixwell in a plain PyTorch loop: three sources of regression data, a target that is like one of them.
+
+python examples/custom_loop.py
+"""
+
+import torch
+from torch import nn
+
+import mixwell
+
+BUDGET = 600
+torch.manual_seed(0)
+truth = {"clean": torch.randn(20, 5), "shifted": torch.randn(20, 5)}
+
+
+def draw(source: str, rows: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of one source; "noisy" has the inputs of "shifted" and labels that mean nothing."""
+    x = torch.randn(rows, 20)
+    y = torch.randn(rows, 5) * 2 if source == "noisy" else torch.tanh(x @ truth[source])
+    return x, y
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+domains = ["clean", "shifted", "noisy"]
+model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5))
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+mixer = mixwell.Mixer(model, optimizer, domains, budget=BUDGET, constraints=[mixwell.Floor(0.01)])
+
+for _ in range(BUDGET):
+    for domain in domains:
+        with mixer.domain(domain) as scope:
+            value = loss(model, draw(domain))
+            scope.observe(value)
+            value.backward()
+    mixer.step()
+    if mixer.round_done:
+        with mixer.validation():
+            loss(model, draw("shifted", rows=128)).backward()
+        record = mixer.update()
+        shown = "  ".join(f"{name} {weight:.3f}" for name, weight in record.new_weights.items())
+        print(f"step {mixer.steps_done:4d}  {shown}")
+
+print("average:", {name: round(weight, 3) for name, weight in mixer.weights.average.items()})
+assert max(mixer.weights.last, key=mixer.weights.__getitem__) == "shifted"
