@@ -17,11 +17,11 @@ if TYPE_CHECKING:
         DiagonalCurvature,
         ExactCurvature,
         IsotropicCurvature,
-        MeasuredCurvature,
         PerTensorCurvature,
     )
     from mixwell.fidelity import Fidelity, measure_fidelity
     from mixwell.horizons import Deterministic, Every, Horizon, Stochastic
+    from mixwell.measured import MeasuredCurvature
     from mixwell.mixer import Mixer
     from mixwell.records import RoundRecord
     from mixwell.signals import Hypergradient, Signal
@@ -51,9 +51,9 @@ _ROOMS = {
         "DiagonalCurvature",
         "ExactCurvature",
         "IsotropicCurvature",
-        "MeasuredCurvature",
         "PerTensorCurvature",
     ),
+    "measured": ("MeasuredCurvature",),
     "traces": (
         "AuditedTraces",
         "BFloat16Traces",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
+from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters
 
@@ -59,10 +61,67 @@ class WeightedSum:
 
 @final
 class Shares:
-    """Which part of each domain's batch a step has seen; the parts of a domain must add up to one."""
+    """Which part of each domain's batch a step has seen; the parts of a domain must add up to one.
 
-    def __init__(self) -> None:
+    Args:
+        names: the domains.
+        inclusion: the probability with which a domain is in a step, for those that may be absent.
+    """
+
+    def __init__(self, names: Sequence[str], inclusion: Mapping[str, float]) -> None:
+        self._names = tuple(names)
         self._given: dict[str, float] = {}
+        self.inclusion = inclusion
+
+    @property
+    def inclusion(self) -> Mapping[str, float]:
+        """The probability with which a domain is in a step, for those that may be absent."""
+        return self._inclusion
+
+    @inclusion.setter
+    def inclusion(self, probabilities: Mapping[str, float]) -> None:
+        for name, probability in probabilities.items():
+            if name not in self._names:
+                raise ValueError(f"unknown domain {name!r}; the domains are {', '.join(self._names)}")
+            if not 0 < probability <= 1:
+                raise ValueError(
+                    f"the inclusion probability of {name!r} must be in (0, 1], got {probability}"
+                )
+        self._inclusion = {name: float(probability) for name, probability in probabilities.items()}
+
+    def scale(self, name: str, share: float) -> float:
+        """The factor of a part's gradient, so that the expectation of the sum is the whole gradient.
+
+        Args:
+            name: the domain.
+            share: the part.
+
+        Returns:
+            Share over inclusion probability.
+        """
+        return share / self._inclusion.get(name, 1.0)
+
+    def check_step(self, step: int) -> None:
+        """Refuse a step in which a domain is missing or incomplete.
+
+        Args:
+            step: the number of the step, for the message.
+
+        Raises:
+            ValueError: a domain is missing although it is always included, or its shares do not sum to one.
+        """
+        for name in self._names:
+            if not self.of(name) and self._inclusion.get(name, 1.0) < 1:
+                continue
+            if not self.of(name):
+                raise ValueError(
+                    f"domain {name!r} is missing in step {step}: run it in `with mixer.domain({name!r}):`, or say "
+                    f"how often it is there with mixer.inclusion = {{{name!r}: probability}}"
+                )
+            if not self.complete(name):
+                raise ValueError(
+                    f"the shares of domain {name!r} in step {step} sum to {self.of(name):g}, not 1"
+                )
 
     def check(self, name: str, share: float, step: int) -> None:
         """Refuse a share that is out of range or one too many.
@@ -122,3 +181,28 @@ class Shares:
     def clear(self) -> None:
         """Begin a new step."""
         self._given = {}
+
+
+@final
+class LossMeans:
+    """The means of the losses that were told over a round, by domain."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[float, float]] = {}
+        """By domain the sum of share times loss, and the sum of shares."""
+
+    def add(self, name: str, loss: Tensor | None, share: float) -> None:
+        """A loss was told, or not.
+
+        Args:
+            name: whose.
+            loss: one number, or ``None``.
+            share: the part of a batch that it is of.
+        """
+        if loss is not None:
+            total, count = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = (total + share * float(loss), count + share)
+
+    def means(self) -> dict[str, float]:
+        """The mean loss of every domain of which one was told."""
+        return {name: total / count for name, (total, count) in self.sums.items()}

@@ -288,6 +288,8 @@ def _gradient(function: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tens
 
 
 def _times_hessian(gradient: Tensor, theta: Tensor, vector: Tensor) -> Tensor:
+    if not gradient.requires_grad:  # all losses are linear
+        return torch.zeros_like(vector)
     (product,) = torch.autograd.grad(gradient, theta, vector, retain_graph=True, materialize_grads=True)
     return product
 

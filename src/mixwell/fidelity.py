@@ -186,6 +186,7 @@ def _train(
 ) -> float:
     """The validation loss after T plain training steps with fixed weights."""
     model, optimizer = start.copy()
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
     with torch.random.fork_rng(_devices(model)):
         torch.manual_seed(0)
         for step in batches:
@@ -193,7 +194,7 @@ def _train(
             for weight, batch in zip(weights, step.values(), strict=True):
                 (float(weight) * loss(model, batch)).backward()
             if clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+                torch.nn.utils.clip_grad_norm_(trained, clip_norm)
             optimizer.step()
         with torch.no_grad():
             return float(loss(model, validation).double())

@@ -1,7 +1,7 @@
 """How many training steps one weight update looks back over.
 
 A budget of N steps is cut into rounds of T steps. When T does not divide N the last round is short: its
-hypergradient sums fewer steps, so it moves the weights proportionally less.
+hypergradient sums fewer steps, and it moves the weights proportionally less.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def resolve(horizon: Horizon | int | None, budget: int | None) -> int:
     if horizon is None:
         horizon = Stochastic()
     rule = horizon if isinstance(horizon, Horizon) else Every(horizon)
-    length = rule.length(budget)
+    length = int(rule.length(budget))
     if budget is not None and length > budget:
         raise ValueError(
             f"the horizon of {length} steps ({rule}) exceeds the budget of {budget} training steps, so the "

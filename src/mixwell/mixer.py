@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mixwell import constraints as constraining
-from mixwell import horizons, state, updates
-from mixwell.accumulation import Shares, WeightedSum
+from mixwell import horizons, state
+from mixwell.accumulation import LossMeans, Shares, WeightedSum
 from mixwell.constraints import Constraint
 from mixwell.horizons import Horizon
 from mixwell.nonfinite import NonFinite, Policy
+from mixwell.outer import OuterStep
 from mixwell.parameters import Gradients, Parameters
 from mixwell.records import RoundRecord
 from mixwell.rounds import RoundClock
@@ -25,7 +25,7 @@ from mixwell.scopes import Scope, Scopes
 from mixwell.signals import Hypergradient, Signal
 from mixwell.traces.base import Combined
 from mixwell.updates import Update
-from mixwell.weights import Weights
+from mixwell.weights import Vector
 
 _VALIDATION = "validation"
 
@@ -93,18 +93,18 @@ class Mixer:
         self._nonfinite = NonFinite(on_nonfinite)
         if clip_norm is not None and not (np.isfinite(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
-        self._clock = RoundClock(horizons.resolve(horizon, budget), budget=budget, warmup=warmup)
-        self.weights = Weights(domains, weights)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS evaluates the loss within a step, so it cannot be mixed; use SGD or AdamW"
+            )
+        length = horizons.resolve(horizon, budget)
+        self._clock = RoundClock(length, budget=None if budget is None else int(budget), warmup=warmup)
+        self._outer = OuterStep(update, constraints)
+        self.weights = self._outer.start(domains, weights)
         if _VALIDATION in self.weights.names:
             raise ValueError(f"the name {_VALIDATION!r} is taken in records; give that domain another one")
-        self._constraints = tuple(constraints)
-        if self._constraints:
-            first = constraining.apply(domains, self.weights.log, self._constraints, step_size=0.0)
-            self.weights = Weights(domains, np.maximum(np.exp(first), np.finfo(np.float64).tiny).tolist())
-        self._inclusion: dict[str, float] = {}
-        self.inclusion = inclusion or {}
-        self._update = updates.resolve(update)
-        self._clip_norm = clip_norm
+        self._shares = Shares(self.weights.names, inclusion or {})
+        self._clip_norm = None if clip_norm is None else float(clip_norm)
         self._optimizer = optimizer
         self._parameters = Parameters.of(model, optimizer)
         self._signal = signal or Hypergradient()
@@ -112,14 +112,13 @@ class Mixer:
         self.rounds: list[RoundRecord] = []
         """The records of the finished rounds."""
         self._sum = WeightedSum(self._parameters)
-        self._shares = Shares()
         self._scopes = Scopes(self._parameters, graphs=self._signal.needs_graph)
         self._step_begun = False
         self._round_begun = False
         self._clear_round()
 
     def __repr__(self) -> str:
-        return f"Mixer({self.weights!r}, {self._clock!r}, {self._signal!r}, {self._update!r})"
+        return f"Mixer({self.weights!r}, {self._clock!r}, {self._signal!r}, {self._outer.update!r})"
 
     # ------------------------------------------------------------------------------------------- reading
 
@@ -161,17 +160,11 @@ class Mixer:
     @property
     def inclusion(self) -> dict[str, float]:
         """The probability with which each domain is in a step; 1 for those that are not named."""
-        return {name: self._inclusion.get(name, 1.0) for name in self.weights.names}
+        return {name: self._shares.inclusion.get(name, 1.0) for name in self.weights.names}
 
     @inclusion.setter
     def inclusion(self, probabilities: Mapping[str, float]) -> None:
-        for name, probability in probabilities.items():
-            self.weights.index(name)
-            if not 0 < probability <= 1:
-                raise ValueError(
-                    f"the inclusion probability of {name!r} must be in (0, 1], got {probability}"
-                )
-        self._inclusion = dict(probabilities)
+        self._shares.inclusion = probabilities
 
     # ------------------------------------------------------------------------------------------- training
 
@@ -203,8 +196,9 @@ class Mixer:
             yield scope
         with torch.no_grad():
             if self._accept(name, scope):
-                self._fold(index, scope.gradients, share / self._inclusion.get(name, 1.0))
-                self._observe(name, scope.loss, share)
+                self._fold(index, scope.gradients, self._shares.scale(name, share))
+                self._losses.add(name, scope.loss, share)
+            scope.gradients = []  # so that a kept scope does not keep its gradient alive
         self._shares.give(name, share)
 
     def step(self) -> None:
@@ -219,7 +213,8 @@ class Mixer:
         self._scopes.expect_closed("mixer.step()")
         if self._clock.round_done:
             raise RuntimeError("the round is done: call mixer.validation() and mixer.update() before a step")
-        self._check_all_given()
+        self._shares.check_step(self.steps_done)
+        self._parameters.expect_all_of(self._optimizer)
         with torch.no_grad():
             if self._sum:
                 self._descend()
@@ -252,9 +247,10 @@ class Mixer:
                 if self._validation is None:
                     self._validation = WeightedSum(self._parameters)
                 self._validation.add(scope.gradients, share)
-                self._observe(_VALIDATION, scope.loss, share)
+                self._losses.add(_VALIDATION, scope.loss, share)
             else:
                 self._validation_lost = True
+            scope.gradients = []
         self._shares.give(_VALIDATION, share)
 
     def update(self) -> RoundRecord:
@@ -302,6 +298,9 @@ class Mixer:
                 "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
                 "mixer.update()"
             )
+        return self._state()
+
+    def _state(self) -> state.State:
         values, tensors = self._signal.state()
         history, steps = self.weights.state()
         named = {f"signal.{name}": tensor.detach() for name, tensor in tensors.items()}
@@ -316,26 +315,26 @@ class Mixer:
                 "warmup": self._clock.warmup,
                 "clip_norm": self._clip_norm,
                 "signal": repr(self._signal),
-                "update": repr(self._update),
-                "constraints": repr(self._constraints),
+                "update": repr(self._outer.update),
+                "constraints": repr(self._outer.constraints),
                 "parameters": self._parameters.shapes(),
             },
             "values": {
                 "clock": self._clock.state(),
                 "signal": values,
-                "update": self._update.state(),
-                "inclusion": dict(self._inclusion),
+                "update": self._outer.update.state(),
+                "inclusion": dict(self._shares.inclusion),
                 "rounds": [record.to_json() for record in self.rounds],
                 "skipped": dict(self._nonfinite.total),
                 "skipped_in_round": dict(self._nonfinite.in_round),
                 "round_begun": self._round_begun,
-                "losses": {name: list(sums) for name, sums in self._losses.items()},
+                "losses": {name: list(sums) for name, sums in self._losses.sums.items()},
             },
             "tensors": named,
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue where another mixer stopped, bit for bit.
+        """Continue where another mixer stopped, bit for bit. A step that was begun is forgotten.
 
         Args:
             saved: what :meth:`state_dict` returned, of a mixer with the same settings.
@@ -344,23 +343,25 @@ class Mixer:
             ValueError: it is of another version or another run; the message says what differs, and nothing
                 is changed.
         """
-        state.check(saved, self.state_dict(), growing=("weights.history", "weights.steps"))
+        self._scopes.expect_closed("mixer.load_state_dict()")
+        state.check(saved, self._state(), growing=("weights.history", "weights.steps"))
         tensors: dict[str, Tensor] = saved["tensors"]
         values: dict[str, Any] = saved["values"]
         own = {k.removeprefix("signal."): t for k, t in tensors.items() if k.startswith("signal.")}
         with torch.no_grad():
             self._signal.load_state(values["signal"], own)
-        self.weights.load_state(tensors["weights.history"].numpy(), tensors["weights.steps"].numpy())
+        history, steps = (tensors[f"weights.{part}"].cpu().numpy() for part in ("history", "steps"))
+        self.weights.load_state(history, steps)
         self._clock.load_state(values["clock"])
-        self._update.load_state(values["update"])
-        self._inclusion = dict(values["inclusion"])
+        self._outer.update.load_state(values["update"])
+        self._shares.inclusion = values["inclusion"]
         self.rounds = [RoundRecord(**record) for record in values["rounds"]]
         self._clear_step()
         self._clear_round()
         self._round_begun = bool(values["round_begun"])
         self._nonfinite.total = dict(values["skipped"])
         self._nonfinite.in_round = dict(values["skipped_in_round"])
-        self._losses = {name: (total, count) for name, (total, count) in values["losses"].items()}
+        self._losses.sums = {name: (total, count) for name, (total, count) in values["losses"].items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`state_dict` to a file, atomically.
@@ -418,65 +419,42 @@ class Mixer:
 
     def _move_weights(self) -> RoundRecord:
         before = self.weights.last
-        alpha = 0.0
-        names = self.weights.names
-        scores = np.full(len(names), np.nan)
-        validation = self._usable_validation()
-        if validation is not None:
-            scores = self._signal.scores(validation)
-            wrong = [n for n, s in zip(names, scores, strict=True) if not np.isfinite(s)]
-            if wrong:
-                raise FloatingPointError(
-                    f"the hypergradient of {', '.join(wrong)} overflowed in round {len(self.rounds)}; "
-                    "lower the learning rate, shorten the horizon, or raise the curvature"
-                )
-            alpha = self._update.step_size(
-                scores, round_index=self._clock.round_index, rounds=self._clock.rounds
-            )
-        log = self.weights.log
-        if alpha > 0:
-            log = updates.mirror_step(log, scores, alpha)
-            log = constraining.apply(names, log, self._constraints, step_size=alpha)
-        self.weights.advance(log, steps=self._clock.round_length)
+        scores = self._finite_scores()
+        alpha = self._outer.move(self.weights, scores, self._clock)
         return RoundRecord(
             index=self._clock.round_index,
             first_step=self._clock.round_start,
             steps=self._clock.round_length,
             weights=before,
-            scores=dict(zip(names, scores.tolist(), strict=True)),
+            scores={} if scores is None else dict(zip(self.weights.names, scores.tolist(), strict=True)),
             step_size=alpha,
             new_weights=self.weights.last,
-            losses={name: total / count for name, (total, count) in self._losses.items() if count},
+            losses=self._losses.means(),
             skipped=dict(self._nonfinite.in_round),
             measured=self._signal.summary(),
         )
 
-    def _check_all_given(self) -> None:
-        for name in self.weights.names:
-            given = self._shares.of(name)
-            if not given and self._inclusion.get(name, 1.0) < 1:
-                continue
-            if not given:
-                raise ValueError(
-                    f"domain {name!r} is missing in step {self.steps_done}: run it in "
-                    f"`with mixer.domain({name!r}):`, or say how often it is there with "
-                    f"mixer.inclusion = {{{name!r}: probability}}"
-                )
-            if not self._shares.complete(name):
-                raise ValueError(
-                    f"the shares of domain {name!r} in step {self.steps_done} sum to {given:g}, not 1"
-                )
+    def _finite_scores(self) -> Vector | None:
+        """The signal's scores, ``None`` where they had to be left out."""
+        validation = self._usable_validation()
+        if validation is None:
+            return None
+        scores = self._signal.scores(validation)
+        wrong = [n for n, s in zip(self.weights.names, scores, strict=True) if not np.isfinite(s)]
+        if not wrong:
+            return scores
+        self._nonfinite.reject(
+            _VALIDATION,
+            f"the hypergradient of {', '.join(wrong)} overflowed in round {len(self.rounds)}",
+            "Lower the learning rate, shorten the horizon, or raise the curvature",
+        )
+        return None
 
     def _expect_round_done(self, call: str) -> None:
         if not self._clock.round_done:
             raise RuntimeError(
                 f"{call} before the round is done ({self._clock!r}); check mixer.round_done after mixer.step()"
             )
-
-    def _observe(self, name: str, loss: Tensor | None, share: float) -> None:
-        if loss is not None:
-            total, count = self._losses.get(name, (0.0, 0.0))
-            self._losses[name] = (total + share * float(loss), count + share)
 
     def _clear_step(self) -> None:
         self._shares.clear()
@@ -487,4 +465,4 @@ class Mixer:
         self._validation: WeightedSum | None = None
         self._validation_lost = False
         self._nonfinite.in_round = {}
-        self._losses: dict[str, tuple[float, float]] = {}
+        self._losses = LossMeans()

@@ -46,25 +46,39 @@ class NonFinite:
         Returns:
             False where it must be left out.
 
-        Raises:
-            FloatingPointError: it is not finite and the policy is to raise.
         """
         problem = self._problem(parameters, gradients, loss)
         if problem is None:
             return True
-        message = f"non-finite {problem} in {name!r} at step {step}"
+        self.reject(
+            name,
+            f"non-finite {problem} in {name!r} at step {step}",
+            "Look at that batch, or lower the learning rate",
+        )
+        return False
+
+    def reject(self, name: str, problem: str, remedy: str) -> None:
+        """Raise or count, as the policy says.
+
+        Args:
+            name: whose contribution is not used.
+            problem: what is wrong.
+            remedy: what to do.
+
+        Raises:
+            FloatingPointError: the policy is to raise.
+        """
         if self.policy == "raise":
             raise FloatingPointError(
-                f"{message}; it was not used. Look at that batch, lower the learning rate, or give "
-                "on_nonfinite='skip' to leave such contributions out"
+                f"{problem}; it was not used. {remedy}, or give on_nonfinite='skip' to leave such contributions "
+                "out"
             )
         if name not in self.total:
             warnings.warn(
-                f"{message}: left out, and so will be further ones (they are counted)", stacklevel=4
+                f"{problem}: left out, and so will be further ones (they are counted)", stacklevel=5
             )
         self.total[name] = self.total.get(name, 0) + 1
         self.in_round[name] = self.in_round.get(name, 0) + 1
-        return False
 
     def _problem(self, parameters: Parameters, gradients: Gradients, loss: Tensor | None) -> str | None:
         if loss is not None and not bool(torch.isfinite(loss).all()):

@@ -31,19 +31,19 @@ class Response:
     Args:
         rate: eta times what momentum makes of it until the end of the round.
         scale: the diagonal of P, or ``None`` for the identity.
-        limit: no entry of ``P g`` counts for more than this.
+        folded: whether ``rate`` stands for several steps' momentum, so that a decay must be kept in bounds.
         decoupled: the fraction of the parameter that decoupled weight decay takes (eta lambda).
         coupled: lambda of weight decay that is added to the gradient.
     """
 
     rate: float
     scale: Tensor | None = None
-    limit: float | None = None
+    folded: bool = False
     decoupled: float = 0.0
     coupled: float = 0.0
 
     def precondition(self, gradient: Tensor) -> Tensor:
-        """``P g``, within the limit.
+        """``P g``.
 
         Args:
             gradient: of this parameter.
@@ -51,17 +51,15 @@ class Response:
         Returns:
             The gradient itself where P is the identity, else a new tensor.
         """
-        if self.scale is None:
-            return gradient
-        product = gradient * self.scale
-        return product if self.limit is None else product.clamp_(-self.limit, self.limit)
+        return gradient if self.scale is None else gradient * self.scale
 
     def shrink(self, curvature: float | Tensor, *, clip: float) -> float | Tensor:
         """The factor of the old trace: ``1 - eta lambda - eta P H``.
 
         A number stands for the preconditioned curvature ``P H`` itself (one number sums it up best in the
-        optimiser's own geometry); a tensor is the diagonal of H. A tensor of factors is kept at or above
-        zero, since P of a parameter that has hardly seen a gradient can be 1e8.
+        optimiser's own geometry); a tensor is the diagonal of H. For plain SGD this is the paper's factor,
+        whatever its sign. Where momentum or a preconditioner makes ``rate`` stand for more than one step, a
+        factor below zero means that the effect is gone before the round ends, and counts as zero.
 
         Args:
             curvature: of this parameter.
@@ -70,22 +68,13 @@ class Response:
         Returns:
             A number where everything is a number, else a tensor of the parameter's shape.
         """
-        factor: float | Tensor = 1.0 - self.decoupled
-        elementwise = isinstance(curvature, Tensor)
-        if isinstance(curvature, Tensor):
-            factor = factor - self.rate * clip * self._preconditioned(curvature)
-        else:
-            factor = factor - self.rate * clip * curvature
+        curved = self.precondition(curvature) if isinstance(curvature, Tensor) else curvature
+        factor = 1.0 - self.decoupled - self.rate * clip * curved
         if self.coupled:
-            if self.scale is None:
-                factor = factor - self.rate * self.coupled
-            else:
-                elementwise = True
-                factor = factor - self.rate * self.coupled * self.scale
-        return factor.clamp_min(0.0) if elementwise and isinstance(factor, Tensor) else factor
-
-    def _preconditioned(self, diagonal: Tensor) -> Tensor:
-        return diagonal if self.scale is None else diagonal * self.scale
+            factor = factor - self.rate * self.coupled * (1.0 if self.scale is None else self.scale)
+        if not self.folded and self.scale is None:
+            return factor
+        return factor.clamp_min(0.0) if isinstance(factor, Tensor) else max(factor, 0.0)
 
 
 class OptimizerModel(ABC):
@@ -131,8 +120,23 @@ class OptimizerModel(ABC):
         """How many tensors per parameter and domain the derivatives of the optimiser's own state take."""
         return 0
 
-    def check_advance(self) -> None:
-        """Refuse settings that :meth:`advance` does not differentiate."""
+    preconditions: bool = False
+    """Whether gradients are divided by a running size of their own, element by element."""
+
+    def check_advance(self, moments: int) -> None:
+        """Refuse settings that :meth:`advance` does not differentiate.
+
+        Args:
+            moments: how many derivatives of moments there is room for.
+
+        Raises:
+            ValueError: there are more moments now, since a setting changed.
+        """
+        if self.moments > moments:
+            raise ValueError(
+                "the optimiser's momentum was switched on after the mixer was made; make a new Mixer, or use "
+                "DenseTraces()"
+            )
 
     def group(self, index: int) -> dict[str, Any]:
         """The settings of a parameter's group as they are now (so that every lr schedule is followed).
@@ -222,7 +226,11 @@ class SgdModel(OptimizerModel):
         elif mu and self.state(index).get("momentum_buffer") is not None:
             summed *= 1 - float(group["dampening"])
         sign = -1.0 if group["maximize"] else 1.0
-        return Response(rate=sign * float(group["lr"]) * summed, coupled=sign * float(group["weight_decay"]))
+        return Response(
+            rate=sign * float(group["lr"]) * summed,
+            folded=mu > 0,
+            coupled=sign * float(group["weight_decay"]),
+        )
 
     def advance(
         self, index: int, gradient: Tensor, source: Tensor, trace: Tensor, moments: list[Tensor]
@@ -255,11 +263,11 @@ class AdamModel(OptimizerModel):
 
     Folded: ``P = 1 / (sqrt(v^) + eps)`` of the step before (this step's v is known only when all domains have
     been seen), and a gradient that enters n steps before the end has the share of its momentum that acts
-    until then. The very first step is ``lr sign(g)``, whose derivative is zero, so it leaves no trace.
+    until then. The very first step of a run is ``lr sign(g)``, whose derivative is zero; it leaves no trace.
 
-    Where a coordinate has hardly seen a gradient (the embedding of a rare word), the P of the step before is up
-    to ``1 / eps``, although a gradient g alone makes ``v >= (1 - b2) g^2`` and so moves the coordinate by at
-    most ``lr sqrt((1 - b2^t) / (1 - b2))``. An entry of ``P g`` is held to that.
+    Where a coordinate has hardly seen a gradient (the embedding of a rare word), that P is up to ``1 / eps``,
+    although Adam would move it no farther than the others when its first gradient comes. So ``sqrt(v^)`` is
+    taken as at least a tenth of its root mean square over the coordinates that have seen one.
     """
 
     @property
@@ -282,22 +290,28 @@ class AdamModel(OptimizerModel):
         decoupled = self._decoupled(group)
         decoupled_share = lr * decay if decoupled else 0.0
         if not state:
-            return Response(rate=0.0, decoupled=decoupled_share)
+            coupled = 0.0 if decoupled else decay
+            return Response(rate=0.0, folded=True, decoupled=decoupled_share, coupled=coupled)
         beta1, beta2 = (float(b) for b in group["betas"])
         step = int(state["step"])
         second = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
-        scale = (second / (1 - beta2**step)).sqrt_().add_(float(group["eps"])).reciprocal_()
+        scale = _inverse_root(second / (1 - beta2**step), float(group["eps"]))
         sign = -1.0 if group["maximize"] else 1.0
         return Response(
             rate=sign * lr * _momentum_share(beta1, step + 1, remaining),
             scale=scale,
-            limit=math.sqrt((1 - beta2 ** (step + 1)) / (1 - beta2)),
+            folded=True,
             decoupled=decoupled_share,
             coupled=0.0 if decoupled else sign * decay,
         )
 
-    def check_advance(self) -> None:
+    preconditions = True
+
+    def check_advance(self, moments: int) -> None:
         """Refuse AMSGrad, whose running maximum is not differentiated.
+
+        Args:
+            moments: how many derivatives of moments there is room for.
 
         Raises:
             ValueError: a parameter group uses it.
@@ -371,6 +385,13 @@ def _same_step(kind: type[Optimizer], known: type[Optimizer]) -> bool:
     """Whether no class between ``kind`` and ``known`` has a ``step`` of its own (torch's AdamW has none)."""
     between = kind.__mro__[: kind.__mro__.index(known)]
     return not any("step" in vars(cls) and not cls.__module__.startswith("torch.optim") for cls in between)
+
+
+def _inverse_root(second: Tensor, eps: float) -> Tensor:
+    """``1 / (max(sqrt(v), rms / 10) + eps)``, rms that of ``sqrt(v)`` where v is positive."""
+    seen = torch.count_nonzero(second).clamp_min(1)
+    floor = (second.sum() / seen).sqrt() / 10
+    return second.sqrt().clamp_min(floor).add_(eps).reciprocal_()
 
 
 def _momentum_share(beta: float, step: int, remaining: int) -> float:

@@ -24,13 +24,13 @@ class Parameters:
         names: their names in the model.
         tensors: the tensors themselves.
         groups: for each tensor the index of its parameter group in the optimiser.
-        buffers: the model's buffers (running statistics), which probes must leave as they were.
+        model: whose buffers (running statistics) probes must leave as they were.
     """
 
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
     groups: tuple[int, ...]
-    buffers: tuple[Tensor, ...] = ()
+    model: nn.Module | None = None
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Parameters:
@@ -46,7 +46,7 @@ class Parameters:
         Raises:
             ValueError: the optimiser has a parameter that the model has not, or one of complex numbers.
         """
-        known = {id(p): _plain(name) for name, p in model.named_parameters()}
+        known = {id(p): name for p, name in _named(model)}
         names: list[str] = []
         tensors: list[Tensor] = []
         groups: list[int] = []
@@ -62,7 +62,25 @@ class Parameters:
                 names.append(known[id(parameter)])
                 tensors.append(parameter)
                 groups.append(index)
-        return cls(tuple(names), tuple(tensors), tuple(groups), tuple(model.buffers()))
+        if not tensors:
+            raise ValueError("the optimiser has no parameters")
+        return cls(tuple(names), tuple(tensors), tuple(groups), model)
+
+    def expect_all_of(self, optimizer: Optimizer) -> None:
+        """Refuse an optimiser that trains other tensors by now.
+
+        Args:
+            optimizer: the run's.
+
+        Raises:
+            RuntimeError: parameters were added or taken away.
+        """
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if count != len(self):
+            raise RuntimeError(
+                f"the optimiser has {count} parameters, but had {len(self)} when the mixer was made; make a new "
+                "Mixer (weights=mixer.weights.last) after changing what is trained"
+            )
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -89,7 +107,7 @@ class Parameters:
             tuple(self.names[i] for i in indices),
             tuple(self.tensors[i] for i in indices),
             tuple(self.groups[i] for i in indices),
-            self.buffers,
+            self.model,
         )
 
     def take_gradients(self) -> Gradients:
@@ -142,13 +160,20 @@ class Parameters:
     @contextmanager
     def buffers_kept(self) -> Generator[None]:
         """Leave the model's buffers as they were, so that a look at the model does not change it."""
-        saved = [buffer.detach().clone() for buffer in self.buffers]
+        modules = list(self.model.modules()) if self.model is not None else []
+        saved = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in modules
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, value in zip(self.buffers, saved, strict=True):
+                for module, name, buffer, value in saved:
                     buffer.copy_(value)
+                    if getattr(module, name) is not buffer:  # replaced, not changed in place
+                        setattr(module, name, buffer)
 
 
 def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
@@ -166,7 +191,8 @@ def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]
         if a is None or b is None:
             products.append(torch.zeros((), dtype=torch.float64))
             continue
-        kind = torch.promote_types(a.dtype, b.dtype)
+        # A sum of many terms overflows float16 and drowns in bfloat16.
+        kind = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
         products.append(torch.dot(a.detach().flatten().to(kind), b.detach().flatten().to(kind)).double())
     if not products:
         return []
@@ -174,6 +200,10 @@ def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]
     return torch.stack([p.to(device) for p in products]).tolist()
 
 
-def _plain(name: str) -> str:
-    """A parameter's name without what compilation and data parallelism put before it."""
-    return name.replace("_orig_mod.", "").removeprefix("module.")
+def _named(model: nn.Module) -> list[tuple[Tensor, str]]:
+    """The parameters with their names, without what compilation and data parallelism put before them."""
+    raw: list[tuple[Tensor, str]] = [(p, name) for name, p in model.named_parameters()]
+    plain = [(p, name.replace("_orig_mod.", "")) for p, name in raw]
+    if all(name.startswith("module.") for _, name in plain):
+        plain = [(p, name.removeprefix("module.")) for p, name in plain]
+    return plain if len({name for _, name in plain}) == len(raw) else raw

@@ -16,7 +16,7 @@ class RoundRecord:
         first_step: the number of training steps before it.
         steps: its length.
         weights: of the domains in this round.
-        scores: the hypergradient by domain; the weights move against it.
+        scores: the hypergradient by domain; the weights move against it. Empty where it had to be left out.
         step_size: alpha of the update (0 where the update was left out).
         new_weights: of the domains in the next round.
         losses: the mean of the losses that were observed, by domain, where they were.

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import final
 
+import torch
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters
@@ -20,13 +21,19 @@ class Scope:
         self.loss: Tensor | None = None
         self.gradients: Gradients = []
 
-    def observe(self, loss: Tensor) -> None:
+    def observe(self, loss: Tensor | float) -> None:
         """Tell the loss, so that it is in the records and its being finite is checked.
 
         Args:
-            loss: a scalar. Of several in one scope the sum is recorded, as their gradients add up.
+            loss: one number. Of several in one scope the sum is recorded, as their gradients add up.
+
+        Raises:
+            ValueError: it is not one number.
         """
-        value = loss.detach()
+        value = torch.as_tensor(loss).detach()
+        if value.numel() != 1:
+            raise ValueError(f"observe takes one number, the mean loss; got shape {tuple(value.shape)}")
+        value = value.reshape(())
         self.loss = value if self.loss is None else self.loss + value
 
 

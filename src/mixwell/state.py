@@ -1,4 +1,4 @@
-"""State files: one safetensors file, plain values as JSON in its header. Reading one runs no code from it."""
+"""State files: one safetensors file, plain values in it as JSON. Reading one runs no code from it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 FORMAT = 1
+PLAIN = "mixwell.json"
 State = dict[str, Any]
 """``{"format": int, "settings": {...}, "values": {...}, "tensors": {name: Tensor}}``"""
 
@@ -26,12 +28,14 @@ def write(path: str | os.PathLike[str], state: State) -> None:
         state: what ``Mixer.state_dict()`` gave.
     """
     target = Path(path)
-    plain = {key: value for key, value in state.items() if key != "tensors"}
+    plain = json.dumps({key: value for key, value in state.items() if key != "tensors"})
     tensors = {name: t.detach().contiguous() for name, t in state["tensors"].items()}
+    # As a tensor, since a header of safetensors has a limit that the records of many rounds would reach.
+    tensors[PLAIN] = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
     handle, temporary = tempfile.mkstemp(prefix=target.name + ".", suffix=".part", dir=target.parent)
     os.close(handle)
     try:
-        save_file(tensors, temporary, metadata={"mixwell": json.dumps(plain, allow_nan=True)})
+        save_file(tensors, temporary)
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, target)
@@ -53,10 +57,9 @@ def read(path: str | os.PathLike[str]) -> State:
     """
     try:
         with safe_open(str(path), framework="pt") as file:
-            header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        plain = json.loads(header["mixwell"])
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        plain = json.loads(tensors.pop(PLAIN).numpy().tobytes())
+    except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a state file of mixwell, or it is damaged ({error})") from error
     return {**plain, "tensors": tensors}
 

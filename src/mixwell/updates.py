@@ -38,17 +38,23 @@ class Update(ABC):
     """A rule for the step size of each round's mirror-descent step."""
 
     @abstractmethod
-    def step_size(self, scores: Vector, *, round_index: int, rounds: int | None) -> float:
+    def step_size(
+        self, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+    ) -> float:
         """The step size alpha of this round.
 
         Args:
             scores: the hypergradient of this round, finite, shape ``(m,)``.
             round_index: the number of this round, from 0.
             rounds: how many rounds the run has, if that is known.
+            fraction: the length of this round over the horizon; below one for a short last round.
 
         Returns:
             alpha >= 0.
         """
+
+    def reset(self) -> None:
+        """A run begins; forget what was seen before."""
 
     def state(self) -> dict[str, float]:
         """What a resumed run needs to know."""
@@ -79,15 +85,18 @@ class MirrorDescent(Update):
         self.alpha = float(alpha)
 
     def __repr__(self) -> str:
-        return f"MirrorDescent({self.alpha:g})"
+        return f"MirrorDescent({self.alpha!r})"
 
-    def step_size(self, scores: Vector, *, round_index: int, rounds: int | None) -> float:
+    def step_size(
+        self, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+    ) -> float:
         """The given step size.
 
         Args:
             scores: not used.
             round_index: not used.
             rounds: not used.
+            fraction: not used; a short round has small scores already.
 
         Returns:
             alpha.
@@ -104,7 +113,8 @@ class SelfTunedMirrorDescent(Update):
     ``S_k = max(M_k, S_{k-1} / 2)`` with ``M_k = max_j |h_j - mean h|``. With an unknown number of rounds K is
     the number of rounds so far.
 
-    No round moves a log-weight by more than ``factor * sqrt(log m / K)`` from the mean, and a large
+    The scores of a short last round are taken for a whole one's, so that it moves the weights proportionally
+    less. No round moves a log-weight by more than ``factor * sqrt(log m / K)`` from the mean, and a large
     hypergradient of the first rounds, when the loss falls fastest, is forgotten by half with every round. (A
     running sum of squares, as in AdaGrad, never forgets it and locks in the first mixture.)
 
@@ -122,22 +132,29 @@ class SelfTunedMirrorDescent(Update):
         self._size = 0.0
 
     def __repr__(self) -> str:
-        return f"SelfTunedMirrorDescent({self.factor:g})"
+        return f"SelfTunedMirrorDescent({self.factor!r})"
 
-    def step_size(self, scores: Vector, *, round_index: int, rounds: int | None) -> float:
+    def reset(self) -> None:
+        """Forget the size of former hypergradients."""
+        self._size = 0.0
+
+    def step_size(
+        self, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+    ) -> float:
         """The step size that fits this round's hypergradient and the recent ones.
 
         Args:
             scores: the hypergradient, shape ``(m,)``.
             round_index: the number of this round, from 0.
             rounds: how many rounds the run has, if that is known.
+            fraction: the length of this round over the horizon.
 
         Returns:
             alpha, 0 while all scores were equal.
         """
         # Scores near the largest float: the mean must not overflow, the spread may and is then cut.
         with np.errstate(over="ignore"):
-            spread = float(np.abs(scores - (scores / len(scores)).sum()).max())
+            spread = float(np.abs(scores - (scores / len(scores)).sum()).max() / fraction)
         self._size = max(min(spread, float(np.finfo(np.float64).max)), self._size / 2)
         count = max(rounds or 0, round_index + 1)
         return self.factor * mirror_step_size(rounds=count, domains=len(scores), size=self._size)

@@ -179,15 +179,15 @@ class Weights:
 
 
 def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str) or not names:
+    if isinstance(names, str) or not (names := tuple(names)):
         raise ValueError(f"domains must be a non-empty list of names, got {names!r}")
     for name in names:
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"a domain's name must be a non-empty string, got {name!r}")
-    repeated = sorted({name for name in names if list(names).count(name) > 1})
+    repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"domains must have different names; repeated: {', '.join(repeated)}")
-    return tuple(names)
+    return tuple(str(name) for name in names)
 
 
 def _checked_initial(names: tuple[str, ...], initial: Mapping[str, float] | Sequence[float] | None) -> Vector:
@@ -212,4 +212,4 @@ def _checked_initial(names: tuple[str, ...], initial: Mapping[str, float] | Sequ
             f"initial weights must be positive and finite, got {wrong}; "
             "leave a domain out instead of giving it no weight (a zero can never grow again)"
         )
-    return array / array.max()
+    return array

@@ -8,7 +8,7 @@ from torch import nn
 
 import mixwell
 from mixwell.curvature import RoundStart
-from mixwell.optimizers import Response
+from mixwell.optimizers import Response, _inverse_root
 from mixwell.parameters import Parameters
 from mixwell.quadratics import Quadratic
 from problems import Point, mse, names, regression_batches, train, two_layer
@@ -118,5 +118,28 @@ def test_a_broken_probe_is_named() -> None:
         horizon=2,
         signal=mixwell.Hypergradient(curvature),
     )
-    with pytest.raises(ValueError, match="measured curvature is not finite"):
+    with pytest.raises(FloatingPointError, match="non-finite training loss of 'd0' while measuring"):
         train(mixer, model, batches, validation)
+
+
+def test_curvature_with_momentum_does_not_blow_up_a_stable_run() -> None:
+    """Folded momentum makes ``1 - lr/(1-mu) gamma`` as low as -4 here; the trace must fade, not explode."""
+    model = Point(torch.ones(2, dtype=torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    mixer = mixwell.Mixer(model, optimizer, names(2), horizon=30, signal=mixwell.Hypergradient(5.0))
+    for _ in range(30):
+        for index in range(2):
+            with mixer.domain(f"d{index}"):
+                (2.5 * (model.theta - index).square().sum()).backward()
+        mixer.step()
+    with mixer.validation():
+        model.theta.sum().backward()
+    assert max(abs(s) for s in mixer.update().scores.values()) < 10
+
+
+def test_an_unseen_row_does_not_take_over_the_rayleigh_quotient() -> None:
+    """An embedding row that only validation has: Adam's v is zero there."""
+    second = torch.full((10, 4), 0.25, dtype=torch.float64)
+    second[7] = 0.0
+    scale = _inverse_root(second, 1e-8)
+    assert float(scale[7].max()) <= 10 * float(scale[0].max()) * (1 + 1e-6)

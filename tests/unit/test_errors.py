@@ -294,23 +294,86 @@ def test_a_subclass_with_its_own_step_is_not_taken_for_adam() -> None:
         mixwell.Mixer(model, Mine(model.parameters(), lr=0.1), names(2), horizon=2)
 
 
-def test_sketches_refuse_a_decay_that_they_cannot_follow() -> None:
+def test_what_cannot_work_is_refused_before_training() -> None:
     model = two_layer(0)
-    mixer = make(
-        model,
-        signal=mixwell.Hypergradient(
-            mixwell.PerTensorCurvature({"0.weight": 1.0}), mixwell.SketchedTraces(16)
-        ),
+    sketched = mixwell.Hypergradient(
+        mixwell.PerTensorCurvature({"0.weight": 1.0}), mixwell.SketchedTraces(16)
     )
     with pytest.raises(ValueError, match="sketched traces need one decay per parameter group"):
-        give(mixer, model, "d0")
-
-
-def test_amsgrad_is_refused_by_carried_traces() -> None:
-    model = two_layer(0)
-    optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
-    mixer = mixwell.Mixer(
-        model, optimizer, names(3), horizon=2, signal=mixwell.Hypergradient(traces=mixwell.CarriedTraces())
-    )
+        make(model, signal=sketched, warmup=100)
+    adam = torch.optim.Adam(model.parameters(), weight_decay=0.1)
+    sketched = mixwell.Hypergradient(traces=mixwell.SketchedTraces(16))
+    with pytest.raises(ValueError, match="AdamW instead of Adam with weight decay"):
+        mixwell.Mixer(model, adam, names(3), horizon=2, signal=sketched)
+    carried = mixwell.Hypergradient(traces=mixwell.CarriedTraces())
+    amsgrad = torch.optim.Adam(model.parameters(), amsgrad=True)
     with pytest.raises(ValueError, match="do not differentiate amsgrad"):
+        mixwell.Mixer(model, amsgrad, names(3), horizon=2, signal=carried)
+    with pytest.raises(ValueError, match="need all parameters, not a subset"):
+        mixwell.SubsetTraces(["2.*"], mixwell.CarriedTraces())
+    with pytest.raises(ValueError, match="LBFGS evaluates the loss within a step"):
+        mixwell.Mixer(model, torch.optim.LBFGS(model.parameters()), names(3), horizon=2)
+
+
+def test_momentum_switched_on_later_is_said() -> None:
+    model = two_layer(0)
+    mixer = make(model, signal=mixwell.Hypergradient(traces=mixwell.CarriedTraces()))
+    mixer._optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(ValueError, match="momentum was switched on after the mixer was made"):
         give(mixer, model, "d0")
+
+
+def test_parameters_added_later_are_said() -> None:
+    model = nn.ModuleDict({"a": two_layer(0), "b": nn.Linear(2, 2)})
+    optimizer = torch.optim.SGD(model["a"].parameters(), lr=0.1)
+    mixer = mixwell.Mixer(model, optimizer, names(1), horizon=2)
+    optimizer.add_param_group({"params": list(model["b"].parameters())})
+    give(mixer, model["a"], "d0")
+    with pytest.raises(RuntimeError, match="the optimiser has 6 parameters, but had 4"):
+        mixer.step()
+
+
+def test_a_signal_serves_one_mixer() -> None:
+    signal = mixwell.Hypergradient()
+    make(signal=signal)
+    with pytest.raises(ValueError, match="in use by another mixer"):
+        make(signal=signal)
+
+
+def test_observing_something_else_than_a_number() -> None:
+    model = two_layer(0)
+    mixer = make(model)
+    with pytest.raises(ValueError, match=r"observe takes one number, the mean loss; got shape \(2,\)"):
+        with mixer.domain("d0") as scope:
+            scope.observe(torch.zeros(2))
+    with mixer.domain("d0") as scope:  # plain numbers will do
+        loss = mse(model, regression_batches(0, steps=1)[0][0]["d0"])
+        scope.observe(loss.item())
+        loss.backward()
+
+
+def test_an_overflowing_hypergradient_can_be_skipped() -> None:
+    model = Point(torch.tensor([1.0, 1.0], dtype=torch.float64))
+    for policy in ("raise", "skip"):
+        mixer = mixwell.Mixer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1e-200),
+            names(2),
+            horizon=1,
+            on_nonfinite=policy,
+        )
+        for name in names(2):
+            with mixer.domain(name):
+                (model.theta[0] * 1e308).backward()
+        mixer._optimizer.param_groups[0]["lr"] = 1e-200
+        mixer.step()
+        with mixer.validation():
+            (model.theta[0] * 1e305).backward()
+        if policy == "raise":
+            with pytest.raises(FloatingPointError, match="hypergradient of d0, d1 overflowed in round 0"):
+                mixer.update()
+        else:
+            with pytest.warns(UserWarning, match="overflowed"):
+                record = mixer.update()
+            assert record.scores == {}
+            assert mixer.weights.values == pytest.approx(0.5)

@@ -47,11 +47,15 @@ def test_weight_moves_to_the_domain_that_validation_is_like() -> None:
     assert mixer.weights.average["d1"] > 0.5
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("shares", [[0.25] * 4, [0.5, 0.125, 0.125, 0.25]])
-def test_micro_batches_average_to_the_whole_batch(shares: list[float]) -> None:
+def test_micro_batches_average_to_the_whole_batch(shares: list[float], kind) -> None:
     batches, validation = regression_batches(2, steps=4)
     whole, parts = two_layer(2), two_layer(2)
-    reference, mixer = make(whole), make(parts)
+    reference, mixer = (
+        mixwell.Mixer(model, kind(model.parameters(), lr=0.01), names(3), horizon=4)
+        for model in (whole, parts)
+    )
     train(reference, whole, batches, validation)
     for step in batches:
         start = 0
@@ -66,9 +70,9 @@ def test_micro_batches_average_to_the_whole_batch(shares: list[float]) -> None:
         with mixer.validation(share=0.5):
             mse(parts, (validation[0][part::2], validation[1][part::2])).backward()
     mixer.update()
-    np.testing.assert_allclose(mixer.weights.log, reference.weights.log, rtol=1e-10)
+    np.testing.assert_allclose(mixer.weights.log, reference.weights.log, rtol=1e-6)
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
 def test_an_absent_domain_stays_unbiased() -> None:
@@ -223,12 +227,13 @@ def test_no_more_than_one_domains_gradient_is_alive() -> None:
         found = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
         return len({o.data_ptr() for o in found if o.numel() == size and o.is_floating_point()})
 
-    counts = []
+    counts, kept = [], []
     for _ in range(2):
         for index in range(12):
-            with mixer.domain(f"d{index}"):
+            with mixer.domain(f"d{index}") as scope:
                 (model.theta * index).square().sum().backward()
                 counts.append(alive())
+            kept.append(scope)
         mixer.step()
     # The parameter, the weighted sum, and the gradient of the one domain.
     assert max(counts) <= 3
@@ -296,3 +301,11 @@ def test_self_tuned_steps_recover_from_a_large_first_round() -> None:
         log = log - update.step_size(scores, round_index=k, rounds=24) * scores
     assert np.argmax(log) == 1
     assert np.exp(log - np.logaddexp.reduce(log))[1] > 0.9
+
+
+def test_a_short_last_round_moves_the_weights_proportionally_less() -> None:
+    update = mixwell.SelfTunedMirrorDescent()
+    scores = np.array([1.0, -1.0])
+    whole = update.step_size(scores, round_index=0, rounds=3) * 2
+    short = update.step_size(scores / 4, round_index=1, rounds=3, fraction=1 / 4) * 2 / 4
+    assert short == pytest.approx(whole / 4)

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import mixwell
+from mixwell.optimizers import SgdModel
 from mixwell.parameters import Parameters
+from mixwell.traces.base import StepModel
 from mixwell.traces.bfloat16 import round_stochastically
 from mixwell.traces.sketched import SketchedTraces
-from problems import Point, names, regression_batches, train, two_layer
+from problems import Point, mse, names, regression_batches, train, two_layer
 
 
 def sketches(
@@ -23,10 +25,12 @@ def sketches(
     y = torch.randn(30, length // 30, generator=generator, dtype=torch.float64) + 0.3 * x
     parameter = torch.nn.Parameter(torch.zeros_like(x))
     parameters = Parameters(("x",), (parameter,), (0,))
+    optimizer = SgdModel(torch.optim.SGD([parameter], lr=0.1), parameters)
+    step = StepModel(optimizer, [optimizer.response(0, remaining=1)], [0.0])
     found = []
     for seed in range(seeds):
         traces = SketchedTraces(size, seed=seed)
-        traces.allocate(parameters, 1)
+        traces.allocate(parameters, 1, step)
         (stored,) = traces._stored.values()
         traces._sketch_into({0: stored[0]}, [x], [1.0])
         found.append(traces.dot([y])[0])
@@ -142,3 +146,88 @@ def test_groups_with_their_own_decay_are_sketched_apart() -> None:
     np.testing.assert_allclose(
         scores(mixwell.Hypergradient(traces=mixwell.SketchedTraces(2000))), dense, rtol=1e-4
     )
+
+
+def test_bfloat16_fades_without_bias() -> None:
+    """A diagonal curvature decays a trace element by element; rounded to nearest, .999 would never move it."""
+
+    def score(traces: mixwell.Traces) -> float:
+        model = Point(torch.zeros(4000))
+        curvature = mixwell.DiagonalCurvature({"theta": torch.ones(4000)})
+        mixer = mixwell.Mixer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1e-3),
+            ["a"],
+            horizon=1000,
+            signal=mixwell.Hypergradient(curvature, traces),
+        )
+        for t in range(1000):
+            with mixer.domain("a"):
+                (model.theta * float(t == 0)).sum().backward()
+            mixer.step()
+        with mixer.validation():
+            model.theta.mean().backward()
+        return mixer.update().scores["a"]
+
+    dense = score(mixwell.DenseTraces())
+    assert dense == pytest.approx(-1e-3 * 0.999**999, rel=1e-3)
+    assert score(mixwell.BFloat16Traces()) == pytest.approx(dense, rel=0.02)
+
+
+def test_a_parameter_that_the_optimiser_leaves_alone_keeps_its_trace() -> None:
+    def score(traces: mixwell.Traces) -> float:
+        model = torch.nn.ParameterDict({"a": torch.ones(2), "b": torch.ones(2)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+        mixer = mixwell.Mixer(model, optimizer, ["x"], horizon=10, signal=mixwell.Hypergradient(0.0, traces))
+        for t in range(10):
+            with mixer.domain("x"):
+                (model["a"] if t == 0 else model["b"]).sum().backward()
+            mixer.step()
+        with mixer.validation():
+            model["a"].sum().backward()
+        return mixer.update().scores["x"]
+
+    assert score(mixwell.DenseTraces()) == pytest.approx(-0.2)
+    assert score(mixwell.CarriedTraces()) == pytest.approx(-0.2)
+
+
+def test_a_sketch_with_adamw_and_a_frozen_parameter() -> None:
+    model = two_layer(0, dtype=torch.float32)
+    next(model.parameters()).requires_grad_(False)
+    signal = mixwell.Hypergradient(traces=mixwell.AuditedTraces(mixwell.SketchedTraces(2000)))
+    mixer = mixwell.Mixer(
+        model, torch.optim.AdamW(model.parameters(), lr=0.01), names(3), horizon=8, signal=signal
+    )
+    batches, validation = regression_batches(0, steps=8, dtype=torch.float32)
+    train(mixer, model, batches, validation)
+    assert mixer.rounds[0].measured["trace_error"] < 1e-4
+
+
+@pytest.mark.parametrize("warmup", [0, 4])
+@pytest.mark.parametrize("traces", [mixwell.DenseTraces, lambda: mixwell.SketchedTraces(2000)])
+def test_the_first_step_of_a_round_has_its_own_clipping_factor(warmup: int, traces) -> None:
+    """With one step to a round, folded traces know the factor exactly; only its derivative is left out."""
+    batches, validation = regression_batches(0, steps=5)
+    model = two_layer(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    mixer = mixwell.Mixer(
+        model,
+        optimizer,
+        names(3),
+        horizon=1,
+        warmup=warmup,
+        clip_norm=0.01,
+        signal=mixwell.Hypergradient(traces=traces()),
+    )
+    train(mixer, model, batches[:warmup], validation)
+    reference = two_layer(0)
+    reference.load_state_dict(model.state_dict())
+    train(mixer, model, batches[warmup : warmup + 1], validation)
+    params = list(reference.parameters())
+    gradients = [torch.autograd.grad(mse(reference, b), params) for b in batches[warmup].values()]
+    total = [sum(parts) / 3 for parts in zip(*gradients, strict=True)]
+    clip = 0.01 / (float(torch.sqrt(sum(g.square().sum() for g in total))) + 1e-6)
+    target = torch.autograd.grad(mse(model, validation), list(model.parameters()))
+    products = [sum((g * t).sum() for g, t in zip(gs, target, strict=True)) for gs in gradients]
+    expected = [-0.05 * clip * float(product) for product in products]
+    assert list(mixer.rounds[0].scores.values()) == pytest.approx(expected, rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import final
 
@@ -44,9 +45,10 @@ class Hypergradient(Signal):
         self.curvature = curvatures.resolve(curvature)
         exact = self.curvature.exact_products
         self.traces = traces or (CarriedTraces() if exact else DenseTraces())
-        if exact and not self.traces.carries_products:
+        if exact and not isinstance(self.traces, CarriedTraces):
             raise ValueError(f"ExactCurvature needs CarriedTraces, got {self.traces!r}; leave traces out")
         self._clip = 1.0
+        self._attached = False
 
     def __repr__(self) -> str:
         return f"Hypergradient({self.curvature!r}, {self.traces!r})"
@@ -63,12 +65,18 @@ class Hypergradient(Signal):
             optimizer: that trains the model.
             parameters: what is trained.
             domains: their names.
+
+        Raises:
+            ValueError: it is in use by another mixer, whose traces it holds.
         """
+        if self._attached:
+            raise ValueError("this Hypergradient is in use by another mixer; make a new one for each")
         self._parameters = parameters
         self._domains = tuple(domains)
         self._optimizer = model_of(optimizer, parameters)
         self.curvature.bind(parameters)
-        self.traces.allocate(parameters, len(domains))
+        self.traces.allocate(parameters, len(domains), self._step_model(remaining=1))
+        self._attached = True
 
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
         """Set the traces to zero and choose H.
@@ -79,8 +87,8 @@ class Hypergradient(Signal):
             validation: the validation gradient at the current parameters, ``None`` in the first round.
         """
         self.traces.reset(round_index)
-        responses = [self._optimizer.response(i, remaining=1) for i in range(len(self._parameters))]
-        self.curvature.begin_round(RoundStart(self._domains, weights.tolist(), validation, responses))
+        now = self._step_model(remaining=1)
+        self.curvature.begin_round(RoundStart(self._domains, weights.tolist(), validation, now.responses))
 
     def begin_step(self, *, remaining: int) -> None:
         """Fade the traces.
@@ -88,11 +96,7 @@ class Hypergradient(Signal):
         Args:
             remaining: steps until the end of the round, this one included.
         """
-        count = len(self._parameters)
-        responses = [self._optimizer.response(i, remaining=remaining) for i in range(count)]
-        self.traces.begin_step(
-            StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip)
-        )
+        self.traces.begin_step(self._step_model(remaining=remaining))
 
     def fold(self, domain: int, gradients: Gradients, *, scale: float, weight: float) -> None:
         """Add a domain's gradient to its trace and, for an exact curvature, its Hessian's part to all.
@@ -144,7 +148,7 @@ class Hypergradient(Signal):
         if isinstance(self.traces, AuditedTraces) and self.traces.error is not None:
             numbers["trace_error"] = self.traces.error.relative
             numbers["trace_cosine"] = self.traces.error.cosine
-        return numbers
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """Traces, curvature and the last clipping factor."""
@@ -162,14 +166,19 @@ class Hypergradient(Signal):
         """
         trace_values, clip = values["traces"], values["clip"]
         assert isinstance(trace_values, dict)
-        assert isinstance(clip, float)
+        assert isinstance(clip, int | float)
         parts: dict[str, dict[str, Tensor]] = {"traces": {}, "curvature": {}}
         for name, tensor in tensors.items():
             part, rest = name.split(".", 1)
             parts[part][rest] = tensor
         self.traces.load_state(trace_values, parts["traces"])
         self.curvature.load_state(parts["curvature"])
-        self._clip = clip
+        self._clip = float(clip)
+
+    def _step_model(self, *, remaining: int) -> StepModel:
+        count = len(self._parameters)
+        responses = [self._optimizer.response(i, remaining=remaining) for i in range(count)]
+        return StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip)
 
     def _hessian_products(self, name: str, gradients: Gradients, vector: list[Tensor]) -> Gradients:
         """``H_i z`` of a domain's loss, by differentiating ``<g_i, z>``."""

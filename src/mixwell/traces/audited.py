@@ -53,15 +53,16 @@ class AuditedTraces(Traces):
     def __repr__(self) -> str:
         return f"AuditedTraces({self.inner!r})"
 
-    def allocate(self, parameters: Parameters, domains: int) -> None:
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         """Take the memory of both.
 
         Args:
             parameters: what is trained.
             domains: the number m.
+            step: what a step does.
         """
-        self.inner.allocate(parameters, domains)
-        self._dense.allocate(parameters, domains)
+        self.inner.allocate(parameters, domains, step)
+        self._dense.allocate(parameters, domains, step)
 
     def reset(self, round_index: int) -> None:
         """Set both to zero.

@@ -94,16 +94,14 @@ class Traces(ABC):
     A round is ``reset``, then for each step ``begin_step``, ``add`` for every domain, ``end_step``; then ``dot``.
     """
 
-    carries_products: bool = False
-    """Whether exact Hessian products can be folded in (:class:`mixwell.ExactCurvature`)."""
-
     @abstractmethod
-    def allocate(self, parameters: Parameters, domains: int) -> None:
-        """Take the memory.
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
+        """Take the memory, and check that these traces can follow the optimiser and the curvature.
 
         Args:
             parameters: what is trained.
             domains: the number m.
+            step: what a step does as things are now.
         """
 
     @abstractmethod

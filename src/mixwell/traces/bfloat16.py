@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mixwell.parameters import Parameters
-from mixwell.traces.base import Json
+from mixwell.traces.base import Json, StepModel
 from mixwell.traces.dense import FoldedTraces
 
 
@@ -31,14 +31,15 @@ class BFloat16Traces(FoldedTraces):
     def __repr__(self) -> str:
         return f"BFloat16Traces(seed={self.seed})"
 
-    def allocate(self, parameters: Parameters, domains: int) -> None:
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         """Take half of ``m`` times the parameters' memory.
 
         Args:
             parameters: what is trained.
             domains: the number m.
+            step: what a step does.
         """
-        super().allocate(parameters, domains)
+        super().allocate(parameters, domains, step)
         self._generators = {
             device: torch.Generator(device).manual_seed(self.seed)
             for device in sorted({p.device for p in parameters.tensors}, key=str)
@@ -65,9 +66,14 @@ class BFloat16Traces(FoldedTraces):
     def _zeros(self, parameter: Tensor) -> Tensor:
         return torch.zeros_like(parameter, dtype=torch.bfloat16, requires_grad=False)
 
+    def _fade(self, stored: Tensor, factor: float | Tensor) -> None:
+        self._store(stored, stored.float().mul_(factor))
+
     def _accumulate(self, stored: Tensor, gradient: Tensor, rate: float) -> None:
-        total = stored.float().add_(gradient, alpha=rate)
-        stored.copy_(round_stochastically(total, self._generators[stored.device]))
+        self._store(stored, stored.float().add_(gradient, alpha=rate))
+
+    def _store(self, stored: Tensor, value: Tensor) -> None:
+        stored.copy_(round_stochastically(value, self._generators[stored.device]))
 
 
 def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:

@@ -26,27 +26,32 @@ class CarriedTraces(Traces):
         ``(z_j, ds_j) <- derivative of step`` (:meth:`mixwell.optimizers.OptimizerModel.advance`).
 
     With :class:`mixwell.ExactCurvature` this is the exact hypergradient of the round. It takes 2 (plain SGD),
-    3 (momentum) or 4 (Adam) tensors per domain and parameter where dense traces take one.
+    3 (momentum) or 4 (Adam) tensors per domain and parameter where dense traces take one. An exact derivative
+    is not always a useful one: in the first steps of Adam, a coordinate whose combined gradient is nearly zero
+    answers to the weights with up to ``1 / eps``, which low precision makes frequent.
     """
-
-    carries_products = True
 
     def __repr__(self) -> str:
         return "CarriedTraces()"
 
-    def allocate(self, parameters: Parameters, domains: int) -> None:
-        """Take the traces' and the pending gradients' memory; that of the moments follows in the first step.
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
+        """Take the memory of traces, pending gradients and derivatives of moments.
 
         Args:
             parameters: what is trained.
             domains: the number m.
+            step: what a step does.
         """
         self._parameters = parameters
         self._domains = domains
+        self._step = step
+        self._count = step.optimizer.moments
+        step.optimizer.check_advance(self._count)
         self.z = [self._zeros() for _ in range(domains)]
         self._source = [self._zeros() for _ in range(domains)]
-        self._moments: list[list[list[Tensor]]] = []
-        self._step: StepModel | None = None
+        self._moments = [
+            [[torch.zeros_like(z) for _ in range(self._count)] for z in trace] for trace in self.z
+        ]
 
     def reset(self, round_index: int) -> None:
         """Set all traces and derivatives of moments to zero.
@@ -64,9 +69,7 @@ class CarriedTraces(Traces):
         Args:
             step: what the step does.
         """
-        step.optimizer.check_advance()
-        if not self._moments:
-            self._take_moments(step.optimizer.moments)
+        step.optimizer.check_advance(self._count)
         self._step = step
         for trace, source in zip(self.z, self._source, strict=True):
             for index, (z, s) in enumerate(zip(trace, source, strict=True)):
@@ -100,7 +103,6 @@ class CarriedTraces(Traces):
         Args:
             combined: what the optimiser is about to be given.
         """
-        assert self._step is not None
         for domain in range(self._domains):
             source = self._source[domain]
             if combined.clip < 1 and combined.norm:
@@ -139,22 +141,15 @@ class CarriedTraces(Traces):
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """All traces and the derivatives of the moments."""
-        moments = len(self._moments[0][0]) if self._moments else -1
-        return {"moments": moments}, {
-            name: tensor for name, tensor in self._all().items() if not name.startswith("source.")
-        }
+        return {}, {name: t for name, t in self._all().items() if not name.startswith("source.")}
 
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         """Take up what :meth:`state` gave.
 
         Args:
-            values: how many moments there are.
+            values: none.
             tensors: the tensors.
         """
-        moments = values["moments"]
-        assert isinstance(moments, int)
-        if moments >= 0:
-            self._take_moments(moments)
         for name, tensor in self._all().items():
             if name in tensors:
                 tensor.copy_(tensors[name])
@@ -172,17 +167,12 @@ class CarriedTraces(Traces):
             for p in self._parameters.tensors
         ]
 
-    def _take_moments(self, count: int) -> None:
-        self._moments = [
-            [[torch.zeros_like(z) for _ in range(count)] for z in self.z[d]] for d in range(self._domains)
-        ]
-
     def _all(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
         for domain in range(self._domains):
             for index, name in enumerate(self._parameters.names):
                 named[f"z.{domain}.{name}"] = self.z[domain][index]
                 named[f"source.{domain}.{name}"] = self._source[domain][index]
-                for k, moment in enumerate(self._moments[domain][index] if self._moments else []):
+                for k, moment in enumerate(self._moments[domain][index]):
                     named[f"moment{k}.{domain}.{name}"] = moment
         return named

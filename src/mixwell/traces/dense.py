@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters, inner_products
-from mixwell.traces.base import Json, StepModel, Traces
+from mixwell.traces.base import Combined, Json, StepModel, Traces
 from mixwell.weights import Vector
 
 # Below this the scalar that stands for the decay is multiplied into the tensors, long before they overflow.
@@ -26,17 +26,20 @@ class FoldedTraces(Traces):
     its gradient is added.
     """
 
-    def allocate(self, parameters: Parameters, domains: int) -> None:
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         """Take ``m`` times the parameters' memory.
 
         Args:
             parameters: what is trained.
             domains: the number m.
+            step: what a step does.
         """
         self._parameters = parameters
         self._stored = [[self._zeros(p) for p in parameters.tensors] for _ in range(domains)]
         self._scale = [1.0] * len(parameters)
-        self._step: StepModel | None = None
+        self._shrunk = [1.0] * len(parameters)
+        self._empty = True
+        self._step = step
 
     def reset(self, round_index: int) -> None:
         """Set all traces to zero.
@@ -48,6 +51,7 @@ class FoldedTraces(Traces):
             for stored in trace:
                 stored.zero_()
         self._scale = [1.0] * len(self._parameters)
+        self._empty = True
 
     def begin_step(self, step: StepModel) -> None:
         """Fade all traces.
@@ -58,14 +62,16 @@ class FoldedTraces(Traces):
         self._step = step
         for index in range(len(self._parameters)):
             shrink = step.shrink(index)
+            self._shrunk[index] = 1.0
             if not isinstance(shrink, Tensor) and shrink > 0:
+                self._shrunk[index] = shrink
                 self._scale[index] *= shrink
                 if self._scale[index] >= SMALLEST_SCALE:
                     continue
                 shrink = 1.0
             factor = shrink * self._scale[index]
             for trace in self._stored:
-                trace[index].mul_(factor)
+                self._fade(trace[index], factor)
             self._scale[index] = 1.0
 
     def add(self, domain: int, gradients: Gradients, scale: float) -> None:
@@ -76,12 +82,28 @@ class FoldedTraces(Traces):
             gradients: its gradient.
             scale: its factor.
         """
-        assert self._step is not None
         for index, gradient in enumerate(gradients):
             rate = self._step.rate(index) * scale / self._scale[index]
             if gradient is not None and rate:
                 response = self._step.responses[index]
                 self._accumulate(self._stored[domain][index], response.precondition(gradient), rate)
+
+    def end_step(self, combined: Combined) -> None:
+        """Correct what was assumed before the step.
+
+        In the first step of a round all there is came in with this step's clipping, so the factor assumed for
+        it is replaced by the true one. A parameter without any gradient is left alone by the optimiser, so its
+        trace did not fade.
+
+        Args:
+            combined: what the optimiser is about to be given.
+        """
+        for index, gradient in enumerate(combined.gradients):
+            if self._empty:
+                self._scale[index] *= combined.clip / self._step.clip
+            if gradient is None:
+                self._scale[index] /= self._shrunk[index]
+        self._empty = False
 
     def dot(self, vector: Gradients) -> Vector:
         """``<vector, z_j>``.
@@ -106,7 +128,8 @@ class FoldedTraces(Traces):
             for domain, trace in enumerate(self._stored)
             for name, stored in zip(self._parameters.names, trace, strict=True)
         }
-        return {"scale": list(self._scale)}, tensors
+        scale = dict(zip(self._parameters.names, self._scale, strict=True))
+        return {"scale": scale, "empty": self._empty}, tensors
 
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         """Take up tensors and scalars.
@@ -115,7 +138,9 @@ class FoldedTraces(Traces):
             values: the scalars.
             tensors: the traces.
         """
-        self._scale = [float(s) for s in cast("list[float]", values["scale"])]
+        scale = cast("dict[str, float]", values["scale"])
+        self._scale = [float(scale[name]) for name in self._parameters.names]
+        self._empty = bool(values["empty"])
         for domain, trace in enumerate(self._stored):
             for name, stored in zip(self._parameters.names, trace, strict=True):
                 stored.copy_(tensors[f"{domain}.{name}"])
@@ -123,6 +148,10 @@ class FoldedTraces(Traces):
     @abstractmethod
     def _zeros(self, parameter: Tensor) -> Tensor:
         """The empty trace of a parameter."""
+
+    def _fade(self, stored: Tensor, factor: float | Tensor) -> None:
+        """``stored *= factor``."""
+        stored.mul_(factor)
 
     @abstractmethod
     def _accumulate(self, stored: Tensor, gradient: Tensor, rate: float) -> None:

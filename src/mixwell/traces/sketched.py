@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters
-from mixwell.traces.base import Json, StepModel, Traces
+from mixwell.traces.base import Combined, Json, StepModel, Traces
 from mixwell.traces.dense import SMALLEST_SCALE
 from mixwell.weights import Vector
 
@@ -51,14 +51,17 @@ class SketchedTraces(Traces):
     def __repr__(self) -> str:
         return f"SketchedTraces({self.size}, seed={self.seed})"
 
-    def allocate(self, parameters: Parameters, domains: int) -> None:
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         """Take ``m * size`` numbers and one byte per parameter.
 
         Args:
             parameters: what is trained.
             domains: the number m.
+            step: what a step does.
         """
         self._parameters = parameters
+        self._step = step
+        self._empty = True
         self._groups = sorted(set(parameters.groups))
         device = parameters.tensors[0].device
         kind = torch.promote_types(parameters.tensors[0].dtype, torch.float32)
@@ -74,6 +77,8 @@ class SketchedTraces(Traces):
         self._scale = dict.fromkeys(self._groups, 1.0)
         self._signs = [torch.empty(p.numel(), dtype=torch.int8, device=p.device) for p in parameters.tensors]
         self._draw_signs(0)
+        for group in self._groups:
+            self._shrink(group, step)
 
     def reset(self, round_index: int) -> None:
         """Set all sketches to zero and draw new signs.
@@ -84,6 +89,7 @@ class SketchedTraces(Traces):
         for stored in self._stored.values():
             stored.zero_()
         self._scale = dict.fromkeys(self._groups, 1.0)
+        self._empty = True
         self._draw_signs(round_index)
 
     def begin_step(self, step: StepModel) -> None:
@@ -91,22 +97,10 @@ class SketchedTraces(Traces):
 
         Args:
             step: what the step does.
-
-        Raises:
-            ValueError: the decay is not one number per parameter group.
         """
         self._step = step
         for group in self._groups:
-            members = [i for i, g in enumerate(self._parameters.groups) if g == group]
-            shrinks = [step.shrink(i) for i in members]
-            first = shrinks[0]
-            if isinstance(first, Tensor) or any(isinstance(s, Tensor) or s != first for s in shrinks):
-                raise ValueError(
-                    "sketched traces need one decay per parameter group: use IsotropicCurvature (or "
-                    "MeasuredCurvature('isotropic')), and AdamW instead of Adam with weight decay; "
-                    "or use DenseTraces"
-                )
-            self._scale[group] *= first
+            self._scale[group] *= self._shrink(group, step)
             if self._scale[group] < SMALLEST_SCALE:
                 self._stored[group].mul_(self._scale[group])
                 self._scale[group] = 1.0
@@ -127,6 +121,17 @@ class SketchedTraces(Traces):
             ),
             [self._step.rate(i) * scale / self._scale[g] for i, g in enumerate(self._parameters.groups)],
         )
+
+    def end_step(self, combined: Combined) -> None:
+        """Replace the clipping factor that was assumed for the first step of a round by the true one.
+
+        Args:
+            combined: what the optimiser is about to be given.
+        """
+        if self._empty:
+            for group in self._groups:
+                self._scale[group] *= combined.clip / self._step.clip
+        self._empty = False
 
     def dot(self, vector: Gradients) -> Vector:
         """``<S vector, S z_j>``.
@@ -152,7 +157,8 @@ class SketchedTraces(Traces):
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """The sketches; the signs follow from the seed and the round."""
         scales = {str(g): s for g, s in self._scale.items()}
-        return {"scale": scales, "round": self._round}, {str(g): s for g, s in self._stored.items()}
+        values: Json = {"scale": scales, "round": self._round, "empty": self._empty}
+        return values, {str(g): s for g, s in self._stored.items()}
 
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         """Take up sketches and draw their signs again.
@@ -165,7 +171,28 @@ class SketchedTraces(Traces):
         for group, stored in self._stored.items():
             self._scale[group] = float(scales[str(group)])
             stored.copy_(tensors[str(group)])
+        self._empty = bool(values["empty"])
         self._draw_signs(int(cast("int", values["round"])))
+
+    def _shrink(self, group: int, step: StepModel) -> float:
+        """The decay of a group's sketch: one number, the greatest of its parameters'.
+
+        Parameters of one group differ by less than a thousandth where Adam has not stepped all of them
+        equally often (experts, parameters that were frozen).
+        """
+        members = [i for i, g in enumerate(self._parameters.groups) if g == group]
+        # A parameter that does not answer to gradients has no trace to fade.
+        moved = [i for i in members if step.rate(i)] or members
+        shrinks = [step.shrink(i) for i in moved]
+        numbers = [s for s in shrinks if not isinstance(s, Tensor)]
+        coupled = any(step.responses[i].coupled and step.optimizer.preconditions for i in members)
+        if coupled or len(numbers) < len(shrinks) or max(numbers) - min(numbers) > 1e-3:
+            raise ValueError(
+                "sketched traces need one decay per parameter group: use IsotropicCurvature (or "
+                "MeasuredCurvature('isotropic')), and AdamW instead of Adam with weight decay; "
+                "or use DenseTraces"
+            )
+        return max(numbers)
 
     def _draw_signs(self, round_index: int) -> None:
         self._round = round_index

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters
 from mixwell.traces.base import Combined, Json, StepModel, Traces
+from mixwell.traces.carried import CarriedTraces
 from mixwell.traces.dense import DenseTraces
 from mixwell.weights import Vector
 
@@ -22,6 +23,9 @@ class SubsetTraces(Traces):
         select: names or shell patterns (``"*.bias"``, ``"layers.11.*"``), or a function of the name.
         inner: how to store them.
 
+    Raises:
+        ValueError: the inner traces differentiate the whole step, and so need all parameters.
+
     Example:
         >>> SubsetTraces(["head.*", "*.bias"])
         SubsetTraces(['head.*', '*.bias'], DenseTraces())
@@ -30,17 +34,22 @@ class SubsetTraces(Traces):
     def __init__(self, select: Sequence[str] | Callable[[str], bool], inner: Traces | None = None) -> None:
         self.select = select
         self.inner = inner or DenseTraces()
+        if isinstance(self.inner, CarriedTraces):
+            raise ValueError(
+                "CarriedTraces differentiate the whole step and need all parameters, not a subset"
+            )
 
     def __repr__(self) -> str:
         shown = getattr(self.select, "__name__", "function") if callable(self.select) else list(self.select)
         return f"SubsetTraces({shown}, {self.inner!r})"
 
-    def allocate(self, parameters: Parameters, domains: int) -> None:
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         """Choose the parameters and take memory for those.
 
         Args:
             parameters: what is trained.
             domains: the number m.
+            step: what a step does.
 
         Raises:
             ValueError: nothing is selected, or a pattern fits no parameter.
@@ -57,7 +66,7 @@ class SubsetTraces(Traces):
             ]
         if not self._indices:
             raise ValueError(f"no parameter is selected; names: {list(parameters.names)}")
-        self.inner.allocate(parameters.subset(self._indices), domains)
+        self.inner.allocate(parameters.subset(self._indices), domains, step.subset(self._indices))
 
     def reset(self, round_index: int) -> None:
         """Set all traces to zero.

@@ -1,0 +1,71 @@
+"""The outer problem's side: from a round's scores to new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import numpy as np
+
+from mixwell import constraints as constraining
+from mixwell import updates
+from mixwell.constraints import Constraint
+from mixwell.rounds import RoundClock
+from mixwell.updates import Update
+from mixwell.weights import TINY, Vector, Weights
+
+
+@final
+class OuterStep:
+    """An update on a constrained simplex.
+
+    Args:
+        update: a rule, a number (alpha), or ``None`` for the self-tuned one.
+        constraints: where the weights may live.
+    """
+
+    def __init__(self, update: Update | float | None, constraints: Sequence[Constraint]) -> None:
+        self.update = updates.resolve(update)
+        self.update.reset()
+        self.constraints = tuple(constraints)
+
+    def start(self, domains: Sequence[str], initial: Mapping[str, float] | Sequence[float] | None) -> Weights:
+        """The initial weights, moved to the nearest point that the constraints allow.
+
+        Args:
+            domains: their names.
+            initial: positive numbers, or ``None`` for uniform.
+
+        Returns:
+            The weights.
+        """
+        weights = Weights(domains, initial)
+        if not self.constraints:
+            return weights
+        allowed = constraining.constrain(weights.names, weights.log, self.constraints)
+        return Weights(weights.names, np.maximum(allowed, TINY).tolist())
+
+    def move(self, weights: Weights, scores: Vector | None, clock: RoundClock) -> float:
+        """End a round: one mirror-descent step against the scores.
+
+        Args:
+            weights: of the round that ends; they are advanced.
+            scores: the hypergradient, finite, shape ``(m,)``; ``None`` leaves the weights as they are.
+            clock: of the run, at the end of the round.
+
+        Returns:
+            The step size that was taken.
+        """
+        log, alpha = weights.log, 0.0
+        if scores is not None:
+            alpha = self.update.step_size(
+                scores,
+                round_index=clock.round_index,
+                rounds=clock.rounds,
+                fraction=clock.round_length / clock.horizon,
+            )
+        if scores is not None and alpha > 0:
+            log = updates.mirror_step(log, scores, alpha)
+            log = constraining.apply(weights.names, log, self.constraints, step_size=alpha)
+        weights.advance(log, steps=clock.round_length)
+        return alpha
