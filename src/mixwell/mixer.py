@@ -215,10 +215,12 @@ class Mixer:
             raise RuntimeError("the round is done: call mixer.validation() and mixer.update() before a step")
         self._shares.check_step(self.steps_done)
         self._parameters.expect_all_of(self._optimizer)
-        with torch.no_grad():
-            if self._sum:
-                self._descend()
-        self._parameters.clear_gradients()
+        try:
+            with torch.no_grad():
+                if self._sum:
+                    self._descend()
+        finally:
+            self._parameters.clear_gradients()
         self._clear_step()
         self._clock.tick()
 
@@ -411,6 +413,13 @@ class Mixer:
         norm, clip = None, 1.0
         if self._clip_norm is not None:
             norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.tensors, self._clip_norm))
+            if not np.isfinite(norm):
+                self._nonfinite.reject(
+                    "combined gradient",
+                    f"the norm of the combined gradient overflowed at step {self.steps_done}",
+                    "Lower the learning rate",
+                )
+                return
             clip = min(1.0, self._clip_norm / (norm + 1e-6))
         if self._step_begun:
             self._signal.end_step(Combined(combined, clip, norm))

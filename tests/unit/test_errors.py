@@ -189,6 +189,25 @@ def test_huge_but_finite_gradients_are_accepted() -> None:
     mixer.step()
 
 
+def test_a_norm_that_overflows_under_clipping() -> None:
+    model = Point(torch.zeros(3))
+    for policy in ("raise", "skip"):
+        mixer = make(model, names(1), horizon=1, clip_norm=1.0, on_nonfinite=policy)
+        with mixer.domain("d0"):
+            (model.theta * 1e30).sum().backward()
+        if policy == "raise":
+            with pytest.raises(
+                FloatingPointError, match="norm of the combined gradient overflowed at step 0"
+            ):
+                mixer.step()
+            assert model.theta.grad is None
+        else:
+            with pytest.warns(UserWarning, match="overflowed"):
+                mixer.step()
+            assert torch.equal(model.theta, torch.zeros(3))
+            assert mixer.skipped == {"combined gradient": 1}
+
+
 def test_wrong_order() -> None:
     model = two_layer(0)
     mixer = make(model)
