@@ -65,7 +65,7 @@ class Every(Horizon):
 @final
 @dataclass(frozen=True)
 class Stochastic(Horizon):
-    """The paper's choice for noisy gradients, and the default: ``T = ceil(sqrt(N log N))`` (Theorem 5.2).
+    """The paper's choice for noisy gradients, and the default: ``ceil(sqrt(N log N))`` (stochastic theorem).
 
     Example:
         >>> Stochastic().length(budget=1000)
@@ -87,7 +87,7 @@ class Stochastic(Horizon):
 @final
 @dataclass(frozen=True)
 class Deterministic(Horizon):
-    """The paper's choice for full gradients: ``T = ceil(2 log N / (eta mu))`` (Theorem 5.1).
+    """The paper's choice for full gradients: ``T = ceil(2 log N / (eta mu))`` (the deterministic theorem).
 
     Args:
         learning_rate: eta, the learning rate of the model.

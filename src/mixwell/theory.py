@@ -1,7 +1,7 @@
 """The paper's choices of horizon and step size as functions of the budget and the problem's constants.
 
 "Less is More: Convergence Benefits of Fewer Data Weight Updates over Longer Horizon" (Das, Patel,
-Razaviyayn, Mirrokni): Theorem 5.1 (deterministic) and Theorem 5.2 (stochastic).
+Razaviyayn, Mirrokni): the main convergence theorem (deterministic) and its stochastic case.
 """
 
 from __future__ import annotations
