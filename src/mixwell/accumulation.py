@@ -136,7 +136,7 @@ class Shares:
         """
         if not 0 < share <= 1:
             raise ValueError(f"the share of a batch must be in (0, 1], got {share} for {name!r}")
-        total = self._given.get(name, 0.0) + share
+        total = self.of(name) + share
         if total > 1 + TOLERANCE:
             raise ValueError(
                 f"{name!r} is given twice in step {step}: its shares sum to {total:g}. Call mixer.step() "
@@ -151,7 +151,7 @@ class Shares:
             name: the domain.
             share: the part.
         """
-        self._given[name] = self._given.get(name, 0.0) + share
+        self._given[name] = self.of(name) + share
 
     def of(self, name: str) -> float:
         """The part of a domain so far.

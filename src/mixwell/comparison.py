@@ -40,6 +40,20 @@ def tangent_cosine(left: Vector, right: Vector) -> float:
     return min(1.0, max(-1.0, float(a @ b) / size)) if size else math.nan
 
 
+def relative_error(estimate: Vector, exact: Vector) -> float:
+    """``|estimate - exact| / |exact|``.
+
+    Args:
+        estimate: shape ``(m,)``.
+        exact: shape ``(m,)``.
+
+    Returns:
+        Not negative; NaN where the exact one is zero.
+    """
+    size = float(np.linalg.norm(exact))
+    return float(np.linalg.norm(estimate - exact)) / size if size else math.nan
+
+
 def sign_agreement(left: Vector, right: Vector) -> float:
     """The share of domains that both would move in the same direction (up or down against the mean).
 

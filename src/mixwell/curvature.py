@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -29,13 +29,13 @@ class RoundStart:
         domains: the names of the domains.
         weights: their weights in the new round.
         validation: the validation gradient at the current parameters, ``None`` before the first one.
-        responses: how each parameter answers a gradient now.
+        responses: tells how each parameter answers a gradient now; called only where it is needed.
     """
 
     domains: Sequence[str]
     weights: Sequence[float]
     validation: Gradients | None
-    responses: Sequence[Response]
+    responses: Callable[[], Sequence[Response]]
 
 
 class Curvature(ABC):

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mixwell.comparison import rank_agreement, sign_agreement, tangent_cosine
+from mixwell.comparison import rank_agreement, relative_error, sign_agreement, tangent_cosine
 from mixwell.mixer import Mixer
+from mixwell.parameters import cuda_devices
 from mixwell.signals import Signal
 from mixwell.weights import Vector, Weights
 
@@ -112,7 +113,6 @@ def measure_fidelity(
             moved[index] += sign * difference
             value = _train(start, loss, batches, validation, moved, clip_norm)
             exact[index] += sign * value / (2 * difference)
-    size = float(np.linalg.norm(exact))
     return Fidelity(
         domains=names,
         horizon=len(batches),
@@ -121,7 +121,7 @@ def measure_fidelity(
         cosine=tangent_cosine(estimate, exact),
         sign_agreement=sign_agreement(estimate, exact),
         rank_agreement=rank_agreement(estimate, exact),
-        relative_error=float(np.linalg.norm(estimate - exact)) / size if size else float("nan"),
+        relative_error=relative_error(estimate, exact),
     )
 
 
@@ -163,7 +163,7 @@ def _estimate(
         weights=weights.last,
         clip_norm=clip_norm,
     )
-    with torch.random.fork_rng(_devices(model)):
+    with torch.random.fork_rng(cuda_devices(model.parameters())):
         torch.manual_seed(0)
         for step in batches:
             for name, batch in step.items():
@@ -187,7 +187,7 @@ def _train(
     """The validation loss after T plain training steps with fixed weights."""
     model, optimizer = start.copy()
     trained = [p for group in optimizer.param_groups for p in group["params"]]
-    with torch.random.fork_rng(_devices(model)):
+    with torch.random.fork_rng(cuda_devices(model.parameters())):
         torch.manual_seed(0)
         for step in batches:
             optimizer.zero_grad()
@@ -198,7 +198,3 @@ def _train(
             optimizer.step()
         with torch.no_grad():
             return float(loss(model, validation).double())
-
-
-def _devices(model: nn.Module) -> list[int]:
-    return sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})

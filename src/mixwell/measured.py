@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixwell.curvature import Coefficients, Curvature, RoundStart, checked_gamma
-from mixwell.parameters import Gradients, Parameters, inner_products
+from mixwell.parameters import Gradients, Parameters, cuda_devices, inner_products
 
 Probe = Callable[[str], Callable[[], Tensor]]
 """``probe(domain)`` draws a batch and returns a function that computes the domain's loss on it."""
@@ -95,20 +95,20 @@ class MeasuredCurvature(Curvature):
         if self.shape == "diagonal":
             self._coefficients = list(self._diagonal(losses, start))
             return
+        responses = start.responses()
         direction: Gradients = [
-            None if v is None else r.precondition(v)
-            for v, r in zip(start.validation, start.responses, strict=True)
+            None if v is None else r.precondition(v) for v, r in zip(start.validation, responses, strict=True)
         ]
         product = self._product(losses, start.weights, direction)
         curved = inner_products(direction, product)
         length = inner_products(start.validation, direction)
         if self.shape == "isotropic":
-            rate = max(abs(r.rate) for r in start.responses)
+            rate = max(abs(r.rate) for r in responses)
             gamma = _within(sum(curved), sum(length), rate)
             self._coefficients = [gamma] * len(self.parameters)
         else:
             self._coefficients = [
-                _within(c, n, abs(r.rate)) for c, n, r in zip(curved, length, start.responses, strict=True)
+                _within(c, n, abs(r.rate)) for c, n, r in zip(curved, length, responses, strict=True)
             ]
 
     def coefficients(self) -> Coefficients:
@@ -178,7 +178,6 @@ class MeasuredCurvature(Curvature):
         precision = max(torch.finfo(p.dtype).eps for p in tensors)
         epsilon = precision ** (1 / 3) * (1 + size) / norm
         kept = [p.detach().clone() for p in tensors]
-        devices = sorted({p.device.index for p in tensors if p.device.type == "cuda"})
         sides: list[Gradients] = []
         try:
             for sign in (1.0, -1.0):
@@ -187,7 +186,11 @@ class MeasuredCurvature(Curvature):
                         if d is not None:
                             p.copy_(torch.add(old, d, alpha=sign * epsilon))
                 # The same dropout masks on both sides, and the run's own random stream undisturbed.
-                with torch.random.fork_rng(devices), torch.enable_grad(), self.parameters.buffers_kept():
+                with (
+                    torch.random.fork_rng(cuda_devices(tensors)),
+                    torch.enable_grad(),
+                    self.parameters.buffers_kept(),
+                ):
                     torch.manual_seed(self.seed)
                     for (name, loss), weight in zip(losses.items(), weights, strict=True):
                         value = loss()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
@@ -198,6 +198,18 @@ def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]
         return []
     device = next((p.device for p in products if p.device.type != "cpu"), torch.device("cpu"))
     return torch.stack([p.to(device) for p in products]).tolist()
+
+
+def cuda_devices(tensors: Iterable[Tensor]) -> list[int]:
+    """The CUDA devices that tensors are on, whose random streams a probe must not disturb.
+
+    Args:
+        tensors: any.
+
+    Returns:
+        Their indices.
+    """
+    return sorted({t.device.index for t in tensors if t.device.type == "cuda"})
 
 
 def _named(model: nn.Module) -> list[tuple[Tensor, str]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import mixwell
 from mixwell import Hypergradient
-from problems import Batch, mse, regression_batches, two_layer
+from problems import Batch, regression_batches, train, two_layer
 
 ESTIMATORS = {
     "isotropic": lambda: Hypergradient(0.3),
@@ -52,15 +52,7 @@ def final_weights(
         signal=ESTIMATORS[estimator](),
         constraints=constraints,
     )
-    for step in batches:
-        for name, batch in step.items():
-            with mixer.domain(name):
-                mse(model, batch).backward(create_graph=mixer.needs_graph)
-        mixer.step()
-        if mixer.round_done:
-            with mixer.validation():
-                mse(model, validation).backward()
-            mixer.update()
+    train(mixer, model, batches, validation)
     return mixer.weights.last
 
 

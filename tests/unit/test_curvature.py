@@ -28,7 +28,7 @@ def measured(shape, *, scale=None, rate=0.01, **settings):
     validation = torch.randn(5, dtype=torch.float64)
     before = model.theta.detach().clone()
     curvature.begin_round(
-        RoundStart(names(3), weights.tolist(), [validation], [Response(rate=rate, scale=scale)])
+        RoundStart(names(3), weights.tolist(), [validation], lambda: [Response(rate=rate, scale=scale)])
     )
     assert torch.equal(model.theta, before)
     assert model.theta.grad is None
@@ -70,7 +70,7 @@ def test_per_tensor_blocks() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     curvature.bind(Parameters.of(model, optimizer))
     gradients: list = [torch.randn_like(p) for p in model.parameters()]
-    curvature.begin_round(RoundStart(["x"], [1.0], gradients, [Response(0.01), Response(0.01)]))
+    curvature.begin_round(RoundStart(["x"], [1.0], gradients, lambda: [Response(0.01), Response(0.01)]))
     assert curvature.coefficients() == pytest.approx([4.0, 10.0], rel=1e-6)
 
 

@@ -23,7 +23,6 @@ from mixwell.signals import Hypergradient
 from mixwell.weights import Vector
 
 GOOD, BAD = "target", "other"
-HORIZONS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 @final

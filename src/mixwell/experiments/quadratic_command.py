@@ -45,7 +45,7 @@ def main(
     console = Console()
     settings = [Setting(r, a, learning_rate, budget) for r in radii for a in step_sizes]
     pairs = quadratic.table(settings, horizons)
-    quadratic.safe_horizon(settings[0], margin=margin)
+    quadratic.safe_horizon(settings[0], margin=margin)  # refuses a bad c before anything runs
     left_out = sorted({t for t in horizons if t > budget})
     if left_out:
         console.print(f"left out, beyond the budget of {budget} steps: T = {left_out}")

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from mixwell import curvature as curvatures
 from mixwell.curvature import Curvature, RoundStart
-from mixwell.optimizers import model_of
+from mixwell.optimizers import Response, model_of
 from mixwell.parameters import Gradients, Parameters
 from mixwell.signals.base import Signal
 from mixwell.traces import AuditedTraces, CarriedTraces, Combined, DenseTraces, StepModel, Traces
@@ -87,8 +87,9 @@ class Hypergradient(Signal):
             validation: the validation gradient at the current parameters, ``None`` in the first round.
         """
         self.traces.reset(round_index)
-        now = self._step_model(remaining=1)
-        self.curvature.begin_round(RoundStart(self._domains, weights.tolist(), validation, now.responses))
+        self.curvature.begin_round(
+            RoundStart(self._domains, weights.tolist(), validation, lambda: self._responses(remaining=1))
+        )
 
     def begin_step(self, *, remaining: int) -> None:
         """Fade the traces.
@@ -176,9 +177,11 @@ class Hypergradient(Signal):
         self._clip = float(clip)
 
     def _step_model(self, *, remaining: int) -> StepModel:
-        count = len(self._parameters)
-        responses = [self._optimizer.response(i, remaining=remaining) for i in range(count)]
+        responses = self._responses(remaining=remaining)
         return StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip)
+
+    def _responses(self, *, remaining: int) -> list[Response]:
+        return [self._optimizer.response(i, remaining=remaining) for i in range(len(self._parameters))]
 
     def _hessian_products(self, name: str, gradients: Gradients, vector: list[Tensor]) -> Gradients:
         """``H_i z`` of a domain's loss, by differentiating ``<g_i, z>``."""

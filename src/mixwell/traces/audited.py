@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
 from torch import Tensor
 
-from mixwell.comparison import tangent_cosine
+from mixwell.comparison import relative_error, tangent_cosine
 from mixwell.parameters import Gradients, Parameters
 from mixwell.traces.base import Combined, Json, StepModel, Traces
 from mixwell.traces.dense import DenseTraces
@@ -112,9 +111,8 @@ class AuditedTraces(Traces):
             Shape ``(m,)``.
         """
         estimate, reference = self.inner.dot(vector), self._dense.dot(vector)
-        size = float(np.linalg.norm(reference))
         self.error = TraceError(
-            relative=float(np.linalg.norm(estimate - reference)) / size if size else float("nan"),
+            relative=relative_error(estimate, reference),
             cosine=tangent_cosine(estimate, reference),
             nbytes=self.inner.nbytes,
             dense_nbytes=self._dense.nbytes,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
 from mixwell.optimizers import OptimizerModel, Response
@@ -86,6 +87,19 @@ class Combined:
     gradients: Gradients
     clip: float = 1.0
     norm: float | None = None
+
+
+def empty_trace(parameter: Tensor) -> Tensor:
+    """Zeros of a parameter's shape and layout, in float32 or better.
+
+    Args:
+        parameter: any.
+
+    Returns:
+        A new tensor.
+    """
+    kind = torch.promote_types(parameter.dtype, torch.float32)
+    return torch.zeros_like(parameter, dtype=kind, requires_grad=False)
 
 
 class Traces(ABC):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters, inner_products
-from mixwell.traces.base import Combined, Json, StepModel, Traces
+from mixwell.traces.base import Combined, Json, StepModel, Traces, empty_trace
 from mixwell.weights import Vector
 
 
@@ -47,8 +47,9 @@ class CarriedTraces(Traces):
         self._step = step
         self._count = step.optimizer.moments
         step.optimizer.check_advance(self._count)
-        self.z = [self._zeros() for _ in range(domains)]
-        self._source = [self._zeros() for _ in range(domains)]
+        self.z, self._source = (
+            [[empty_trace(p) for p in parameters.tensors] for _ in range(domains)] for _ in range(2)
+        )
         self._moments = [
             [[torch.zeros_like(z) for _ in range(self._count)] for z in trace] for trace in self.z
         ]
@@ -160,12 +161,6 @@ class CarriedTraces(Traces):
         if isinstance(coefficient, Tensor) or scale is None:
             return coefficient
         return coefficient / scale
-
-    def _zeros(self) -> list[Tensor]:
-        return [
-            torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False)
-            for p in self._parameters.tensors
-        ]
 
     def _all(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}

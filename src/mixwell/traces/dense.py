@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import cast, final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters, inner_products
-from mixwell.traces.base import Combined, Json, StepModel, Traces
+from mixwell.traces.base import Combined, Json, StepModel, Traces, empty_trace
 from mixwell.weights import Vector
 
 # Below this the scalar that stands for the decay is multiplied into the tensors, long before they overflow.
@@ -166,8 +165,7 @@ class DenseTraces(FoldedTraces):
         return "DenseTraces()"
 
     def _zeros(self, parameter: Tensor) -> Tensor:
-        kind = torch.promote_types(parameter.dtype, torch.float32)
-        return torch.zeros_like(parameter, dtype=kind, requires_grad=False)
+        return empty_trace(parameter)
 
     def _accumulate(self, stored: Tensor, gradient: Tensor, rate: float) -> None:
         stored.add_(gradient, alpha=rate)

@@ -26,7 +26,8 @@ class SketchedTraces(Traces):
     (so that no row length of a matrix is a multiple of it). As the signs are independent,
     ``E <S x, S y> = <x, y>``, with a variance of at most ``2 |x|^2 |y|^2 / s`` where energy is spread evenly
     over the buckets. Signs are drawn anew for every round, so errors of different rounds do not add up. Each
-    parameter group of the optimiser has a sketch of its own, since it may have its own decay.
+    parameter group of the optimiser has a sketch of its own, since it may have its own decay; a parameter that
+    gets no gradient in a step fades with its group (dense traces leave it alone, as the optimiser does).
 
     Besides ``m * size`` numbers, the signs take one byte per parameter, whatever m.
 
