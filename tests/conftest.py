@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+from mixwell.data import mnist
+from mixwell.data.mnist import Mnist
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
@@ -10,3 +13,12 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def mnist_images() -> Mnist:
+    """The real images, from the cache or a registry; tests that need them are skipped where none answers."""
+    try:
+        return mnist.load()
+    except OSError as error:
+        pytest.skip(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -50,7 +51,7 @@ def quadratic_command(
     figures: Annotated[bool, typer.Option(help="Draw the figure.")] = True,
 ) -> None:
     """The motivating example: two quadratics, where T=1 fails. Prints, checks and draws it."""
-    from mixwell.experiments import quadratic_command as command
+    from mixwell.experiments.quadratic import command
 
     ok = command.main(
         radii=radius or [150.0, 1000.0],
@@ -64,6 +65,100 @@ def quadratic_command(
     )
     if not ok:
         raise typer.Exit(1)
+
+
+@reproduce.command("bounds")
+def bounds_command(
+    seeds: Annotated[int, typer.Option(help="Problems of each kind.")] = 8,
+    copies: Annotated[int, typer.Option(help="Runs of the noise that are averaged.")] = 16,
+    decades: Annotated[float, typer.Option(help="Of budgets N, over which the best T is sought.")] = 3.0,
+    quick: Annotated[bool, typer.Option("--quick", help="3 seeds, 4 copies, 2 decades.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/bounds"),
+    figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
+) -> None:
+    """The theorems beside measurements on problems with known constants, and the best T. Resumable."""
+    from mixwell.experiments.bounds import command
+
+    ok = command.main(
+        seeds=3 if quick else seeds,
+        copies=4 if quick else copies,
+        decades=2.0 if quick else decades,
+        workers=workers or os.cpu_count() or 1,
+        out=out,
+        figures=figures,
+    )
+    if not ok:
+        raise typer.Exit(1)
+
+
+@reproduce.command("mnist")
+def mnist_command(
+    budget: Annotated[
+        str, typer.Option("--budget", "-N", help="Training steps; several with commas.")
+    ] = "1000",
+    horizons: Annotated[
+        str | None,
+        typer.Option(
+            "--horizons", "-T", help="Steps per weight update. [default: 1,2,5,10,... and sqrt(N log N)]"
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 2,
+    workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small network and batch: c=8, batch 32.")] = False,
+    channels: Annotated[int | None, typer.Option("--channels", "-c", help="Width. [default: 32]")] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option("--batch-size", help="Images per domain; several with commas. [default: 256]"),
+    ] = None,
+    learning_rate: Annotated[float, typer.Option(help="eta of the network.")] = 0.05,
+    step_size: Annotated[float, typer.Option(help="alpha of the weights.")] = 0.5,
+    curvature: Annotated[float, typer.Option(help="gamma of H = gamma I.")] = 0.01,
+    train_size: Annotated[int, typer.Option(help="Training images per domain.")] = 12_000,
+    validation_size: Annotated[int, typer.Option(help="Validation images.")] = 3_000,
+    rotation: Annotated[
+        float, typer.Option(help="Angles of the rotated domain: +- this, in degrees.")
+    ] = 90.0,
+    validation_angle: Annotated[float, typer.Option(help="Angle of the validation images.")] = 45.0,
+    noise_rate: Annotated[float, typer.Option(help="Share of wrong labels in the noisy domain.")] = 0.5,
+    out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/mnist"),
+    figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
+) -> None:
+    """The paper's MNIST experiment: final loss, accuracy and weights against the horizon. Resumable."""
+    from mixwell.experiments.mnist import command
+
+    command.main(
+        budgets=_whole_numbers("--budget", budget),
+        horizons=_whole_numbers("--horizons", horizons) if horizons else None,
+        batch_sizes=_whole_numbers("--batch-size", batch_size or ("32" if quick else "256")),
+        seeds=seeds,
+        workers=workers or os.cpu_count() or 1,
+        channels=channels or (8 if quick else 32),
+        learning_rate=learning_rate,
+        step_size=step_size,
+        curvature=curvature,
+        train_size=train_size,
+        validation_size=validation_size,
+        rotation=rotation,
+        validation_angle=validation_angle,
+        noise_rate=noise_rate,
+        out=out,
+        figures=figures,
+    )
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that `mixwell reproduce mnist` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="Where to. [default: the only folder]")] = None,
+) -> None:
+    """Draw the figures and the HTML report of finished runs, of several folders in one."""
+    from mixwell.report import mnist
+
+    if out is None and len(folders) > 1:
+        raise ValueError("several folders need --out, the folder for their common report")
+    for path in mnist.write(folders, out or folders[0]):
+        typer.echo(path)
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:
@@ -82,7 +177,7 @@ def main() -> None:
         app()
     except (ValueError, OSError) as error:
         print(f"mixwell: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(130 if isinstance(error, InterruptedError) else 2)
 
 
 if __name__ == "__main__":

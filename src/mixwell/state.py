@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from mixwell import files
 
 FORMAT = 1
 PLAIN = "mixwell.json"
@@ -32,15 +33,8 @@ def write(path: str | os.PathLike[str], state: State) -> None:
     tensors = {name: t.detach().contiguous() for name, t in state["tensors"].items()}
     # As a tensor, since a header of safetensors has a limit that the records of many rounds would reach.
     tensors[PLAIN] = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
-    handle, temporary = tempfile.mkstemp(prefix=target.name + ".", suffix=".part", dir=target.parent)
-    os.close(handle)
-    try:
+    with files.replacing(target) as temporary:
         save_file(tensors, temporary)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike[str]) -> State:

@@ -1,12 +1,294 @@
-"""The paper's choices of horizon and step size as functions of the budget and the problem's constants.
+"""The paper's bounds, and its choices of horizon and step size, as functions of the budget and the constants.
 
 "Less is More: Convergence Benefits of Fewer Data Weight Updates over Longer Horizon" (Das, Patel,
-Razaviyayn, Mirrokni): the main convergence theorem (deterministic) and its stochastic case.
+Razaviyayn, Mirrokni): the main convergence theorem (Theorem "thm2", deterministic) and its stochastic case
+(Theorem "thm:stochastic-case").
+
+With the constants of a problem at hand::
+
+    constants = theory.Constants(domains=3, gradient=2.0, smoothness=4.0, ...)
+    theory.deterministic_bound(constants, budget=10_000, horizon=200, learning_rate=0.05).total
+    theory.best_deterministic_horizon(constants, budget=10_000, learning_rate=0.05)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+
+@final
+@dataclass(frozen=True)
+class Constants:
+    """The constants of a problem (the paper's assumptions 1 to 4).
+
+    Args:
+        domains: m.
+        gradient: G; every domain's loss is G-Lipschitz.
+        smoothness: L; every domain's loss is L-smooth.
+        strong_convexity: mu; every domain's loss is mu-strongly convex.
+        validation_gradient: G_V; the validation loss is G_V-Lipschitz.
+        validation_smoothness: L_V; the validation loss is L_V-smooth.
+        least_curvature: mu_hat; the curvature that is used is at least this ...
+        greatest_curvature: L_hat; ... and at most this.
+        curvature_error: delta; its distance from the Hessian at the optimum, in operator norm.
+        spread: D, the greatest distance of two domains' minimisers.
+        start: the distance of the first parameters from the minimiser for the first weights.
+        noise: sigma, the standard deviation of the gradients.
+
+    Raises:
+        ValueError: a constant is out of range, or they contradict each other.
+    """
+
+    domains: int
+    gradient: float
+    smoothness: float
+    strong_convexity: float
+    validation_gradient: float
+    validation_smoothness: float
+    least_curvature: float
+    greatest_curvature: float
+    curvature_error: float
+    spread: float
+    start: float
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.domains < 1:
+            raise ValueError(f"there must be at least 1 domain, got {self.domains}")
+        for name in ("smoothness", "strong_convexity", "least_curvature", "greatest_curvature"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        others = ("gradient", "validation_gradient", "validation_smoothness", "curvature_error")
+        for name in (*others, "spread", "start", "noise"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+        if self.strong_convexity > self.smoothness:
+            raise ValueError(
+                f"strong_convexity {self.strong_convexity} cannot exceed smoothness {self.smoothness}"
+            )
+        if self.least_curvature > self.greatest_curvature:
+            raise ValueError(
+                f"least_curvature {self.least_curvature} cannot exceed greatest_curvature "
+                f"{self.greatest_curvature}"
+            )
+
+    @property
+    def noisy_gradient(self) -> float:
+        """``G~ = sqrt(G^2 + sigma^2)``."""
+        return math.hypot(self.gradient, self.noise)
+
+    @property
+    def noisy_validation_gradient(self) -> float:
+        """``G~_V = sqrt(G_V^2 + sigma^2)``."""
+        return math.hypot(self.validation_gradient, self.noise)
+
+    @property
+    def wander(self) -> float:
+        """``max(||theta_00 - theta*_0||, (2 L / mu + 1) D)``, of which R is twice and R-bar three times."""
+        return max(self.start, (2 * self.smoothness / self.strong_convexity + 1) * self.spread)
+
+    @property
+    def greatest_learning_rate(self) -> float:
+        """``min(1 / L_hat, mu / L^2)``; the theorems ask for a learning rate below."""
+        return min(1 / self.greatest_curvature, self.strong_convexity / self.smoothness**2)
+
+
+@final
+@dataclass(frozen=True)
+class Bound:
+    """A bound of ``F(w_avg) - F*`` in its three parts.
+
+    Args:
+        optimisation: (I), of mirror descent with K steps; it grows with the horizon.
+        horizon_bias: (II), of looking back over T steps only; it falls with the horizon.
+        curvature: (III), of the approximate Hessian; neither budget nor horizon changes it.
+    """
+
+    optimisation: float
+    horizon_bias: float
+    curvature: float
+
+    @property
+    def reducible(self) -> float:
+        """(I) + (II)."""
+        return self.optimisation + self.horizon_bias
+
+    @property
+    def total(self) -> float:
+        """(I) + (II) + (III)."""
+        return self.reducible + self.curvature
+
+
+def shortest_horizon(constants: Constants, *, learning_rate: float) -> int:
+    """``ceil(log 4 / (eta mu))``, from which on the deterministic theorem speaks.
+
+    Args:
+        constants: of the problem.
+        learning_rate: eta.
+
+    Returns:
+        The horizon.
+    """
+    return max(1, math.ceil(math.log(4) / (learning_rate * constants.strong_convexity)))
+
+
+def hypergradient_error_bound(
+    constants: Constants, *, horizon: float, learning_rate: float, distance: float | None = None
+) -> float:
+    """How far a round's hypergradient is from the true one, in its greatest entry (proof of Theorem "thm2").
+
+    ``(1 - eta mu / 2)^(T-1) (eta T (L G_V + L_V G) R + G G_V / mu) + delta G G_V / min(mu^2, mu_hat^2)``
+
+    Args:
+        constants: of the problem.
+        horizon: T.
+        learning_rate: eta.
+        distance: of the round's first parameters from the minimiser for its weights, where it is known; R
+            otherwise, which bounds it.
+
+    Returns:
+        The bound of ``max_j |h_j - dF/dw_j|``.
+    """
+    c = constants
+    away = 2 * c.wander if distance is None else distance
+    fading = (1 - learning_rate * c.strong_convexity / 2) ** (horizon - 1)
+    slope = c.smoothness * c.validation_gradient + c.validation_smoothness * c.gradient
+    size = c.gradient * c.validation_gradient
+    bias = fading * (learning_rate * horizon * slope * away + size / c.strong_convexity)
+    return bias + c.curvature_error * size / min(c.strong_convexity, c.least_curvature) ** 2
+
+
+def deterministic_bound(
+    constants: Constants, *, budget: float, horizon: float, learning_rate: float
+) -> Bound:
+    """The bound of ``F(w_avg) - F*`` with full gradients (Theorem "thm2").
+
+    ``3 G G_V sqrt(log m) / (2 mu_hat sqrt(K))``, ``+ 2 x`` :func:`hypergradient_error_bound`, where ``K = N
+    / T``. It holds for convex F, ``eta <`` :attr:`Constants.greatest_learning_rate`, ``T >=``
+    :func:`shortest_horizon`, uniform first weights, and the step size :func:`mirror_step_size` with ``size
+    = G G_V / mu_hat``.
+
+    Args:
+        constants: of the problem.
+        budget: N.
+        horizon: T.
+        learning_rate: eta.
+
+    Returns:
+        Its three parts.
+    """
+    c = constants
+    rounds = budget / horizon
+    size = c.gradient * c.validation_gradient
+    curvature = c.curvature_error * size / min(c.strong_convexity, c.least_curvature) ** 2
+    error = hypergradient_error_bound(c, horizon=horizon, learning_rate=learning_rate)
+    return Bound(
+        optimisation=1.5 * size * math.sqrt(math.log(c.domains)) / (c.least_curvature * math.sqrt(rounds)),
+        horizon_bias=2 * (error - curvature),
+        curvature=2 * curvature,
+    )
+
+
+def stochastic_bound(
+    constants: Constants, *, budget: float, horizon: float, learning_rate: float | None = None
+) -> Bound:
+    """The bound of ``E F(w_avg) - F*`` with noisy gradients, with the numbers of its proof.
+
+    Theorem "thm:stochastic-case" is stated up to constants; these are those of its proof:
+
+        (I)   ``3 G~ G~_V sqrt(log m) / (2 mu_hat sqrt(K))``
+        (II)  ``2 R-bar (L G_V eta T + L_V G~ / mu_hat) (1 - eta mu / 2)^(T-1) + 2 G_V G (1 - eta mu)^T / mu``
+              ``+ 2 sqrt(eta) sigma (L G_V / mu^1.5 + L_V G~ / (sqrt(mu) mu_hat))``
+        (III) ``2 delta G_V G / min(mu^2, mu_hat^2)``
+
+    Args:
+        constants: of the problem.
+        budget: N.
+        horizon: T.
+        learning_rate: eta, by default :func:`noisy_learning_rate`.
+
+    Returns:
+        Its three parts.
+    """
+    c = constants
+    mu, eta = c.strong_convexity, learning_rate
+    if eta is None:
+        eta = noisy_learning_rate(c, horizon=horizon)
+    rounds = budget / horizon
+    size = c.noisy_gradient * c.noisy_validation_gradient
+    fading = (1 - eta * mu / 2) ** (horizon - 1)
+    drift = c.validation_smoothness * c.noisy_gradient / c.least_curvature
+    bias = 6 * c.wander * (c.smoothness * c.validation_gradient * eta * horizon + drift) * fading
+    bias += 2 * c.validation_gradient * c.gradient * (1 - eta * mu) ** horizon / mu
+    shake = c.smoothness * c.validation_gradient / mu**1.5 + drift / math.sqrt(mu)
+    bias += 2 * math.sqrt(eta) * c.noise * shake
+    exact = c.gradient * c.validation_gradient
+    return Bound(
+        optimisation=1.5 * size * math.sqrt(math.log(c.domains)) / (c.least_curvature * math.sqrt(rounds)),
+        horizon_bias=bias,
+        curvature=2 * c.curvature_error * exact / min(mu, c.least_curvature) ** 2,
+    )
+
+
+def noisy_learning_rate(constants: Constants, *, horizon: float) -> float:
+    """``4 log T / (mu T)``, the stochastic theorem's, but at most :attr:`Constants.greatest_learning_rate`.
+
+    Short horizons, for which the theorem's is too high, are outside of the theorem.
+
+    Args:
+        constants: of the problem.
+        horizon: T.
+
+    Returns:
+        eta.
+    """
+    wanted = 4 * math.log(max(horizon, 2)) / (constants.strong_convexity * horizon)
+    return min(wanted, constants.greatest_learning_rate)
+
+
+def best_deterministic_horizon(constants: Constants, *, budget: int, learning_rate: float) -> int:
+    """The horizon that minimises :func:`deterministic_bound`.
+
+    Args:
+        constants: of the problem.
+        budget: N.
+        learning_rate: eta.
+
+    Returns:
+        T, between 1 and the budget.
+    """
+    _check_budget(budget)
+    return _least(
+        lambda t: deterministic_bound(constants, budget=budget, horizon=t, learning_rate=learning_rate),
+        budget,
+    )
+
+
+def best_stochastic_horizon(constants: Constants, *, budget: int) -> int:
+    """The horizon that minimises :func:`stochastic_bound`.
+
+    Args:
+        constants: of the problem.
+        budget: N.
+
+    Returns:
+        T, between 1 and the budget.
+    """
+    _check_budget(budget)
+    return _least(lambda t: stochastic_bound(constants, budget=budget, horizon=t), budget)
+
+
+def _least(bound: Callable[[int], Bound], budget: int) -> int:
+    """The whole number up to the budget with the least bound: by a grid, then every one between its neighbours."""
+    grid = sorted({round(t) for t in np.geomspace(1, budget, 400)})
+    best = min(range(len(grid)), key=lambda i: bound(grid[i]).reducible)
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return min(range(low, high + 1), key=lambda t: bound(t).reducible)
 
 
 def stochastic_horizon(budget: int) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mixwell.data.mnist import Mnist
+
 
 def mixwell(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -65,3 +67,79 @@ def test_help_and_version(tmp_path: Path) -> None:
     assert "reproduce" in mixwell("--help", cwd=tmp_path).stdout
     assert mixwell("--version", cwd=tmp_path).stdout.startswith("mixwell 0.")
     assert "--horizons" in mixwell("reproduce", "quadratic", "--help", cwd=tmp_path).stdout
+
+
+SMALL = ["--channels", "2", "--batch-size", "4", "--train-size", "60", "--validation-size", "50"]
+
+
+def test_mnist_sweeps_prints_writes_and_draws(mnist_images: Mnist, tmp_path: Path) -> None:
+    words = ["reproduce", "mnist", "--budget", "6,9", "--horizons", "1,3,9", "--seeds", "2", *SMALL]
+    done = mixwell(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "10 runs, 0 of them done before" in done.stdout
+    assert "left out where they are beyond the budget: T = [9]" in done.stdout
+    assert "N = 9, c = 2, batch 4" in done.stdout
+    folder = tmp_path / "runs" / "mnist"
+    for name in ("panels", "weights", "examples"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / f"{name}.svg").exists()
+    page = (folder / "report.html").read_text()
+    assert "mixwell reproduce mnist --budget 6,9" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    with (folder / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["budget"], r["horizon"], r["seed"]) for r in rows][:3] == [
+        ("6", "1", "0"),
+        ("6", "1", "1"),
+        ("6", "3", "0"),
+    ]
+    again = mixwell(*words, "--no-figures", cwd=tmp_path)
+    assert "10 runs, 10 of them done before" in again.stdout
+    both = mixwell("report", "runs/mnist", "runs/mnist", "--out", "both", cwd=tmp_path)
+    assert both.returncode == 0, both.stderr
+    assert (tmp_path / "both" / "panels.png").exists()
+
+
+def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
+    words = ["reproduce", "bounds", "--seeds", "2", "--copies", "2", "--decades", "0.5"]
+    done = mixwell(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "  ok   every quotient must be at most 1" in done.stdout
+    assert "noisy quadratic, noisy gradients: T ~ (N log N)^b, b = " in done.stdout
+    folder = tmp_path / "runs" / "bounds"
+    for name in ("theorem", "horizons"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "The theorems hold in every cell" in (folder / "report.html").read_text()
+    with (folder / "fits.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 5
+    before = (folder / "measurements.csv").read_text()
+    again = mixwell(*words, "--no-figures", cwd=tmp_path)
+    assert "0 of them" not in again.stdout
+    assert (folder / "measurements.csv").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["mnist", "--horizons", "2000"], "no horizon of [2000] is within a budget of [1000] steps"),
+        (["mnist", "--budget", "many"], "--budget must be whole numbers of at least 1"),
+        (["mnist", "--noise-rate", "2"], "noise_rate must be between 0 and 1, got 2.0"),
+        (["mnist", "--seeds", "0"], "a sweep needs at least 1 seed, got 0"),
+        (["mnist", "--workers", "-1"], "a sweep needs at least 1 worker, got -1"),
+        (["bounds", "--seeds", "1"], "at least 2 seeds"),
+    ],
+)
+def test_bad_input_of_sweeps_is_one_line(args: list[str], message: str, tmp_path: Path) -> None:
+    done = mixwell("reproduce", *args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
+    done = mixwell("report", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there are no finished runs to show" in done.stderr
+    done = mixwell("report", "a", "b", cwd=tmp_path)
+    assert "several folders need --out" in done.stderr

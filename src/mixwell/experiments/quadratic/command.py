@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mixwell.experiments import quadratic
-from mixwell.experiments.quadratic import Path, Setting
+from mixwell.experiments.quadratic import example
+from mixwell.experiments.quadratic.example import Path, Setting
 
 AGREEMENT = 1e-9
 
@@ -44,17 +44,15 @@ def main(
     """
     console = Console()
     settings = [Setting(r, a, learning_rate, budget) for r in radii for a in step_sizes]
-    pairs = quadratic.table(settings, horizons)
-    quadratic.safe_horizon(settings[0], margin=margin)  # refuses a bad c before anything runs
+    pairs = example.table(settings, horizons)
+    example.safe_horizon(settings[0], margin=margin)  # refuses a bad c before anything runs
     left_out = sorted({t for t in horizons if t > budget})
     if left_out:
         console.print(f"left out, beyond the budget of {budget} steps: T = {left_out}")
     out.mkdir(parents=True, exist_ok=True)
     runs = _run_all(pairs, console)
     _print_table(runs, console)
-    worst = max(
-        quadratic.deviation(path, quadratic.recursion(setting, t)) for (setting, t), path in runs.items()
-    )
+    worst = max(example.deviation(path, example.recursion(setting, t)) for (setting, t), path in runs.items())
     agrees = worst <= AGREEMENT
     console.print(
         f"{_mark(agrees)} the mixer agrees with the paper's closed recursion: greatest relative deviation of "
@@ -80,7 +78,7 @@ def _run_all(pairs: Sequence[tuple[Setting, int]], console: Console) -> dict[tup
         runs: dict[tuple[Setting, int], Path] = {}
         for setting, horizon in pairs:
             progress.update(task, description=f"R={setting.radius:g} α={setting.step_size:g} T={horizon}")
-            runs[setting, horizon] = quadratic.run(setting, horizon)
+            runs[setting, horizon] = example.run(setting, horizon)
             progress.advance(task)
     return runs
 
@@ -106,12 +104,12 @@ def _print_table(runs: dict[tuple[Setting, int], Path], console: Console) -> Non
 
 def _print_theorem(runs: dict[tuple[Setting, int], Path], margin: float, console: Console) -> bool:
     def runner(setting: Setting, horizon: int) -> Path:
-        return runs.get((setting, horizon)) or quadratic.run(setting, horizon)
+        return runs.get((setting, horizon)) or example.run(setting, horizon)
 
     console.print("the theorem (appendix A):")
     holds = True
     for setting in dict.fromkeys(setting for setting, _ in runs):
-        for claim in quadratic.check_theorem(setting, margin=margin, runner=runner):
+        for claim in example.check_theorem(setting, margin=margin, runner=runner):
             console.print(
                 f"{_mark(claim.holds)} R={setting.radius:g}, α={setting.step_size:g}, {claim.text}",
                 highlight=False,

@@ -1,0 +1,133 @@
+"""What a sweep of the MNIST experiment says: final loss, accuracy and weights against the horizon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixwell.tables import Row, column
+from mixwell.theory import stochastic_horizon
+
+Array = NDArray[np.float64]
+_RUN_ITSELF = ("run", "horizon", "seed", "seconds")
+_RESULTS = ("validation_", "test_", "last_", "average_")
+
+
+@final
+@dataclass(frozen=True)
+class Curve:
+    """The runs of one setting, by horizon.
+
+    Args:
+        setting: what all of them share.
+        horizons: ascending.
+        rows: the runs of each horizon, one for each seed.
+    """
+
+    setting: dict[str, object]
+    horizons: list[int]
+    rows: list[list[Row]]
+
+    @property
+    def budget(self) -> int:
+        """N."""
+        return int(str(self.setting["budget"]))
+
+    @property
+    def theory(self) -> int:
+        """The theory's horizon, ``ceil(sqrt(N log N))``."""
+        return stochastic_horizon(self.budget)
+
+    @property
+    def seeds(self) -> int:
+        """The least number of runs of a horizon."""
+        return min(len(rows) for rows in self.rows)
+
+    @property
+    def label(self) -> str:
+        """Width and batch."""
+        return f"c = {self.setting['channels']}, batch {self.setting['batch_size']}"
+
+    def mean(self, name: str) -> Array:
+        """Of a column, for each horizon."""
+        return np.array([float(np.mean(column(rows, name))) for rows in self.rows])
+
+    def spread(self, name: str) -> Array:
+        """The standard deviation over the seeds; zero for one seed."""
+        return np.array(
+            [float(np.std(column(rows, name), ddof=1)) if len(rows) > 1 else 0.0 for rows in self.rows]
+        )
+
+    def best(self, name: str = "validation_loss") -> int:
+        """The index of the horizon with the least mean."""
+        return int(self.mean(name).argmin())
+
+    def at(self, horizon: int) -> int | None:
+        """The index of a horizon, where there is one."""
+        return self.horizons.index(horizon) if horizon in self.horizons else None
+
+
+def curves_of(runs: Sequence[Row]) -> list[Curve]:
+    """The curves in a table of runs.
+
+    Args:
+        runs: the rows of ``runs.csv``, of one folder or several.
+
+    Returns:
+        One for each setting, in the order of budget and batch size.
+
+    Raises:
+        ValueError: there are no runs.
+    """
+    if not runs:
+        raise ValueError("there are no finished runs to show")
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    names = [n for n in runs[0] if n not in _RUN_ITSELF and not n.startswith(_RESULTS)]
+    for row in runs:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    curves: list[Curve] = []
+    for key, rows in groups.items():
+        horizons = sorted({int(row["horizon"]) for row in rows})
+        by_horizon = [[row for row in rows if row["horizon"] == t] for t in horizons]
+        curves.append(Curve(dict(zip(names, key, strict=True)), horizons, by_horizon))
+    return sorted(
+        curves, key=lambda c: (c.budget, int(str(c.setting["channels"])), int(str(c.setting["batch_size"])))
+    )
+
+
+def findings(curve: Curve) -> list[str]:
+    """What a curve says about the horizon, in sentences, each from its numbers.
+
+    Args:
+        curve: of one setting.
+
+    Returns:
+        The sentences.
+    """
+    loss, spread, name = curve.mean("validation_loss"), curve.spread("validation_loss"), "validation loss"
+    best = curve.best()
+
+    def told(index: int) -> str:
+        deviation = f" ± {spread[index]:.3f}" if curve.seeds > 1 else ""
+        return f"T = {curve.horizons[index]}: {loss[index]:.3f}{deviation}"
+
+    seeds = f"{curve.seeds} seeds" if curve.seeds > 1 else "one seed"
+    lines = [f"N = {curve.budget}, {curve.label}, {seeds}: the least {name} is at {told(best)}."]
+    if best in (0, len(loss) - 1):
+        lines.append("The best horizon is at an end of the grid, so there is no valley to speak of.")
+    compared = [(1, "updating at every step"), (curve.theory, "the theory's"), (curve.budget, "one round")]
+    for horizon, meaning in compared:
+        index = curve.at(horizon)
+        if index is not None and index != best:
+            more = loss[index] / loss[best]
+            lines.append(f"{told(index)} ({meaning}), {more:.2f} times the least.")
+    low = [
+        curve.horizons[i] for i in range(len(loss)) if loss[i] <= loss[best] + max(spread[best], spread[i])
+    ]
+    if curve.seeds > 1 and len(low) > 1:
+        lines.append(f"Within the spread over seeds of the least: T = {', '.join(map(str, low))}.")
+    return lines

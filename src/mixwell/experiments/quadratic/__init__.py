@@ -1,0 +1,1 @@
+"""The paper's motivating example: two quadratics."""

@@ -1,0 +1,241 @@
+"""The pictures and the page of the theorems' bounds beside measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mixwell import environment
+from mixwell.experiments.bounds.problems import CURVATURES
+from mixwell.experiments.bounds.scaling import BestHorizon, Fit, parting
+from mixwell.report import page, style
+from mixwell.report.page import Page, Picture, Section, Sheet
+from mixwell.tables import Row, column
+from mixwell.theory import stochastic_horizon
+
+Best = Mapping[tuple[str, bool], Sequence[BestHorizon]]
+Drawing = tuple[Callable[[Any], None], str]
+
+
+def write(rows: Sequence[Row], best: Best, fits: Sequence[Fit], out: Path) -> list[Path]:
+    """Draw the figures and write the report.
+
+    Args:
+        rows: all measurements.
+        best: the best horizons, by kind of problem and noise.
+        fits: how they grow.
+        out: the folder; it has the environment's file.
+
+    Returns:
+        The files.
+    """
+    theorem = _theorem_drawings(rows)
+    growth = _growth_drawings(rows, best, fits)
+    written = _save(theorem, out / "theorem") + _save(growth, out / "horizons")
+    return [*written, page.write(_page(rows, theorem, growth, best, fits, out), out / "report.html")]
+
+
+def _save(drawings: Sequence[Drawing], path: Path) -> list[Path]:
+    columns = 3
+    figure, axes = style.new_figure(-(-len(drawings) // columns), columns, width=14.0, height=3.8)
+    for axis in axes.flat[len(drawings) :]:
+        axis.set_visible(False)
+    for axis, (draw, _) in zip(axes.flat, drawings, strict=False):
+        draw(axis)
+    return style.save(figure, path)
+
+
+def _pictures(drawings: Sequence[Drawing]) -> list[Picture]:
+    pictures: list[Picture] = []
+    for draw, text in drawings:
+        figure, axes = style.new_figure(1, 1, width=4.8, height=3.8)
+        draw(axes[0, 0])
+        pictures.append(Picture.of(figure, text))
+    return pictures
+
+
+def _select(rows: Sequence[Row], **wanted: object) -> list[Row]:
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def _theorem_drawings(rows: Sequence[Row]) -> list[Drawing]:
+    drawings: list[Drawing] = []
+    theorem = _select(rows, purpose="theorem", seed=0)
+    for kind, noisy in dict.fromkeys((str(r["kind"]), int(r["noisy"])) for r in theorem):
+        own = _select(theorem, kind=kind, noisy=noisy, curvature="exact")
+        gradients = "noisy" if noisy else "full"
+        drawings.append(
+            (
+                lambda axis, own=own, title=f"{kind}, {gradients} gradients": _gap(axis, own, title),
+                f"Measured F(w_avg) - F* and its bound against the horizon: {kind}, {gradients} gradients, exact "
+                "curvature, one problem.",
+            )
+        )
+        if not noisy:
+            errors = _select(theorem, kind=kind, noisy=0, budget=max(int(r["budget"]) for r in own))
+            drawings.append(
+                (
+                    lambda axis, errors=errors, title=f"{kind}: a round's hypergradient": _error(
+                        axis, errors, title
+                    ),
+                    f"Greatest error of a round's hypergradient and its bound, by curvature: {kind}, one problem.",
+                )
+            )
+    return drawings
+
+
+def _gap(axis: Any, rows: Sequence[Row], title: str) -> None:
+    for index, budget in enumerate(sorted({int(r["budget"]) for r in rows})):
+        own = _select(rows, budget=budget)
+        colour = style.COLOURS[index]
+        horizons = column(own, "horizon")
+        axis.plot(horizons, column(own, "gap"), "o-", ms=3, color=colour, label=f"measured, N = {budget}")
+        axis.plot(horizons, column(own, "bound"), "--", color=colour, label=f"bound, N = {budget}")
+    _finish(axis, title, "horizon T", "F(w_avg) − F*")
+
+
+def _error(axis: Any, rows: Sequence[Row], title: str) -> None:
+    for index, kind in enumerate(CURVATURES):
+        own = _select(rows, curvature=kind)
+        error = np.array(column(own, "error"))
+        # The error enters the bound twice, so its own bound is half of those two parts.
+        bound = (np.array(column(own, "bound_horizon")) + np.array(column(own, "bound_curvature"))) / 2
+        horizons = np.array(column(own, "horizon"))
+        seen = error > 0
+        colour = style.COLOURS[index]
+        axis.plot(horizons[seen], error[seen], "o-", ms=3, color=colour, label=f"{kind}, measured")
+        shown = bound > 1e-9
+        axis.plot(horizons[shown], bound[shown], "--", color=colour, label=f"{kind}, bound")
+    _finish(axis, title, "horizon T", "max |h − ∇F|")
+
+
+def _growth_drawings(rows: Sequence[Row], best: Best, fits: Sequence[Fit]) -> list[Drawing]:
+    drawings: list[Drawing] = []
+    for fit in fits:
+        found = best[fit.kind, fit.noisy]
+        gradients = "noisy" if fit.noisy else "full"
+        law = "(N log N)^b" if fit.noisy else "a + b log N"
+        drawings.append(
+            (
+                lambda axis, found=found, fit=fit: _growth(axis, found, fit),
+                f"Best horizon against the budget: {fit.kind}, {gradients} gradients; measured (each problem "
+                f"and their mean), the fit T = {law} with b = {fit.slope:.2f} [{fit.low:.2f}, {fit.high:.2f}], "
+                "and theory.",
+            )
+        )
+    noisy = _select(rows, purpose="scaling", kind="noisy quadratic", noisy=1, seed=0)
+    if noisy:
+        drawings.append(
+            (
+                lambda axis: _valleys(axis, noisy),
+                "What a horizon costs: measured F(w_avg) - F* against T for several budgets, one noisy "
+                "quadratic; the crosses are the paper's T.",
+            )
+        )
+    return drawings
+
+
+def _growth(axis: Any, found: Sequence[BestHorizon], fit: Fit) -> None:
+    budgets = np.array(sorted({b.budget for b in found}), dtype=np.float64)
+    axis.plot(
+        [b.budget for b in found],
+        [b.measured for b in found],
+        ".",
+        color=style.COLOURS[0],
+        alpha=0.35,
+        ms=5,
+        label="measured, each problem",
+    )
+    average = np.exp if fit.noisy else np.asarray
+    means = [
+        float(
+            average(
+                np.mean([np.log(b.measured) if fit.noisy else b.measured for b in found if b.budget == n])
+            )
+        )
+        for n in budgets
+    ]
+    axis.plot(budgets, means, "o", color=style.COLOURS[0], ms=6, label="measured, mean")
+    law = f"fit: (N log N)^{fit.slope:.2f}" if fit.noisy else f"fit: a + {fit.slope:.2f} log N"
+    fine = np.geomspace(budgets[0], budgets[-1], 50)
+    axis.plot(fine, fit.predict(fine), "-", color=style.COLOURS[0], lw=1.2, label=law)
+    ideal = [
+        (n, np.mean([b.theory for b in found if b.budget == n and b.theory > 1] or [np.nan])) for n in budgets
+    ]
+    axis.plot(*zip(*ideal, strict=True), "s--", color=style.COLOURS[1], ms=4, lw=1, label="least bound")
+    chosen = [np.mean([b.choice for b in found if b.budget == n]) for n in budgets]
+    name = "√(N log N)" if fit.noisy else "2 log N / (ημ)"
+    axis.plot(budgets, chosen, ":", color=style.COLOURS[2], lw=1.5, label=name)
+    gradients = "noisy" if fit.noisy else "full"
+    _finish(axis, f"{fit.kind}, {gradients} gradients", "budget N", "best horizon T")
+
+
+def _valleys(axis: Any, rows: Sequence[Row]) -> None:
+    for index, budget in enumerate(sorted({int(r["budget"]) for r in rows})[::2]):
+        own = _select(rows, budget=budget)
+        horizons, gap = np.array(column(own, "horizon")), np.array(column(own, "gap"))
+        error = np.array(column(own, "gap_error"))
+        colour = style.COLOURS[index % len(style.COLOURS)]
+        axis.plot(horizons, gap, "-", color=colour, label=f"N = {budget}")
+        axis.fill_between(horizons, gap - error, gap + error, color=colour, alpha=0.2, lw=0)
+        theory = stochastic_horizon(budget)
+        axis.plot([theory], np.interp(np.log(theory), np.log(horizons), gap), "x", color=colour, ms=8, mew=2)
+    _finish(axis, "what a horizon costs (noisy quadratic)", "horizon T", "F(w_avg) − F*")
+
+
+def _finish(axis: Any, title: str, x: str, y: str) -> None:
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_title(title, fontsize=10, color=style.INK)
+    axis.set_xlabel(x, fontsize=9)
+    axis.set_ylabel(y, fontsize=9)
+    axis.legend(frameon=False, fontsize=7)
+
+
+def _page(
+    rows: Sequence[Row],
+    theorem: Sequence[Drawing],
+    growth: Sequence[Drawing],
+    best: Best,
+    fits: Sequence[Fit],
+    out: Path,
+) -> Page:
+    cells = _select(rows, purpose="theorem")
+    quotients = [float(r["gap"]) / float(r["bound"]) for r in cells]
+    broken = sum(q > 1 for q in quotients) + sum(float(r["error_ratio"]) > 1 for r in cells)
+    holds = "hold in every cell" if not broken else f"FAIL in {broken} cells"
+    lead = [
+        f"The theorems {holds} of {len(cells)}; the bound is at least {1 / max(quotients):.0f} times what is "
+        "measured.",
+        "Strongly convex problems whose constants are computed: the bounds of the paper beside what its "
+        "algorithms do, and the horizon T that is best for each budget N.",
+    ]
+    parted = [parting(fit, best[fit.kind, fit.noisy]) for fit in fits]
+    names = ("problem", "gradients", "law", "b measured", "95% interval", "b of the least bound")
+    table = [
+        [
+            fit.kind,
+            "noisy" if fit.noisy else "full",
+            "T = a (N log N)^b" if fit.noisy else "T = a + b log N",
+            f"{fit.slope:.2f}",
+            f"[{fit.low:.2f}, {fit.high:.2f}]",
+            f"{fit.theory:.2f}",
+        ]
+        for fit in fits
+    ]
+    described = json.loads((out / environment.FILE).read_text())
+    return Page(
+        "Bounds and horizons: theory beside measurement",
+        lead,
+        [
+            Section("The bounds", pictures=_pictures(theorem)),
+            Section("The best horizon", pictures=_pictures(growth), sheets=[Sheet(names, table)]),
+            Section("Where theory and measurement part", parted),
+        ],
+        command=str(described["command"]),
+        facts=environment.facts(described),
+    )

@@ -1,0 +1,239 @@
+"""The pictures and the page of the MNIST experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mixwell import environment
+from mixwell.experiments.mnist.curves import Curve, curves_of, findings
+from mixwell.experiments.mnist.experiment import DOMAINS, ROTATED
+from mixwell.experiments.mnist.sweep import Results
+from mixwell.report import page, style
+from mixwell.report.page import Page, Picture, Section, Sheet
+from mixwell.tables import Row
+
+PANELS = (
+    ("validation_loss", "validation loss"),
+    ("validation_accuracy", "validation accuracy"),
+    (f"last_{ROTATED}", "weight of the rotated domain, w₂"),
+)
+COURSES = 6
+
+
+def write(folders: Sequence[Path], out: Path, *, figures: bool = True) -> list[Path]:
+    """Draw the figures and write the report of one or several folders of results.
+
+    Args:
+        folders: written by ``mixwell reproduce mnist``.
+        out: where to.
+        figures: whether to write PNG and SVG files too.
+
+    Returns:
+        The files.
+    """
+    results = [Results(folder) for folder in folders]
+    runs = [row for result in results for row in result.runs]
+    weights = [row for result in results for row in result.weights]
+    curves = curves_of(runs)
+    out.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    if figures:
+        written += style.save(_panels_figure(curves), out / "panels")
+        written += style.save(_courses_figure(curves, weights), out / "weights")
+    examples = next((f / "examples.png" for f in folders if (f / "examples.png").exists()), None)
+    return [*written, page.write(_page(curves, weights, examples, folders), out / "report.html")]
+
+
+def draw_examples(batches: Sequence[tuple[str, Any, Any]], out: Path) -> list[Path]:
+    """A row of images and labels for each domain.
+
+    Args:
+        batches: name, images of shape ``(n, 28, 28)`` and labels, of each.
+        out: the folder.
+
+    Returns:
+        The files.
+    """
+    count = len(batches[0][2])
+    figure, axes = style.new_figure(len(batches), count, width=1.0 * count + 1.2, height=1.15)
+    for row, (name, images, labels) in enumerate(batches):
+        for column in range(count):
+            axis = axes[row, column]
+            axis.imshow(images[column], cmap="gray_r", interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.grid(False)
+            axis.spines[:].set_visible(False)
+            axis.set_title(f"“{int(labels[column])}”", fontsize=9, color=style.INK, pad=2)
+        axes[row, 0].set_ylabel(name, fontsize=10, rotation=0, ha="right", va="center", color=style.INK)
+    return style.save(figure, out / "examples")
+
+
+def _by_budget(curves: Sequence[Curve]) -> dict[int, list[Curve]]:
+    budgets = sorted({curve.budget for curve in curves})
+    return {budget: [c for c in curves if c.budget == budget] for budget in budgets}
+
+
+def _panels_figure(curves: Sequence[Curve]) -> Any:
+    groups = _by_budget(curves)
+    figure, axes = style.new_figure(len(PANELS), len(groups), width=5.6 * len(groups), height=3.0)
+    for column, own in enumerate(groups.values()):
+        for row, (name, title) in enumerate(PANELS):
+            _panel(axes[row, column], own, name, title)
+        axes[0, column].set_title(f"N = {own[0].budget} training steps", fontsize=11, color=style.INK)
+    return figure
+
+
+def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
+    """One quantity against the horizon."""
+    for index, curve in enumerate(curves):
+        colour = style.COLOURS[index % len(style.COLOURS)]
+        mean, spread = curve.mean(name), curve.spread(name)
+        axis.plot(curve.horizons, mean, color=colour, marker="o", markersize=4, label=curve.label, zorder=3)
+        if curve.seeds > 1:
+            axis.fill_between(curve.horizons, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0)
+            for horizon, rows in zip(curve.horizons, curve.rows, strict=True):
+                axis.plot([horizon] * len(rows), [r[name] for r in rows], ".", color=colour, ms=3, alpha=0.5)
+        if name.startswith("last_"):
+            average = curve.mean(name.replace("last_", "average_"))
+            axis.plot(curve.horizons, average, color=colour, lw=1, ls=":", label="average over the run")
+    if name.startswith(("last_", "average_")):
+        axis.set_ylim(-0.03, 1.03)
+    axis.axvline(curves[0].theory, color=style.FAINT, ls="--", lw=1, zorder=1)
+    axis.annotate(
+        f"theory: {curves[0].theory}",
+        (curves[0].theory, 1.0),
+        (3, -2),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        fontsize=8,
+        color="#777777",
+        va="top",
+    )
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel("horizon T", fontsize=9)
+    axis.set_ylabel(title, fontsize=9)
+    if len(curves) > 1 or name.startswith("last_"):
+        axis.legend(frameon=False, fontsize=8)
+
+
+def _shown(curve: Curve) -> list[int]:
+    """Some horizons of a curve: the ends, the theory's, and others between."""
+    if len(curve.horizons) <= COURSES:
+        return curve.horizons
+    wanted = {1, curve.theory, curve.budget, curve.horizons[curve.best()]} & set(curve.horizons)
+    for t in np.array(curve.horizons)[np.linspace(0, len(curve.horizons) - 1, COURSES).round().astype(int)]:
+        if len(wanted) < COURSES:
+            wanted.add(int(t))
+    return sorted(wanted)
+
+
+def _courses_figure(curves: Sequence[Curve], weights: Sequence[Row]) -> Any:
+    figure, axes = style.new_figure(len(curves), COURSES, width=2.6 * COURSES, height=2.4)
+    for row, curve in enumerate(curves):
+        shown = _shown(curve)
+        for column in range(COURSES):
+            if column < len(shown):
+                _course(axes[row, column], curve, shown[column], weights)
+            else:
+                axes[row, column].set_visible(False)
+        axes[row, 0].set_ylabel(f"weight\n(N = {curve.budget}, {curve.label})", fontsize=8)
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _course(axis: Any, curve: Curve, horizon: int, weights: Sequence[Row]) -> None:
+    """The weights of the domains over training with one horizon: a line per seed."""
+    runs = [row["run"] for row in curve.rows[curve.horizons.index(horizon)]]
+    for number, run in enumerate(runs):
+        course = [row for row in weights if row["run"] == run]
+        for index, domain in enumerate(DOMAINS):
+            axis.plot(
+                [row["step"] for row in course],
+                [row[domain] for row in course],
+                color=style.COLOURS[index],
+                lw=1.2,
+                alpha=1.0 if number == 0 else 0.45,
+                drawstyle="steps-post",
+                label=domain if number == 0 else None,
+            )
+    axis.set_ylim(-0.03, 1.03)
+    axis.set_title(f"T = {horizon}", fontsize=9, color=style.INK)
+    axis.set_xlabel("training steps", fontsize=8)
+
+
+def _page(
+    curves: Sequence[Curve], weights: Sequence[Row], examples: Path | None, folders: Sequence[Path]
+) -> Page:
+    sections = [_panel_section(own) for own in _by_budget(curves).values()]
+    sections += [_course_section(curve, weights) for curve in curves]
+    if examples is not None:
+        shown = Picture.of_png(examples, "Images and labels of the domains (from MNIST, LeCun and Cortes).")
+        sections.insert(0, Section("What the domains look like", pictures=[shown], wide=True))
+    sections.append(_table(curves))
+    lead = [
+        *(findings(curve)[0] for curve in curves),
+        "A network is trained on vanilla, rotated and noisily labelled digits; what counts is a validation set of "
+        "rotated ones. Each point is a whole training run with another horizon T (the paper’s Algorithm 3).",
+    ]
+    described = [json.loads((folder / environment.FILE).read_text()) for folder in folders]
+    return Page(
+        "MNIST: validation loss against the horizon",
+        lead,
+        sections,
+        command="; ".join(dict.fromkeys(str(d["command"]) for d in described)),
+        facts=environment.facts(described[0]),
+    )
+
+
+def _panel_section(curves: Sequence[Curve]) -> Section:
+    pictures: list[Picture] = []
+    for name, title in PANELS:
+        figure, axes = style.new_figure(1, 1, width=4.6, height=3.6)
+        _panel(axes[0, 0], curves, name, title)
+        text = f"{title[0].upper()}{title[1:]} at the end of training against the horizon T"
+        text += "; mean, standard deviation and runs of the seeds." if curves[0].seeds > 1 else "."
+        pictures.append(Picture.of(figure, text))
+    said = [" ".join(findings(curve)) for curve in curves]
+    return Section(f"N = {curves[0].budget} training steps", said, pictures)
+
+
+def _course_section(curve: Curve, weights: Sequence[Row]) -> Section:
+    pictures: list[Picture] = []
+    for horizon in _shown(curve):
+        figure, axes = style.new_figure(1, 1, width=4.0, height=3.0)
+        _course(axes[0, 0], curve, horizon, weights)
+        axes[0, 0].legend(frameon=False, fontsize=8)
+        pictures.append(Picture.of(figure, f"Weights of the domains over training with T = {horizon}."))
+    return Section(f"The weights over training, N = {curve.budget}, {curve.label}", pictures=pictures)
+
+
+def _table(curves: Sequence[Curve]) -> Section:
+    columns = ["T", "loss", "accuracy", "test loss", *(f"w {d}" for d in DOMAINS), "w₂ average", "seconds"]
+    names = ["validation_loss", "validation_accuracy", "test_loss", *(f"last_{d}" for d in DOMAINS)]
+    names += [f"average_{ROTATED}", "seconds"]
+    sheets: list[Sheet] = []
+    for curve in curves:
+        means = {name: curve.mean(name) for name in names}
+        spread = curve.spread("validation_loss")
+        rows: list[list[str]] = []
+        for index, horizon in enumerate(curve.horizons):
+            cells = [f"{means[name][index]:.3f}" for name in names[:-1]]
+            if curve.seeds > 1:
+                cells[0] += f" ± {spread[index]:.3f}"
+            rows.append([str(horizon), *cells, f"{means['seconds'][index]:.0f}"])
+        sheets.append(
+            Sheet(columns, rows, f"N = {curve.budget}, {curve.label}, means of {curve.seeds} seed(s)")
+        )
+    notes = [
+        "The test loss is on the test images that are not in the validation set, under the same rotation. "
+        "With T = N the weights move once, after training: they say nothing about the network that was "
+        "trained.",
+    ]
+    return Section("The numbers", notes, sheets=sheets)

@@ -1,0 +1,137 @@
+"""One HTML file that needs nothing else: it opens offline, fits a phone, and prints."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from mixwell import files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@final
+@dataclass(frozen=True)
+class Picture:
+    """A figure in a page.
+
+    Args:
+        source: a data address.
+        text: what it shows, for those who cannot see it, and below it.
+    """
+
+    source: str
+    text: str
+
+    @classmethod
+    def of(cls, figure: Figure, text: str) -> Picture:
+        """A picture of a figure, as SVG.
+
+        Args:
+            figure: of matplotlib.
+            text: what it shows.
+
+        Returns:
+            The picture.
+        """
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+        return cls("data:image/svg+xml;base64," + base64.b64encode(drawn.getvalue()).decode(), text)
+
+    @classmethod
+    def of_png(cls, path: Path, text: str) -> Picture:
+        """A picture of a PNG file.
+
+        Args:
+            path: of the file.
+            text: what it shows.
+
+        Returns:
+            The picture.
+        """
+        return cls("data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(), text)
+
+
+@final
+@dataclass(frozen=True)
+class Sheet:
+    """A table in a page.
+
+    Args:
+        columns: their names.
+        rows: texts.
+        text: what it shows.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Section:
+    """A part of a page.
+
+    Args:
+        heading: of the part.
+        paragraphs: of text.
+        pictures: in a grid, as many beside each other as there is room for.
+        sheets: tables.
+        wide: whether each picture takes the whole width.
+    """
+
+    heading: str
+    paragraphs: Sequence[str] = ()
+    pictures: Sequence[Picture] = ()
+    sheets: Sequence[Sheet] = ()
+    wide: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class Page:
+    """A report.
+
+    Args:
+        title: of the page.
+        lead: the result in a few sentences.
+        sections: its parts.
+        command: that made it.
+        facts: of the environment, name and value.
+    """
+
+    title: str
+    lead: Sequence[str]
+    sections: Sequence[Section]
+    command: str = ""
+    facts: Sequence[tuple[str, str]] = field(default=())
+
+
+def write(page: Page, path: Path) -> Path:
+    """Write a page.
+
+    Args:
+        page: what is in it; all text is escaped.
+        path: where to.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise ValueError("the HTML report needs jinja2: pip install 'mixwell[report]'") from error
+    templates = Environment(
+        loader=PackageLoader("mixwell.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    files.write(path, templates.get_template("page.html").render(page=page) + "\n")
+    return path

@@ -1,0 +1,112 @@
+"""The HTML reports in a real browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mixwell import environment, tables
+from mixwell.experiments.mnist.experiment import DOMAINS, Outcome, Setting
+from mixwell.experiments.mnist.sweep import Results
+from mixwell.report import mnist, page
+from mixwell.report.page import Page, Section, Sheet
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if binary is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    with api.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=binary, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of made-up results: two budgets, two batch sizes, three seeds."""
+    folder = tmp_path_factory.mktemp("results")
+    results, random = Results(folder), np.random.default_rng(0)
+    for budget in (1000, 5000):
+        for batch_size in (32, 256):
+            for horizon in (1, 5, 20, 84, 300, budget):
+                for seed in range(3):
+                    loss = 0.2 + abs(np.log(horizon / 60)) / 20 + random.normal() / 100
+                    shares = random.dirichlet(np.ones(3))
+                    weights = dict(zip(DOMAINS, shares.tolist(), strict=True))
+                    course = [(step, weights) for step in range(0, budget + 1, budget // 10)]
+                    outcome = Outcome(loss, 1 - loss, loss, 1 - loss, weights, weights, course, 10.0)
+                    results.add(Setting(budget, horizon, seed, batch_size=batch_size), outcome)
+    environment.write(folder)
+    return mnist.write([folder], folder)[-1]
+
+
+def opened(browser: Any, path: Path, width: int, **options: Any) -> tuple[Any, list[str]]:
+    context = browser.new_context(viewport={"width": width, "height": 800}, offline=True, **options)
+    tab = context.new_page()
+    trouble: list[str] = []
+    tab.on("pageerror", lambda error: trouble.append(str(error)))
+    tab.on("console", lambda message: trouble.append(message.text))
+    tab.on("request", lambda r: trouble.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+    tab.goto(path.as_uri())
+    return tab, trouble
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize("scripts", [True, False])
+def test_fits_every_screen_and_loads_nothing(browser: Any, report: Path, width: int, scripts: bool) -> None:
+    tab, trouble = opened(browser, report, width, java_script_enabled=scripts)
+    assert trouble == []
+    images = tab.locator("img")
+    assert images.count() == 2 * 3 + 4 * 6
+    for index in range(images.count()):
+        box = images.nth(index).bounding_box()
+        assert box["width"] >= min(250, width - 60)  # large enough to be read
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert box["height"] > 100
+        assert images.nth(index).get_attribute("alt")
+    assert tab.locator("h1").bounding_box()["width"] <= width
+    if scripts:
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+        # a table wider than a phone scrolls in its own box
+        assert tab.evaluate(
+            "[...document.querySelectorAll('.scroll')].every(d => d.clientWidth <= innerWidth)"
+        )
+    tab.context.close()
+
+
+def test_prints(browser: Any, report: Path) -> None:
+    tab, _ = opened(browser, report, 1280)
+    printed = tab.pdf(format="A4")
+    pages = printed.count(b"/Type /Page\n") + printed.count(b"/Type /Page ")
+    assert 2 <= pages <= 9
+    tab.context.close()
+
+
+def test_text_is_escaped(browser: Any, tmp_path: Path) -> None:
+    nasty = "<script>document.title='broken'</script> & <b>"
+    made = Page(nasty, [nasty], [Section(nasty, [nasty], sheets=[Sheet([nasty], [[nasty]], nasty)])], nasty)
+    tab, trouble = opened(browser, page.write(made, tmp_path / "page.html"), 400)
+    assert trouble == []
+    assert tab.title() == nasty
+    assert tab.locator("h1").inner_text() == nasty
+    assert tab.locator("td").inner_text() == nasty
+    tab.context.close()
+
+
+def test_the_report_needs_finished_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no finished runs"):
+        mnist.write([tmp_path], tmp_path)
+    assert tables.read(tmp_path / "runs.csv") == []

@@ -1,0 +1,205 @@
+"""The problems' own calculus against independent ones, and the fast loop against the real mixer."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mixwell
+from mixwell.experiments.bounds.cells import Cell, measure
+from mixwell.experiments.bounds.problems import (
+    KINDS,
+    BilevelProblem,
+    LogisticRegression,
+    SharedQuadratics,
+    simplex_grid,
+)
+from mixwell.experiments.bounds.scaling import BestHorizon, fit
+from mixwell.experiments.bounds.simulation import simulate
+from mixwell.quadratics import Quadratic
+from mixwell.theory import Constants
+
+EVERY = [SharedQuadratics(1), LogisticRegression(2)]
+names = [problem.name for problem in EVERY]
+
+
+def torch_losses(problem: BilevelProblem, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses written out once more, for automatic differentiation."""
+    if isinstance(problem, SharedQuadratics):
+        away = theta - torch.from_numpy(problem.centers)
+        matrix = torch.from_numpy(problem.matrix)
+        miss = theta - torch.from_numpy(problem.target)
+        validation = miss @ torch.from_numpy(problem.validation_matrix) @ miss / 2
+        return torch.stack([a @ matrix @ a / 2 for a in away]), validation
+    assert isinstance(problem, LogisticRegression)
+    losses = nn.functional.softplus(-torch.from_numpy(problem.signed) @ theta).mean(1)
+    validation = nn.functional.softplus(-torch.from_numpy(problem.validation_rows) @ theta).mean()
+    return losses + problem.ridge * theta @ theta / 2, validation
+
+
+@pytest.mark.parametrize("problem", EVERY, ids=names)
+def test_gradients_and_hessians_against_autograd(problem: BilevelProblem) -> None:
+    point = torch.randn(problem.dimension, dtype=torch.float64)
+    theta = point.numpy()[None]
+    jacobian = torch.func.jacrev(lambda t: torch_losses(problem, t)[0])(point)
+    np.testing.assert_allclose(problem.gradients(theta)[0], jacobian.numpy(), atol=1e-12)
+    slope = torch.func.grad(lambda t: torch_losses(problem, t)[1])(point)
+    np.testing.assert_allclose(problem.validation_gradient(theta)[0], slope.numpy(), atol=1e-12)
+    np.testing.assert_allclose(problem.validation_loss(theta)[0], torch_losses(problem, point)[1].item())
+    weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    hessian = torch.func.hessian(lambda t: weights @ torch_losses(problem, t)[0])(point)
+    np.testing.assert_allclose(problem.hessian(weights.numpy()[None], theta)[0], hessian.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("problem", EVERY, ids=names)
+def test_hypergradient_against_differences_of_the_outer_loss(problem: BilevelProblem) -> None:
+    weights = np.array([[0.2, 0.5, 0.3]])
+    assert (
+        np.abs(np.einsum("bm,bmd->bd", weights, problem.gradients(problem.minimiser(weights)))).max() < 1e-12
+    )
+    along = np.eye(3) - 1 / 3  # directions within the simplex
+    differences = (problem.outer(weights + 1e-5 * along) - problem.outer(weights - 1e-5 * along)) / 2e-5
+    np.testing.assert_allclose(along @ problem.hypergradient(weights)[0], differences, rtol=1e-6, atol=1e-9)
+
+
+def test_shared_quadratics_against_the_closed_forms() -> None:
+    problem = SharedQuadratics(3)
+    twin = Quadratic(
+        torch.from_numpy(problem.matrix).repeat(3, 1, 1),
+        torch.from_numpy(problem.centers),
+        torch.from_numpy(problem.validation_matrix),
+        torch.from_numpy(problem.target),
+    )
+    weights = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
+    np.testing.assert_allclose(problem.minimiser(weights.numpy()[None])[0], twin.minimiser(weights).numpy())
+    np.testing.assert_allclose(
+        problem.hypergradient(weights.numpy()[None])[0], twin.implicit(weights).numpy()
+    )
+
+
+@pytest.mark.parametrize("problem", EVERY, ids=names)
+def test_noise_is_unbiased_and_within_its_constants(problem: BilevelProblem) -> None:
+    random = np.random.default_rng(0)
+    theta = np.repeat(problem.start[None], 40_000, 0)
+    exact = problem.gradients(theta[:1])
+    away = problem.noisy_gradients(theta, random) - exact
+    sigma = problem.constants(noisy=True).noise
+    assert (away**2).sum(-1).mean(0).max() <= sigma**2 * (1 + 1e-9)
+    assert np.linalg.norm(away, axis=-1).max() <= problem.noise_bound + 1e-9
+    assert np.abs(away.mean(0)).max() < 5 * sigma / np.sqrt(len(theta))
+    validation = problem.noisy_validation_gradient(theta, random) - problem.validation_gradient(theta[:1])
+    assert (validation**2).sum(-1).mean() <= sigma**2 * (1 + 1e-9)
+    assert np.abs(validation.mean(0)).max() < 5 * sigma / np.sqrt(len(theta))
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("problem", EVERY, ids=names)
+def test_constants_bound_what_a_run_sees(problem: BilevelProblem, noisy: bool) -> None:
+    c: Constants = problem.constants(noisy=noisy)
+    random = np.random.default_rng(1)
+    theta = np.repeat(problem.start[None], 50, 0)
+    weights = random.dirichlet(np.ones(3), 50)
+    for step in range(400):
+        if step % 40 == 0:
+            weights = random.dirichlet(np.full(3, 0.3), 50)
+        gradients = problem.noisy_gradients(theta, random) if noisy else problem.gradients(theta)
+        assert np.linalg.norm(problem.gradients(theta), axis=-1).max() <= c.gradient
+        assert np.linalg.norm(problem.validation_gradient(theta), axis=-1).max() <= c.validation_gradient
+        values = np.linalg.eigvalsh(problem.hessian(weights, theta))
+        assert values.min() >= c.strong_convexity - 1e-9
+        assert values.max() <= c.smoothness + 1e-9
+        theta = theta - 0.9 / c.smoothness * np.einsum("bm,bmd->bd", weights, gradients)
+
+
+@pytest.mark.parametrize("problem", EVERY, ids=names)
+def test_best_weights_against_a_grid(problem: BilevelProblem) -> None:
+    weights, value = problem.best()
+    assert value == pytest.approx(float(problem.outer(weights[None])[0]))
+    grid = problem.outer(simplex_grid(3, 60)).min()
+    assert value <= grid + 1e-8
+    assert value >= grid - 1e-3
+    assert problem.convexity_violations()[0] == 0
+
+
+@pytest.mark.parametrize("curvature", ["isotropic", "diagonal", "exact"])
+def test_the_fast_loop_is_the_mixer(curvature: str) -> None:
+    problem, horizon, rounds, eta, alpha = SharedQuadratics(4), 7, 5, 0.05, 0.3
+    outcome = simulate(
+        problem,
+        budget=horizon * rounds + 3,  # what is left over is not a round
+        horizons=np.array([horizon, 2.0]),
+        learning_rates=np.array([eta, 0.01]),
+        step_sizes=np.array([alpha, 0.1]),
+        curvature=curvature,
+    )
+    theta = nn.Parameter(torch.from_numpy(problem.start.copy()))
+    model = nn.Module()
+    model.register_parameter("theta", theta)
+    matrix = torch.from_numpy(problem.matrix)
+    signals = {
+        "isotropic": lambda: mixwell.Hypergradient(2.5),
+        "diagonal": lambda: mixwell.Hypergradient(
+            mixwell.DiagonalCurvature({"theta": torch.diagonal(matrix).clone()})
+        ),
+        "exact": lambda: mixwell.Hypergradient(mixwell.ExactCurvature()),
+    }
+    mixer = mixwell.Mixer(
+        model,
+        torch.optim.SGD([theta], lr=eta),
+        ["a", "b", "c"],
+        budget=horizon * rounds,
+        horizon=horizon,
+        update=alpha,
+        signal=signals[curvature](),
+    )
+    used: list[list[float]] = []
+    for _ in range(horizon * rounds):
+        for index, name in enumerate("abc"):
+            with mixer.domain(name):
+                torch_losses(problem, theta)[0][index].backward(create_graph=mixer.needs_graph)
+        mixer.step()
+        if mixer.round_done:
+            used.append(list(mixer.weights.last.values()))
+            with mixer.validation():
+                torch_losses(problem, theta)[1].backward()
+            mixer.update()
+    np.testing.assert_allclose(outcome.average[0], np.mean(used, 0), rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "logistic"])
+@pytest.mark.parametrize("curvature", ["isotropic", "diagonal", "exact"])
+def test_theorem_holds(kind: str, curvature: str) -> None:
+    rows = measure(
+        Cell("theorem", kind, 5, False, curvature, 600),
+        checkpoint=None,
+        report=lambda _: None,
+        stopping=lambda: False,
+    )
+    assert rows
+    for row in rows:
+        assert 0 <= row["gap"] <= row["bound"]
+        assert row["error_ratio"] <= 1
+    if curvature == "exact":
+        errors = [row["error"] for row in rows]
+        assert errors[-1] < 1e-3 * errors[0]  # the bias fades with T ...
+    else:
+        assert rows[-1]["error"] > 1e-4  # ... and delta's part does not
+
+
+def test_fit_recovers_a_law() -> None:
+    budgets = [100, 1000, 10_000]
+
+    def best(seed: int, budget: int, horizon: float) -> BestHorizon:
+        return BestHorizon(seed, budget, horizon, 0.1, 10 * budget, 0.2, 5, 1)
+
+    noisy = [best(s, n, (1 + s) * (n * np.log(n)) ** 0.4) for s in range(4) for n in budgets]
+    found = fit("any", noisy, noisy=True)
+    assert found.slope == pytest.approx(0.4)
+    assert (found.low, found.high) == pytest.approx((0.4, 0.4))
+    full = [best(s, n, s + 3 * np.log(n)) for s in range(4) for n in budgets]
+    assert fit("any", full, noisy=False).slope == pytest.approx(3.0)
+
+
+def test_kinds_differ_by_seed() -> None:
+    for make in KINDS.values():
+        assert not np.array_equal(make(0).start, make(1).start)

@@ -1,0 +1,173 @@
+"""The MNIST experiment: its data, its runs, and that a run can be stopped anywhere."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixwell.data.mnist import Mnist
+from mixwell.experiments.mnist.curves import curves_of, findings
+from mixwell.experiments.mnist.experiment import (
+    NOISY,
+    ROTATED,
+    VALIDATION,
+    VANILLA,
+    Domains,
+    Run,
+    Setting,
+    rotate,
+    with_wrong_labels,
+)
+from mixwell.experiments.mnist.sweep import Results, default_horizons, name_of, settings_of
+from mixwell.sweeps import StoppedError
+
+TINY = Setting(budget=7, horizon=3, seed=0, channels=2, batch_size=4, train_size=50, validation_size=40)
+
+
+@pytest.fixture(scope="module")
+def images() -> Mnist:
+    """Random pictures in the shape of MNIST."""
+    generator = torch.Generator().manual_seed(0)
+
+    def part(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pixels = torch.randint(0, 256, (count, 28, 28), generator=generator).to(torch.uint8)
+        return pixels, torch.randint(0, 10, (count,), generator=generator)
+
+    return Mnist(*part(300), *part(100))
+
+
+def test_rotation_turns_counter_clockwise() -> None:
+    image = torch.zeros(1, 1, 28, 28)
+    image[0, 0, 13:15, 24:27] = 1.0  # a mark at the right ...
+    turned = rotate(image, torch.tensor([90.0]))
+    assert turned[0, 0, 1:4, 13:15].min() > 0.99  # ... is at the top after a quarter turn
+    assert turned.sum() == pytest.approx(image.sum().item(), rel=1e-4)
+    torch.testing.assert_close(rotate(image, torch.tensor([0.0])), image)
+
+
+def test_noise_rate_is_the_share_of_wrong_labels() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 10, (20_000,), generator=generator)
+    for rate in (0.0, 0.5, 1.0):
+        wrong = (with_wrong_labels(labels, rate, generator) != labels).float().mean().item()
+        assert wrong == pytest.approx(rate, abs=0.015)
+    replaced = with_wrong_labels(torch.zeros(20_000, dtype=torch.long), 1.0, generator)
+    shares = torch.bincount(replaced, minlength=10) / 20_000
+    assert shares[0] == 0
+    assert shares[1:].min() > 0.09
+
+
+def test_domains_do_not_share_images_and_streams_do_not_disturb_each_other(images: Mnist) -> None:
+    one, other = Domains(images, TINY), Domains(images, TINY)
+    for _ in range(3):
+        other.draw(VALIDATION)
+        other.draw(NOISY)
+    for a, b in zip(one.draw(ROTATED), other.draw(ROTATED), strict=True):
+        assert torch.equal(a, b)
+    sets = [{tuple(x.flatten().tolist()[:50]) for x in one._pixels[n]} for n in (VANILLA, ROTATED, NOISY)]
+    assert all(len(s) == 50 for s in sets)
+    assert len(set.union(*sets)) == 150
+    validation, rest = one.validation(), one.test()
+    assert (len(validation[1]), len(rest[1])) == (40, 60)
+
+
+def test_rotated_images_get_a_new_angle_whenever_they_are_drawn(images: Mnist) -> None:
+    domains = Domains(images, replace(TINY, train_size=1))
+    pixels, _ = domains.draw(ROTATED, 2)
+    assert not torch.equal(pixels[0], pixels[1])
+    pixels, _ = domains.draw(VANILLA, 2)
+    assert torch.equal(pixels[0], pixels[1])
+
+
+def test_a_run_stopped_after_every_step_is_the_undisturbed_one(images: Mnist, tmp_path: Path) -> None:
+    whole = Run(TINY, images).finish()
+    checkpoint = tmp_path / "run.safetensors"
+    stops = 0
+    while True:
+        try:
+            pieces = Run(TINY, images, checkpoint=checkpoint).finish(stopping=lambda: True)
+        except StoppedError:
+            stops += 1
+            if stops < TINY.budget:
+                continue
+            pieces = Run(TINY, images, checkpoint=checkpoint).finish()
+        break
+    assert stops == TINY.budget
+    assert replace(pieces, seconds=0.0) == replace(whole, seconds=0.0)
+    assert [step for step, _ in whole.course] == [0, 3, 6, 7]
+
+
+def test_a_checkpoint_of_another_run_is_refused(images: Mnist, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    with pytest.raises(StoppedError):
+        Run(TINY, images, checkpoint=path).finish(stopping=lambda: True)
+    with pytest.raises(ValueError, match="other settings; remove it"):
+        Run(replace(TINY, seed=1), images, checkpoint=path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"horizon": 8}, "at most the budget of 7"),
+        ({"horizon": 0}, "horizon must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"noise_rate": 1.5}, "noise_rate must be between 0 and 1"),
+        ({"train_size": 20_001}, "60,000 training images"),
+        ({"validation_size": 10_001}, "10,000 test images"),
+        ({"rotation": float("nan")}, "rotation must be finite"),
+    ],
+)
+def test_bad_settings_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **changes)
+
+
+def test_default_horizons_have_the_theorys_among_them() -> None:
+    assert default_horizons(1000) == [1, 2, 5, 10, 20, 50, 84, 100, 200, 500, 1000]
+    assert default_horizons(5000) == [1, 2, 5, 10, 20, 50, 100, 207, 500, 1000, 2000, 5000]
+    assert default_horizons(1) == [1]
+
+
+def test_names_tell_settings_apart() -> None:
+    settings = [TINY, replace(TINY, seed=1), replace(TINY, rotation=30.0), replace(TINY, noise_rate=0.1)]
+    assert len({name_of(setting) for setting in settings}) == 4
+
+
+def test_results_are_kept_once_and_read_back(images: Mnist, tmp_path: Path) -> None:
+    settings = settings_of(
+        budgets=[4],
+        horizons=[1, 4, 9],
+        batch_sizes=[4],
+        seeds=2,
+        channels=2,
+        train_size=50,
+        validation_size=40,
+    )
+    assert [(s.horizon, s.seed) for s in settings] == [(1, 0), (4, 0), (1, 1), (4, 1)]
+    results = Results(tmp_path)
+    outcomes = {setting: Run(setting, images).finish() for setting in settings}
+    for setting in (settings[2], settings[0]):
+        results.add(setting, outcomes[setting])
+    again = Results(tmp_path)
+    assert again.missing(settings) == [settings[1], settings[3]]
+    row = next(r for r in again.runs if r["run"] == name_of(settings[0]))
+    assert row["validation_loss"] == outcomes[settings[0]].validation_loss
+    assert row["last_rotated"] == outcomes[settings[0]].last["rotated"]
+    for setting in again.missing(settings):
+        again.add(setting, outcomes[setting])
+    (curve,) = curves_of(Results(tmp_path).runs)
+    assert (curve.horizons, curve.seeds, curve.theory) == ([1, 4], 2, 3)
+    losses = [outcomes[s].validation_loss for s in settings if s.horizon == 4]
+    assert curve.mean("validation_loss")[1] == pytest.approx(sum(losses) / 2)
+    assert curve.spread("validation_loss")[1] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
+    assert "N = 4" in findings(curve)[0]
+
+
+def test_no_runs_and_no_horizons_are_said() -> None:
+    with pytest.raises(ValueError, match="no finished runs"):
+        curves_of([])
+    with pytest.raises(ValueError, match="within a budget of"):
+        settings_of(budgets=[4], horizons=[9], batch_sizes=[4], seeds=1)
+    with pytest.raises(ValueError, match="at least 1 seed"):
+        settings_of(budgets=[4], horizons=None, batch_sizes=[4], seeds=0)

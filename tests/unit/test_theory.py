@@ -1,0 +1,115 @@
+"""The bounds against the paper's formulas written out, and against each other."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mixwell import theory
+from mixwell.theory import Constants
+
+PLAIN = Constants(
+    domains=3,
+    gradient=2.0,
+    smoothness=4.0,
+    strong_convexity=1.0,
+    validation_gradient=3.0,
+    validation_smoothness=1.5,
+    least_curvature=0.5,
+    greatest_curvature=5.0,
+    curvature_error=0.1,
+    spread=0.7,
+    start=2.0,
+    noise=1.2,
+)
+
+
+def test_deterministic_bound_is_the_papers_formula() -> None:
+    # Theorem "thm2" with the numbers put in by hand: R = 2 max(2, 9 * 0.7) = 12.6.
+    eta, T, N = 0.05, 40, 4000
+    first = 3 * 2 * 3 * math.sqrt(math.log(3)) / (2 * 0.5 * math.sqrt(100))
+    second = 2 * (1 - 0.025) ** 39 * (0.05 * 40 * (4 * 3 + 1.5 * 2) * 12.6 + 2 * 3 / 1.0)
+    third = 2 * 0.1 * 2 * 3 / 0.25
+    bound = theory.deterministic_bound(PLAIN, budget=N, horizon=T, learning_rate=eta)
+    assert bound.optimisation == pytest.approx(first)
+    assert bound.horizon_bias == pytest.approx(second)
+    assert bound.curvature == pytest.approx(third)
+    assert bound.total == pytest.approx(first + second + third)
+    error = theory.hypergradient_error_bound(PLAIN, horizon=T, learning_rate=eta)
+    assert error == pytest.approx((second + third) / 2)
+
+
+def test_stochastic_bound_is_the_proofs_formula() -> None:
+    eta, T, N = 0.04, 60, 6000
+    noisy, noisy_validation = math.sqrt(4 + 1.44), math.sqrt(9 + 1.44)
+    first = 1.5 * noisy * noisy_validation * math.sqrt(math.log(3)) / (0.5 * 10)
+    fading = (1 - 0.02) ** 59
+    second = 2 * 3 * 6.3 * (4 * 3 * 0.04 * 60 + 1.5 * noisy / 0.5) * fading
+    second += 2 * 3 * 2 / 1.0 * (1 - 0.04) ** 60
+    second += 2 * 0.2 * 1.2 * (4 * 3 / 1.0 + 1.5 * noisy / 0.5)
+    bound = theory.stochastic_bound(PLAIN, budget=N, horizon=T, learning_rate=eta)
+    assert bound.optimisation == pytest.approx(first)
+    assert bound.horizon_bias == pytest.approx(second)
+    assert bound.curvature == pytest.approx(2 * 0.1 * 2 * 3 / 0.25)
+
+
+@pytest.mark.parametrize("budget", [50, 777, 20_000])
+def test_solvers_find_the_least_bound(budget: int) -> None:
+    eta = 0.9 * PLAIN.greatest_learning_rate
+    every = range(1, budget + 1)
+    fixed = min(
+        every,
+        key=lambda t: (
+            theory.deterministic_bound(PLAIN, budget=budget, horizon=t, learning_rate=eta).reducible
+        ),
+    )
+    assert theory.best_deterministic_horizon(PLAIN, budget=budget, learning_rate=eta) == fixed
+    noisy = min(every, key=lambda t: theory.stochastic_bound(PLAIN, budget=budget, horizon=t).reducible)
+    found = theory.best_stochastic_horizon(PLAIN, budget=budget)
+    values = [theory.stochastic_bound(PLAIN, budget=budget, horizon=t).reducible for t in (noisy, found)]
+    assert values[1] == pytest.approx(values[0], rel=1e-6)
+
+
+def test_best_horizons_grow_as_the_theorems_say() -> None:
+    quiet = replace(PLAIN, noise=0.0)
+    eta = 0.9 * PLAIN.greatest_learning_rate
+    fixed = [
+        theory.best_deterministic_horizon(quiet, budget=10**k, learning_rate=eta) for k in (5, 6, 7, 8, 9)
+    ]
+    steps = [b - a for a, b in pairwise(fixed)]
+    assert max(steps) - min(steps) <= 0.1 * max(steps)  # linear in log N
+    noisy = [theory.best_stochastic_horizon(PLAIN, budget=10**k) for k in (6, 8, 10)]
+    for k, horizon in zip((6, 8, 10), noisy, strict=True):
+        N = 10**k
+        # sqrt(N log N), up to a constant that the problem sets once
+        assert horizon / math.sqrt(N * math.log(N)) == pytest.approx(
+            noisy[0] / math.sqrt(10**6 * math.log(10**6)), rel=0.15
+        )
+
+
+@given(st.integers(1, 10**6), st.integers(2, 10**5))
+def test_parts_move_as_they_should(budget: int, horizon: int) -> None:
+    one = theory.deterministic_bound(PLAIN, budget=budget, horizon=horizon, learning_rate=0.05)
+    more = theory.deterministic_bound(PLAIN, budget=2 * budget, horizon=horizon, learning_rate=0.05)
+    assert more.optimisation < one.optimisation
+    assert more.horizon_bias == one.horizon_bias
+    assert min(one.optimisation, one.horizon_bias, one.curvature) >= 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"domains": 0}, "at least 1 domain"),
+        ({"strong_convexity": 0.0}, "strong_convexity must be positive"),
+        ({"strong_convexity": 5.0}, "cannot exceed smoothness"),
+        ({"least_curvature": 6.0}, "cannot exceed greatest_curvature"),
+        ({"noise": -1.0}, "noise must be finite and not negative"),
+        ({"gradient": math.inf}, "gradient must be finite"),
+    ],
+)
+def test_contradictory_constants_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(PLAIN, **changes)
