@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint bench peers clean
+.PHONY: demo test lint bench peers reproduce clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,11 @@ lint: $(VENV)/.installed  ## ruff and pyright
 
 bench: $(VENV)/.installed  ## what mixing costs beside plain training
 	$(BIN)/python bench/overhead.py
+
+reproduce: $(VENV)/.installed  ## the paper's claims, small: about 10 minutes on two cores; runs/*/report.html
+	$(BIN)/mixwell reproduce quadratic
+	$(BIN)/mixwell reproduce bounds --quick
+	$(BIN)/mixwell reproduce mnist --quick
 
 peers: $(VENV)/.peers  ## cross-checks with TorchOpt and JAX
 	$(BIN)/pytest -q -m peers tests/peers

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 import mixwell
+from mixwell import environment
 
 DOMAINS, ROWS, HORIZON = ["a", "b", "c"], 64, 20
 SIGNALS: dict[str, Callable[[], mixwell.Signal]] = {
@@ -123,14 +123,9 @@ def main() -> None:
                     "memory_over_parameters": memory,
                 }
             )
-    environment = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-    }
+    made_with = environment.describe(["python", "bench/overhead.py"])
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"environment": environment, "results": results}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"environment": made_with, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
