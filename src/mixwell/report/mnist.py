@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mixwell import environment
-from mixwell.experiments.mnist.curves import Curve, curves_of, findings
+from mixwell.experiments.mnist.curves import NEAR, Curve, curves_of, findings
 from mixwell.experiments.mnist.experiment import DOMAINS, ROTATED
 from mixwell.experiments.mnist.sweep import Results
 from mixwell.report import page, style
@@ -37,13 +37,18 @@ def write(folders: Sequence[Path], out: Path, *, figures: bool = True) -> list[P
         The files.
     """
     results = [Results(folder) for folder in folders]
-    runs = [row for result in results for row in result.runs]
-    weights = [row for result in results for row in result.weights]
+    runs = list({row["run"]: row for result in results for row in result.runs}.values())
+    weights = list({(row["run"], row["step"]): row for result in results for row in result.weights}.values())
     curves = curves_of(runs)
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     if figures:
         written += style.save(_panels_figure(curves), out / "panels")
+        for own in _by_budget(curves).values():
+            if len(own) > 1:
+                figure, axes = style.new_figure(1, 1, width=6.0, height=4.2)
+                _valleys(axes[0, 0], own)
+                written += style.save(figure, out / f"valleys-n{own[0].budget}")
         written += style.save(_courses_figure(curves, weights), out / "weights")
     examples = next((f / "examples.png" for f in folders if (f / "examples.png").exists()), None)
     return [*written, page.write(_page(curves, weights, examples, folders), out / "report.html")]
@@ -81,11 +86,11 @@ def _by_budget(curves: Sequence[Curve]) -> dict[int, list[Curve]]:
 
 def _panels_figure(curves: Sequence[Curve]) -> Any:
     groups = _by_budget(curves)
-    figure, axes = style.new_figure(len(PANELS), len(groups), width=5.6 * len(groups), height=3.0)
-    for column, own in enumerate(groups.values()):
-        for row, (name, title) in enumerate(PANELS):
+    figure, axes = style.new_figure(len(groups), len(PANELS), width=13.0, height=3.6)
+    for row, own in enumerate(groups.values()):
+        for column, (name, title) in enumerate(PANELS):
             _panel(axes[row, column], own, name, title)
-        axes[0, column].set_title(f"N = {own[0].budget} training steps", fontsize=11, color=style.INK)
+            axes[row, column].set_title(f"N = {own[0].budget} training steps", fontsize=10, color=style.INK)
     return figure
 
 
@@ -96,12 +101,16 @@ def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
         mean, spread = curve.mean(name), curve.spread(name)
         axis.plot(curve.horizons, mean, color=colour, marker="o", markersize=4, label=curve.label, zorder=3)
         if curve.seeds > 1:
-            axis.fill_between(curve.horizons, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0)
+            low, high = mean - spread, mean + spread
+            if "loss" not in name:  # shares end at 0 and 1
+                low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+            axis.fill_between(curve.horizons, low, high, color=colour, alpha=0.18, lw=0)
             for horizon, rows in zip(curve.horizons, curve.rows, strict=True):
                 axis.plot([horizon] * len(rows), [r[name] for r in rows], ".", color=colour, ms=3, alpha=0.5)
         if name.startswith("last_"):
             average = curve.mean(name.replace("last_", "average_"))
-            axis.plot(curve.horizons, average, color=colour, lw=1, ls=":", label="average over the run")
+            label = "its average over the run" if index == 0 else None
+            axis.plot(curve.horizons, average, color=colour, lw=1, ls=":", label=label)
     if name.startswith(("last_", "average_")):
         axis.set_ylim(-0.03, 1.03)
     axis.axvline(curves[0].theory, color=style.FAINT, ls="--", lw=1, zorder=1)
@@ -121,6 +130,24 @@ def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
     axis.set_ylabel(title, fontsize=9)
     if len(curves) > 1 or name.startswith("last_"):
         axis.legend(frameon=False, fontsize=8)
+
+
+def _valleys(axis: Any, curves: Sequence[Curve]) -> None:
+    """The loss of each curve over its least, and the horizons near that, so that valleys can be compared."""
+    for index, curve in enumerate(curves):
+        colour = style.COLOURS[index % len(style.COLOURS)]
+        loss = curve.mean("validation_loss")
+        axis.plot(curve.horizons, loss / loss.min(), "o-", ms=4, color=colour, label=curve.label)
+        near = [t for t, value in zip(curve.horizons, loss, strict=True) if value <= NEAR * loss.min()]
+        height = 0.97 - 0.02 * index
+        axis.plot([near[0], near[-1]], [height, height], color=colour, lw=4, alpha=0.6, solid_capstyle="butt")
+    axis.axvline(curves[0].theory, color=style.FAINT, ls="--", lw=1, zorder=1)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel("horizon T", fontsize=9)
+    axis.set_ylabel("validation loss / its least", fontsize=9)
+    axis.set_title(f"N = {curves[0].budget} training steps", fontsize=10, color=style.INK)
+    axis.legend(frameon=False, fontsize=8)
 
 
 def _shown(curve: Curve) -> list[int]:
@@ -199,6 +226,13 @@ def _panel_section(curves: Sequence[Curve]) -> Section:
         _panel(axes[0, 0], curves, name, title)
         text = f"{title[0].upper()}{title[1:]} at the end of training against the horizon T"
         text += "; mean, standard deviation and runs of the seeds." if curves[0].seeds > 1 else "."
+        pictures.append(Picture.of(figure, text))
+    if len(curves) > 1:
+        figure, axes = style.new_figure(1, 1, width=4.6, height=3.6)
+        _valleys(axes[0, 0], curves)
+        text = (
+            "Validation loss over its least, by batch size; the bars are the horizons within 5% of the least."
+        )
         pictures.append(Picture.of(figure, text))
     said = [" ".join(findings(curve)) for curve in curves]
     return Section(f"N = {curves[0].budget} training steps", said, pictures)

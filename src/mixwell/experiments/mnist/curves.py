@@ -13,6 +13,8 @@ from mixwell.tables import Row, column
 from mixwell.theory import stochastic_horizon
 
 Array = NDArray[np.float64]
+NEAR = 1.05
+"""A loss within this factor of the least is near it."""
 _RUN_ITSELF = ("run", "horizon", "seed", "seconds")
 _RESULTS = ("validation_", "test_", "last_", "average_")
 
@@ -125,6 +127,9 @@ def findings(curve: Curve) -> list[str]:
         if index is not None and index != best:
             more = loss[index] / loss[best]
             lines.append(f"{told(index)} ({meaning}), {more:.2f} times the least.")
+    near = [str(t) for t, value in zip(curve.horizons, loss, strict=True) if value <= NEAR * loss[best]]
+    if len(near) > 1:
+        lines.append(f"Within {NEAR - 1:.0%} of the least: T = {', '.join(near)}.")
     low = [
         curve.horizons[i] for i in range(len(loss)) if loss[i] <= loss[best] + max(spread[best], spread[i])
     ]
