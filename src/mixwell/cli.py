@@ -149,15 +149,17 @@ def mnist_command(
 
 @app.command("report")
 def report_command(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that `mixwell reproduce mnist` wrote.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders that `mixwell reproduce mnist` or `bounds` wrote.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Where to. [default: the only folder]")] = None,
 ) -> None:
-    """Draw the figures and the HTML report of finished runs, of several folders in one."""
-    from mixwell.report import mnist
+    """Draw the figures and the HTML report of finished runs; several folders of MNIST runs make one report."""
+    from mixwell.report import folders as reports
 
     if out is None and len(folders) > 1:
         raise ValueError("several folders need --out, the folder for their common report")
-    for path in mnist.write(folders, out or folders[0]):
+    for path in reports.write(folders, out or folders[0]):
         typer.echo(path)
 
 

@@ -16,8 +16,10 @@ from mixwell.experiments.mnist.sweep import Results
 from mixwell.report import mnist, page
 from mixwell.report.page import Page, Section, Sheet
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --disable-background-networking --disable-component-update "
+    "--disable-sync"
+).split()
 
 
 @pytest.fixture(scope="module")

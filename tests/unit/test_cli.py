@@ -116,6 +116,9 @@ def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
     again = mixwell(*words, "--no-figures", cwd=tmp_path)
     assert "0 of them" not in again.stdout
     assert (folder / "measurements.csv").read_text() == before
+    drawn = mixwell("report", "runs/bounds", "--out", "again", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert (tmp_path / "again" / "report.html").read_text() == (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,6 @@ def test_bad_input_of_sweeps_is_one_line(args: list[str], message: str, tmp_path
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
     done = mixwell("report", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 2
-    assert "there are no finished runs to show" in done.stderr
+    assert "has no results: neither runs.csv nor measurements.csv" in done.stderr
     done = mixwell("report", "a", "b", cwd=tmp_path)
     assert "several folders need --out" in done.stderr

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mixwell import environment
+from mixwell import environment, tables
+from mixwell.experiments.bounds.cells import MEASUREMENTS
 from mixwell.experiments.bounds.problems import CURVATURES
-from mixwell.experiments.bounds.scaling import BestHorizon, Fit, parting
+from mixwell.experiments.bounds.scaling import Best, BestHorizon, Fit, growth_of, parting
 from mixwell.report import page, style
 from mixwell.report.page import Page, Picture, Section, Sheet
 from mixwell.tables import Row, column
 from mixwell.theory import stochastic_horizon
 
-Best = Mapping[tuple[str, bool], Sequence[BestHorizon]]
 Drawing = tuple[Callable[[Any], None], str]
 
 
-def write(rows: Sequence[Row], best: Best, fits: Sequence[Fit], out: Path) -> list[Path]:
+def write(folder: Path, out: Path) -> list[Path]:
     """Draw the figures and write the report.
 
     Args:
-        rows: all measurements.
-        best: the best horizons, by kind of problem and noise.
-        fits: how they grow.
-        out: the folder; it has the environment's file.
+        folder: written by ``mixwell reproduce bounds``.
+        out: where to.
 
     Returns:
         The files.
+
+    Raises:
+        ValueError: there are no measurements.
     """
+    rows = tables.read(folder / MEASUREMENTS)
+    if not rows:
+        raise ValueError(f"there are no measurements in {folder}")
+    best, fits = growth_of(rows)
+    out.mkdir(parents=True, exist_ok=True)
     theorem = _theorem_drawings(rows)
     growth = _growth_drawings(rows, best, fits)
     written = _save(theorem, out / "theorem") + _save(growth, out / "horizons")
-    return [*written, page.write(_page(rows, theorem, growth, best, fits, out), out / "report.html")]
+    return [*written, page.write(_page(rows, theorem, growth, best, fits, folder), out / "report.html")]
 
 
 def _save(drawings: Sequence[Drawing], path: Path) -> list[Path]:
@@ -202,7 +208,7 @@ def _page(
     growth: Sequence[Drawing],
     best: Best,
     fits: Sequence[Fit],
-    out: Path,
+    folder: Path,
 ) -> Page:
     cells = _select(rows, purpose="theorem")
     quotients = [float(r["gap"]) / float(r["bound"]) for r in cells]
@@ -227,7 +233,7 @@ def _page(
         ]
         for fit in fits
     ]
-    described = json.loads((out / environment.FILE).read_text())
+    described = json.loads((folder / environment.FILE).read_text())
     return Page(
         "Bounds and horizons: theory beside measurement",
         lead,

@@ -16,6 +16,7 @@ from mixwell.experiments.bounds.simulation import simulate
 from mixwell.sweeps import StoppedError
 from mixwell.tables import Row
 
+MEASUREMENTS = "measurements.csv"
 LEARNING_RATE = 0.9
 """Of the greatest that the theorem allows."""
 

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from mixwell import environment, tables
-from mixwell.experiments.bounds.cells import Cell, measure
+from mixwell.experiments.bounds.cells import MEASUREMENTS, Cell, measure
 from mixwell.experiments.bounds.problems import CURVATURES, KINDS
-from mixwell.experiments.bounds.scaling import BestHorizon, Fit, best_horizons, fit, parting
+from mixwell.experiments.bounds.scaling import Best, Fit, growth_of, parting
 from mixwell.sweeps import Job, check_workers, run_sweep
 from mixwell.tables import Row, column
 
-MEASUREMENTS, HORIZONS, FITS = "measurements.csv", "horizons.csv", "fits.csv"
+HORIZONS, FITS = "horizons.csv", "fits.csv"
 SCALING = (
     ("quadratic", False, 100),
     ("steep quadratic", False, 100),
@@ -87,15 +87,14 @@ def main(*, seeds: int, copies: int, decades: float, workers: int, out: Path, fi
     check_workers(workers)
     console = Console()
     rows = _measure(cells_of(seeds=seeds, copies=copies, decades=decades), out, workers, console)
-    best = {(kind, noisy): best_horizons(_scaling(rows, kind, noisy)) for kind, noisy, _ in SCALING}
-    fits = [fit(kind, found, noisy=noisy) for (kind, noisy), found in best.items()]
+    best, fits = growth_of(rows)
     holds = _print_theorem(rows, console)
     _print_scaling(best, fits, console)
     written = [out / MEASUREMENTS, *_write(best, fits, out)]
     if figures:
         from mixwell.report import bounds
 
-        written += bounds.write(rows, best, fits, out)
+        written += bounds.write(out, out)
     console.print("written: " + ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
     return holds
 
@@ -129,10 +128,6 @@ def _measure(cells: Sequence[Cell], out: Path, workers: int, console: Console) -
     if todo:
         tables.write(path, rows)
     return rows
-
-
-def _scaling(rows: Sequence[Row], kind: str, noisy: bool) -> list[Row]:
-    return [r for r in rows if (r["purpose"], r["kind"], r["noisy"]) == ("scaling", kind, int(noisy))]
 
 
 def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
@@ -171,16 +166,14 @@ def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
     return holds
 
 
-def _print_scaling(
-    best: dict[tuple[str, bool], list[BestHorizon]], fits: Sequence[Fit], console: Console
-) -> None:
+def _print_scaling(best: Best, fits: Sequence[Fit], console: Console) -> None:
     console.print("the best horizon:")
     for growth in fits:
         told = parting(growth, best[growth.kind, growth.noisy])
         console.print(f"  {told}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _write(best: dict[tuple[str, bool], list[BestHorizon]], fits: Sequence[Fit], out: Path) -> list[Path]:
+def _write(best: Best, fits: Sequence[Fit], out: Path) -> list[Path]:
     rows: list[Row] = [
         {"kind": kind, "noisy": int(noisy), **asdict(found)}
         for (kind, noisy), every in best.items()

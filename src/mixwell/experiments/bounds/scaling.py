@@ -43,6 +43,10 @@ class BestHorizon:
     shortest: int
 
 
+Best = dict[tuple[str, bool], list[BestHorizon]]
+"""By kind of problem, and whether gradients are noisy."""
+
+
 @final
 @dataclass(frozen=True)
 class Fit:
@@ -137,6 +141,23 @@ def best_horizons(rows: Sequence[Row]) -> list[BestHorizon]:
             )
         )
     return found
+
+
+def growth_of(rows: Sequence[Row]) -> tuple[Best, list[Fit]]:
+    """The best horizons and their growth, of everything that was measured.
+
+    Args:
+        rows: all measurements; those for scaling are taken.
+
+    Returns:
+        The best horizons by kind of problem and noise, and a fit for each.
+    """
+    scaling = [row for row in rows if row["purpose"] == "scaling"]
+    best: Best = {}
+    for kind, noisy in dict.fromkeys((str(row["kind"]), int(row["noisy"])) for row in scaling):
+        own = [row for row in scaling if (row["kind"], row["noisy"]) == (kind, noisy)]
+        best[kind, bool(noisy)] = best_horizons(own)
+    return best, [fit(kind, found, noisy=noisy) for (kind, noisy), found in best.items()]
 
 
 def lowest(horizons: Array, gaps: Array) -> float:
