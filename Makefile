@@ -28,6 +28,7 @@ lint: $(VENV)/.installed  ## ruff and pyright
 
 bench: $(VENV)/.installed  ## what mixing costs beside plain training
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/sweep.py
 
 reproduce: $(VENV)/.installed  ## the paper's claims, small: about 10 minutes on two cores; runs/*/report.html
 	$(BIN)/mixwell reproduce quadratic

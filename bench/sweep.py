@@ -42,6 +42,7 @@ def main() -> None:
         "seconds": times,
         "ratios": ratios,
     }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

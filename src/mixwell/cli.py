@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -16,6 +15,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+Given = TypeVar("Given")
 reproduce = typer.Typer(
     name="reproduce", help="Regenerate the paper's results and look at them.", no_args_is_help=True
 )
@@ -69,9 +69,9 @@ def quadratic_command(
 
 @reproduce.command("bounds")
 def bounds_command(
-    seeds: Annotated[int, typer.Option(help="Problems of each kind.")] = 8,
-    copies: Annotated[int, typer.Option(help="Runs of the noise that are averaged.")] = 16,
-    decades: Annotated[float, typer.Option(help="Of budgets N, over which the best T is sought.")] = 3.0,
+    seeds: Annotated[int | None, typer.Option(help="Problems of each kind. [default: 8]")] = None,
+    copies: Annotated[int | None, typer.Option(help="Runs of noise to average. [default: 16]")] = None,
+    decades: Annotated[float | None, typer.Option(help="Of budgets N. [default: 3]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="3 seeds, 4 copies, 2 decades.")] = False,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/bounds"),
@@ -79,12 +79,13 @@ def bounds_command(
 ) -> None:
     """The theorems beside measurements on problems with known constants, and the best T. Resumable."""
     from mixwell.experiments.bounds import command
+    from mixwell.sweeps import cores
 
     ok = command.main(
-        seeds=3 if quick else seeds,
-        copies=4 if quick else copies,
-        decades=2.0 if quick else decades,
-        workers=workers or os.cpu_count() or 1,
+        seeds=_given(seeds, 3 if quick else 8),
+        copies=_given(copies, 4 if quick else 16),
+        decades=_given(decades, 2.0 if quick else 3.0),
+        workers=_given(workers, cores()),
         out=out,
         figures=figures,
     )
@@ -126,14 +127,15 @@ def mnist_command(
 ) -> None:
     """The paper's MNIST experiment: final loss, accuracy and weights against the horizon. Resumable."""
     from mixwell.experiments.mnist import command
+    from mixwell.sweeps import cores
 
     command.main(
         budgets=_whole_numbers("--budget", budget),
-        horizons=_whole_numbers("--horizons", horizons) if horizons else None,
-        batch_sizes=_whole_numbers("--batch-size", batch_size or ("32" if quick else "256")),
+        horizons=None if horizons is None else _whole_numbers("--horizons", horizons),
+        batch_sizes=_whole_numbers("--batch-size", _given(batch_size, "32" if quick else "256")),
         seeds=seeds,
-        workers=workers or os.cpu_count() or 1,
-        channels=channels or (8 if quick else 32),
+        workers=_given(workers, cores()),
+        channels=_given(channels, 8 if quick else 32),
         learning_rate=learning_rate,
         step_size=step_size,
         curvature=curvature,
@@ -161,6 +163,10 @@ def report_command(
         raise ValueError("several folders need --out, the folder for their common report")
     for path in reports.write(folders, out or folders[0]):
         typer.echo(path)
+
+
+def _given(value: Given | None, default: Given) -> Given:
+    return default if value is None else value
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:

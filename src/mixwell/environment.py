@@ -19,7 +19,7 @@ FILE = "environment.json"
 
 
 def write(folder: Path) -> Path:
-    """Write :func:`describe` beside results.
+    """Write :func:`describe` beside results; commands that added to them before stay in the list.
 
     Args:
         folder: of the results; made if it is missing.
@@ -27,12 +27,33 @@ def write(folder: Path) -> Path:
     Returns:
         The file.
     """
-    files.write(folder / FILE, json.dumps(describe(), indent=1) + "\n")
+    made_with = describe()
+    if (folder / FILE).exists():
+        made_with["commands"] = list(dict.fromkeys(read(folder)["commands"] + made_with["commands"]))
+    files.write(folder / FILE, json.dumps(made_with, indent=1) + "\n")
     return folder / FILE
 
 
+def read(folder: Path) -> dict[str, Any]:
+    """What :func:`write` wrote.
+
+    Args:
+        folder: of the results.
+
+    Returns:
+        The description.
+
+    Raises:
+        ValueError: it is not there, or not readable.
+    """
+    try:
+        return json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder / FILE} says what results were made with, but: {error}") from error
+
+
 def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Versions, processor and command, as plain values. No path of the machine is in it.
+    """Versions, processor and command, as plain values. Of absolute paths only the last part is told.
 
     Args:
         command: the words of the command, by default those of this process.
@@ -42,7 +63,7 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
     """
     words = list(command if command is not None else ["mixwell", *sys.argv[1:]])
     return {
-        "command": shlex.join(words),
+        "commands": [shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)],
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
@@ -68,15 +89,19 @@ def _processor() -> str:
     return platform.processor() or "unknown"
 
 
-def facts(described: dict[str, Any]) -> list[tuple[str, str]]:
-    """What :func:`describe` gave, as lines for a report.
+def facts(folders: Sequence[Path]) -> list[tuple[str, str]]:
+    """What results were made with, as lines for a report.
 
     Args:
-        described: read back from a file.
+        folders: of the results.
 
     Returns:
-        Names and values, without the command.
+        Names and values, each said once.
     """
-    packages = ", ".join(f"{name} {version}" for name, version in described["packages"].items())
-    processor = f"{described['processor']}, {described['cores']} cores, {described['system']}"
-    return [("packages", f"Python {described['python']}, {packages}"), ("machine", processor)]
+    lines: list[tuple[str, str]] = []
+    for made_with in map(read, folders):
+        packages = ", ".join(f"{name} {version}" for name, version in made_with["packages"].items())
+        processor = f"{made_with['processor']}, {made_with['cores']} cores, {made_with['system']}"
+        lines += [("made by", command) for command in made_with["commands"]]
+        lines += [("packages", f"Python {made_with['python']}, {packages}"), ("machine", processor)]
+    return list(dict.fromkeys(lines))

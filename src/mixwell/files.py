@@ -26,7 +26,7 @@ def replacing(path: Path) -> Generator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        with temporary.open("rb") as written:
+        with temporary.open("r+b") as written:
             os.fsync(written.fileno())
         temporary.chmod(0o666 & ~_umask())  # mkstemp's own rights are for secrets
         os.replace(temporary, path)

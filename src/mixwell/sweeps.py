@@ -1,70 +1,32 @@
-"""Many independent runs in worker processes: one thread each, with progress, stopped and continued at will."""
+"""Many independent runs in worker processes, with progress, stopped and continued at will."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar, cast, final
+from typing import Any, TypeVar
 
+from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-SettingT = TypeVar("SettingT", contravariant=True)
-ResultT = TypeVar("ResultT", covariant=True)
+from mixwell import files
+from mixwell.workers import Job, Work, Workers
+
 Payload = TypeVar("Payload")
 Result = TypeVar("Result")
-REPORT_SECONDS, LINE_SECONDS = 0.5, 15.0
+LINE_SECONDS = 15.0
 
 
-class Work(Protocol[SettingT, ResultT]):
-    """What a worker does: a function at the top of a module, so that other processes can find it."""
-
-    def __call__(
-        self,
-        setting: SettingT,
-        /,
-        *,
-        checkpoint: Path,
-        report: Callable[[int], None],
-        stopping: Callable[[], bool],
-    ) -> ResultT:
-        """Do one run.
-
-        Args:
-            setting: of the run.
-            checkpoint: to continue from if it is there, and to save to.
-            report: to be told how many steps are done.
-            stopping: asks whether to save and raise :class:`StoppedError`.
-        """
-        ...
-
-
-class StoppedError(Exception):
-    """Raised by work that was asked to stop, after it saved its checkpoint."""
-
-
-@final
-@dataclass(frozen=True)
-class Job(Generic[Payload]):
-    """One run of a sweep.
-
-    Args:
-        name: names it in messages and names its checkpoint.
-        steps: how much work it is.
-        setting: what the work is given.
-    """
-
-    name: str
-    steps: int
-    setting: Payload
+def cores() -> int:
+    """How many processes can run at once on the cores that this one may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def check_workers(workers: int) -> None:
@@ -80,6 +42,26 @@ def check_workers(workers: int) -> None:
         raise ValueError(f"a sweep needs at least 1 worker, got {workers}")
 
 
+@contextmanager
+def only_one(folder: Path) -> Generator[None]:
+    """Keep other sweeps out of a folder of results, which they would overwrite.
+
+    Args:
+        folder: made if it is missing.
+
+    Raises:
+        OSError: another one is at work in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock", blocking=False)
+    try:
+        with lock:
+            yield
+    except Timeout as error:
+        raise OSError(f"another sweep is at work in {folder}: wait for it, or give another --out") from error
+    (folder / ".lock").unlink(missing_ok=True)
+
+
 def run_sweep(
     work: Work[Payload, Result],
     jobs: Sequence[Job[Payload]],
@@ -92,7 +74,8 @@ def run_sweep(
     """Run all jobs, some at a time.
 
     Every job has a checkpoint in a folder, so an interrupted sweep continues where it stopped when the same
-    jobs are given again (without those whose results are there). Checkpoints of finished jobs are removed.
+    jobs are given again (without those whose results are there). Checkpoints of finished jobs are removed. A
+    job that fails does not keep the others from being done.
 
     Args:
         work: does one job, in a process with one thread.
@@ -104,134 +87,62 @@ def run_sweep(
 
     Raises:
         InterruptedError: by Ctrl-C or SIGTERM, after the workers saved.
-        ChildProcessError: a job failed; the rest was stopped and saved.
+        ChildProcessError: jobs failed; the others are done.
     """
     check_workers(workers)
     if not jobs:
         return
     checkpoints.mkdir(parents=True, exist_ok=True)
-    stop = _CONTEXT.RawValue("b", 0)  # without a lock, which a worker that is killed might hold for ever
-
-    def file_of(job: Job[Payload]) -> Path:
-        return checkpoints / f"{job.name}.safetensors"
-
-    waiting, failure = list(reversed(jobs)), ""
-    with _Display(jobs, console or Console()) as display, _stopped_by_signals(stop), _one_thread():
-        busy: dict[Connection, Job[Payload] | None] = dict.fromkeys(
-            [_start(work, stop) for _ in range(min(workers, len(jobs)))]
-        )
-        while busy:
-            for pipe, job in list(busy.items()):
-                if job is None:
-                    if stop.value or not waiting:
-                        del busy[pipe]
-                        pipe.close()  # the worker ends
-                    else:
-                        busy[pipe] = following = waiting.pop()
-                        pipe.send((following, file_of(following)))
-            for pipe in cast("list[Connection]", wait(list(busy), timeout=0.2)):
-                job = busy[pipe]
-                assert job is not None
-                kind, content = _answer(pipe)
-                if kind == "steps":
-                    display.advance(job.name, content)
-                    continue
-                busy[pipe] = None
-                if kind == "died":
-                    del busy[pipe]
-                if kind == "done":
-                    on_done(job, content)
-                    file_of(job).unlink(missing_ok=True)
+    waiting, failures = list(reversed(jobs)), list[str]()
+    with (
+        _Display(jobs, console or Console()) as display,
+        Workers(work, min(workers, len(jobs))) as running,
+    ):
+        while running.busy or (waiting and not running.stopping):
+            while running.idle and waiting and not running.stopping:
+                job = waiting.pop()
+                running.give(job, _checkpoint(checkpoints, job))
+            for answer in running.answers(timeout=0.2):
+                job = answer.job
+                if answer.kind == "steps":
+                    display.advance(job.name, answer.content)
+                elif answer.kind == "done":
+                    on_done(job, answer.content)
+                    _checkpoint(checkpoints, job).unlink(missing_ok=True)
                     display.finish(job.name)
-                elif kind != "stopped":
-                    failure = failure or f"the run {job.name} failed ({content}); the others were saved"
-                    stop.value = 1
-    if failure:
-        raise ChildProcessError(failure)
-    if stop.value:
+                elif answer.kind == "failed":
+                    message, where = answer.content
+                    report = checkpoints / f"{job.name}.failed.txt"
+                    files.write(report, where)
+                    failures.append(f"the run {job.name} failed ({message}; see {report})")
+                elif answer.kind == "died" and not running.stopping:
+                    failures.append(f"the run {job.name} failed ({answer.content})")
+        stopped = running.stopping
+    if failures:
+        raise ChildProcessError("; ".join(failures) + ". The others were done or saved")
+    if stopped:
         raise InterruptedError("stopped; the same command continues where this one left off")
+    for left in checkpoints.glob("*.part"):
+        left.unlink()  # of a process that was killed while it wrote
     if not any(checkpoints.iterdir()):
         checkpoints.rmdir()
 
 
-_CONTEXT = multiprocessing.get_context("spawn")
+def begun(checkpoints: Path, jobs: Sequence[Job[Any]]) -> int:
+    """How many jobs have a checkpoint to continue from.
+
+    Args:
+        checkpoints: the folder.
+        jobs: to be done.
+
+    Returns:
+        Their number.
+    """
+    return sum(_checkpoint(checkpoints, job).exists() for job in jobs)
 
 
-def _start(work: Work[Any, Any], stop: Any) -> Connection:
-    """A new worker, and the pipe to it."""
-    here, there = _CONTEXT.Pipe()
-    _CONTEXT.Process(target=_serve, args=(work, there, stop), daemon=True).start()
-    there.close()  # so that the pipe ends with the worker
-    return here
-
-
-def _answer(pipe: Connection) -> tuple[str, Any]:
-    """What a worker says: ``steps`` done, ``done``, ``stopped`` or ``failed``; or that it ``died``."""
-    try:
-        return pipe.recv()
-    except (EOFError, ConnectionError):
-        return "died", "its process died"
-
-
-def _serve(work: Work[Any, Any], pipe: Connection, stop: Any) -> None:
-    """A worker: do jobs until the pipe ends. Ctrl-C, which a terminal sends to all, is for the parent."""
-    import torch
-
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parent, told = os.getppid(), 0.0
-
-    def report(steps: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > REPORT_SECONDS:
-            told = time.monotonic()
-            with suppress(ConnectionError):
-                pipe.send(("steps", steps))
-
-    def stopping() -> bool:
-        return bool(stop.value) or os.getppid() != parent
-
-    with suppress(EOFError, ConnectionError):
-        while True:
-            job, checkpoint = pipe.recv()
-            try:
-                answer = "done", work(job.setting, checkpoint=checkpoint, report=report, stopping=stopping)
-            except StoppedError:
-                answer = "stopped", None
-            except Exception as error:
-                answer = "failed", f"{type(error).__name__}: {error}"
-            pipe.send(answer)
-
-
-@contextmanager
-def _stopped_by_signals(stop: Any) -> Generator[None]:
-    """Ctrl-C and SIGTERM ask the workers to save and stop."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        stop.value = 1
-
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(kind, handler) for kind in kinds]
-    try:
-        yield
-    finally:
-        for kind, old in zip(kinds, before, strict=True):
-            signal.signal(kind, old)
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """Processes that are started inside get one thread each: more would only wait for each other."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+def _checkpoint(folder: Path, job: Job[Any]) -> Path:
+    return folder / f"{job.name}.safetensors"
 
 
 @dataclass

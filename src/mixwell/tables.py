@@ -27,7 +27,7 @@ def read(path: Path) -> list[Row]:
     """
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         lines = list(csv.reader(file))
     rows: list[Row] = []
     for number, line in enumerate(lines[1:], start=2):
@@ -81,6 +81,8 @@ def column(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def _value(text: str) -> Value:
+    if "_" in text:  # which Python would read as a number with groups of digits
+        return text
     for kind in (int, float):
         try:
             return kind(text)

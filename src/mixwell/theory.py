@@ -134,7 +134,40 @@ def shortest_horizon(constants: Constants, *, learning_rate: float) -> int:
     Returns:
         The horizon.
     """
+    _check_rate(constants, learning_rate)
     return max(1, math.ceil(math.log(4) / (learning_rate * constants.strong_convexity)))
+
+
+def shortest_noisy_horizon(constants: Constants) -> int:
+    """The horizon from which on the stochastic theorem speaks.
+
+    The first T >= 3 with ``4 log T / (mu T) <= min(1/L_hat, mu/L^2, mu R-bar^2 / (9 sigma^2))``.
+
+    Args:
+        constants: of the problem.
+
+    Returns:
+        The horizon.
+
+    Raises:
+        ValueError: there is none, since nothing is to be learned.
+    """
+    mu, limit = constants.strong_convexity, constants.greatest_learning_rate
+    if constants.noise > 0:
+        limit = min(limit, mu * (3 * constants.wander) ** 2 / (9 * constants.noise**2))
+    if limit <= 0:
+        raise ValueError("no learning rate is low enough for the theorem: start and spread are zero")
+    low, high = 3, 3  # log T / T falls from 3 on, so the first is found by halving
+
+    def fits(horizon: int) -> bool:
+        return 4 * math.log(horizon) / (mu * horizon) <= limit
+
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def hypergradient_error_bound(
@@ -155,6 +188,7 @@ def hypergradient_error_bound(
         The bound of ``max_j |h_j - dF/dw_j|``.
     """
     c = constants
+    _check_rate(c, learning_rate)
     away = 2 * c.wander if distance is None else distance
     fading = (1 - learning_rate * c.strong_convexity / 2) ** (horizon - 1)
     slope = c.smoothness * c.validation_gradient + c.validation_smoothness * c.gradient
@@ -199,7 +233,9 @@ def stochastic_bound(
 ) -> Bound:
     """The bound of ``E F(w_avg) - F*`` with noisy gradients, with the numbers of its proof.
 
-    Theorem "thm:stochastic-case" is stated up to constants; these are those of its proof:
+    Theorem "thm:stochastic-case" is stated up to constants; these are those of its proof. (The proof takes the
+    mean of the greatest hypergradient for the greatest mean, and its square for the mean square, so they are
+    the paper's numbers rather than proven ones.)
 
         (I)   ``3 G~ G~_V sqrt(log m) / (2 mu_hat sqrt(K))``
         (II)  ``2 R-bar (L G_V eta T + L_V G~ / mu_hat) (1 - eta mu / 2)^(T-1) + 2 G_V G (1 - eta mu)^T / mu``
@@ -219,6 +255,7 @@ def stochastic_bound(
     mu, eta = c.strong_convexity, learning_rate
     if eta is None:
         eta = noisy_learning_rate(c, horizon=horizon)
+    _check_rate(c, eta)
     rounds = budget / horizon
     size = c.noisy_gradient * c.noisy_validation_gradient
     fading = (1 - eta * mu / 2) ** (horizon - 1)
@@ -252,7 +289,7 @@ def noisy_learning_rate(constants: Constants, *, horizon: float) -> float:
 
 
 def best_deterministic_horizon(constants: Constants, *, budget: int, learning_rate: float) -> int:
-    """The horizon that minimises :func:`deterministic_bound`.
+    """The horizon that minimises :func:`deterministic_bound`, of those for which the theorem speaks.
 
     Args:
         constants: of the problem.
@@ -260,32 +297,40 @@ def best_deterministic_horizon(constants: Constants, *, budget: int, learning_ra
         learning_rate: eta.
 
     Returns:
-        T, between 1 and the budget.
+        T, between :func:`shortest_horizon` and the budget.
     """
-    _check_budget(budget)
     return _least(
         lambda t: deterministic_bound(constants, budget=budget, horizon=t, learning_rate=learning_rate),
+        shortest_horizon(constants, learning_rate=learning_rate),
         budget,
     )
 
 
 def best_stochastic_horizon(constants: Constants, *, budget: int) -> int:
-    """The horizon that minimises :func:`stochastic_bound`.
+    """The horizon that minimises :func:`stochastic_bound`, of those for which the theorem speaks.
 
     Args:
         constants: of the problem.
         budget: N.
 
     Returns:
-        T, between 1 and the budget.
+        T, between :func:`shortest_noisy_horizon` and the budget.
     """
+    return _least(
+        lambda t: stochastic_bound(constants, budget=budget, horizon=t),
+        shortest_noisy_horizon(constants),
+        budget,
+    )
+
+
+def _least(bound: Callable[[int], Bound], first: int, budget: int) -> int:
+    """The whole number with the least bound: by a grid, then every one between its neighbours."""
     _check_budget(budget)
-    return _least(lambda t: stochastic_bound(constants, budget=budget, horizon=t), budget)
-
-
-def _least(bound: Callable[[int], Bound], budget: int) -> int:
-    """The whole number up to the budget with the least bound: by a grid, then every one between its neighbours."""
-    grid = sorted({round(t) for t in np.geomspace(1, budget, 400)})
+    if first > budget:
+        raise ValueError(
+            f"the theorem speaks of horizons from {first} on, which a budget of {budget} steps does not reach"
+        )
+    grid = sorted({round(t) for t in np.geomspace(first, budget, 400)})
     best = min(range(len(grid)), key=lambda i: bound(grid[i]).reducible)
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     return min(range(low, high + 1), key=lambda t: bound(t).reducible)
@@ -355,10 +400,15 @@ def mirror_step_size(*, rounds: int, domains: int, size: float) -> float:
     Returns:
         The step size alpha; 0 when there is one domain or nothing to follow (``size == 0``).
 
+    Raises:
+        ValueError: there is no round.
+
     Example:
         >>> round(mirror_step_size(rounds=12, domains=3, size=0.5), 4)
         0.6051
     """
+    if rounds < 1:
+        raise ValueError(f"there must be at least 1 round, got {rounds}")
     if size <= 0:
         return 0.0
     return math.sqrt(math.log(domains) / rounds) / size
@@ -367,3 +417,11 @@ def mirror_step_size(*, rounds: int, domains: int, size: float) -> float:
 def _check_budget(budget: int) -> None:
     if budget < 1:
         raise ValueError(f"budget must be at least 1 training step, got {budget}")
+
+
+def _check_rate(constants: Constants, learning_rate: float) -> None:
+    mu = constants.strong_convexity
+    if not 0 < learning_rate * mu <= 1:
+        raise ValueError(
+            f"the learning rate must be above 0 and at most 1/mu = {1 / mu:g}, got {learning_rate}"
+        )

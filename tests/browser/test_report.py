@@ -16,10 +16,14 @@ from mixwell.experiments.mnist.sweep import Results
 from mixwell.report import mnist, page
 from mixwell.report.page import Page, Section, Sheet
 
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --disable-background-networking --disable-component-update "
-    "--disable-sync"
-).split()
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +103,7 @@ def test_prints(browser: Any, report: Path) -> None:
 
 def test_text_is_escaped(browser: Any, tmp_path: Path) -> None:
     nasty = "<script>document.title='broken'</script> & <b>"
-    made = Page(nasty, [nasty], [Section(nasty, [nasty], sheets=[Sheet([nasty], [[nasty]], nasty)])], nasty)
+    made = Page(nasty, [nasty], [Section(nasty, [nasty], sheets=[Sheet([nasty], [[nasty]], nasty)])])
     tab, trouble = opened(browser, page.write(made, tmp_path / "page.html"), 400)
     assert trouble == []
     assert tab.title() == nasty

@@ -15,7 +15,8 @@ from mixwell.experiments.bounds.problems import (
     simplex_grid,
 )
 from mixwell.experiments.bounds.scaling import BestHorizon, fit
-from mixwell.experiments.bounds.simulation import simulate
+from mixwell.experiments.bounds.simulation import leap, simulate
+from mixwell.experiments.bounds.theorem import check, verdict
 from mixwell.quadratics import Quadratic
 from mixwell.tables import column
 from mixwell.theory import Constants
@@ -187,18 +188,84 @@ def test_theorem_holds(kind: str, curvature: str) -> None:
         assert errors[-1] > 1e-4  # ... and delta's part does not
 
 
+def test_whole_rounds_at_once_are_the_steps() -> None:
+    problem = SharedQuadratics(6)
+    settings = {
+        "budget": 300,
+        "horizons": np.array([30.0, 100.0]),
+        "learning_rates": np.array([0.05, 0.03]),
+        "step_sizes": np.array([0.3, 0.1]),
+        "error_bounds": lambda rows, distances: distances + 1.0 + rows,
+    }
+    slow = simulate(problem, curvature="exact", **settings)
+    fast = leap(problem, **settings)
+    np.testing.assert_allclose(fast.average, slow.average, rtol=1e-10)
+    np.testing.assert_allclose(fast.error, slow.error, rtol=1e-6)
+    np.testing.assert_allclose(fast.error_ratio, slow.error_ratio, rtol=1e-6)
+
+
+@pytest.mark.parametrize("problem", EVERY, ids=names)
+@pytest.mark.parametrize("curvature", ["isotropic", "diagonal", "exact"])
+def test_curvature_constants_bound_a_fine_grid(problem: BilevelProblem, curvature: str) -> None:
+    grid = simplex_grid(3, 40)
+    star = problem.minimiser(grid)
+    used, exact = problem.curvature(curvature, grid, star), problem.hessian(grid, star)
+    c = problem.constants(curvature)
+    values = np.linalg.eigvalsh(used)
+    assert values.min() >= c.least_curvature - 1e-12
+    assert values.max() <= c.greatest_curvature + 1e-12
+    assert np.abs(np.linalg.eigvalsh(used - exact)).max() <= c.curvature_error + 1e-12
+
+
 def test_fit_recovers_a_law() -> None:
     budgets = [100, 1000, 10_000]
 
     def best(seed: int, budget: int, horizon: float) -> BestHorizon:
-        return BestHorizon(seed, budget, horizon, 0.1, 10 * budget, 0.2, 5, 1)
+        return BestHorizon(seed, budget, horizon, 0.1, 2.0 * np.sqrt(budget * np.log(budget)), 0.2, 5, 1)
 
-    noisy = [best(s, n, (1 + s) * (n * np.log(n)) ** 0.4) for s in range(4) for n in budgets]
+    noisy = [best(s, n, (1 + s) * (n * np.log(n)) ** (0.4 + s / 100)) for s in range(4) for n in budgets]
     found = fit("any", noisy, noisy=True)
-    assert found.slope == pytest.approx(0.4)
-    assert (found.low, found.high) == pytest.approx((0.4, 0.4))
+    assert found.slope.mean == pytest.approx(0.415)
+    assert found.late.mean == pytest.approx(0.415)
+    assert found.theory == pytest.approx(0.5)
+    # Student's interval of 0.40, 0.41, 0.42, 0.43, with t = 3.182
+    assert found.slope.high - found.slope.mean == pytest.approx(3.182 * 0.0129099 / 2, rel=0.02)
     full = [best(s, n, s + 3 * np.log(n)) for s in range(4) for n in budgets]
-    assert fit("any", full, noisy=False).slope == pytest.approx(3.0)
+    assert fit("any", full, noisy=False).slope.mean == pytest.approx(3.0)
+
+
+def theorem_row(**changes: object) -> dict[str, object]:
+    row = {
+        "purpose": "theorem",
+        "kind": "quadratic",
+        "seed": 0,
+        "noisy": 0,
+        "curvature": "exact",
+        "budget": 100,
+    }
+    row |= {"copies": 1, "horizon": 30, "learning_rate": 0.05, "gap": 0.1, "bound": 0.2, "error": 0.1}
+    return {**row, "error_ratio": 0.5, **changes}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"gap": 0.3},
+        {"gap": float("nan")},
+        {"error_ratio": 1.5},
+        {"error_ratio": float("nan")},
+        {"horizon": 300, "error": 0.099},  # hardly less after 270 more steps
+    ],
+)
+def test_a_broken_inequality_is_seen(broken: dict[str, object]) -> None:
+    right = [theorem_row(), theorem_row(horizon=300, error=1e-6)]
+    (found,) = check(right)
+    assert found.holds
+    assert found.telling == 2
+    assert "they all hold" in verdict([found])[0]
+    (found,) = check([right[0], theorem_row(**broken)])
+    assert not found.holds
+    assert "do NOT hold for quadratic, exact" in verdict([found])[0]
 
 
 def test_kinds_differ_by_seed() -> None:

@@ -104,14 +104,18 @@ def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
     words = ["reproduce", "bounds", "--seeds", "2", "--copies", "2", "--decades", "0.5"]
     done = mixwell(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "  ok   every quotient must be at most 1" in done.stdout
+    assert "they all hold" in done.stdout
     assert "noisy quadratic, noisy gradients: T ~ (N log N)^b, b = " in done.stdout
     folder = tmp_path / "runs" / "bounds"
     for name in ("theorem", "horizons"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert "The theorems hold in every cell" in (folder / "report.html").read_text()
+    assert "they all hold" in (folder / "report.html").read_text()
     with (folder / "fits.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 5
+    before = (folder / "measurements.csv").read_text()
+    more = mixwell(*words[:-1], "1", "--no-figures", cwd=tmp_path)
+    assert more.returncode == 0, more.stderr
+    assert set(before.splitlines()) < set((folder / "measurements.csv").read_text().splitlines())
     before = (folder / "measurements.csv").read_text()
     again = mixwell(*words, "--no-figures", cwd=tmp_path)
     assert "0 of them" not in again.stdout
@@ -128,7 +132,10 @@ def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
         (["mnist", "--budget", "many"], "--budget must be whole numbers of at least 1"),
         (["mnist", "--noise-rate", "2"], "noise_rate must be between 0 and 1, got 2.0"),
         (["mnist", "--seeds", "0"], "a sweep needs at least 1 seed, got 0"),
-        (["mnist", "--workers", "-1"], "a sweep needs at least 1 worker, got -1"),
+        (["mnist", "--workers", "0"], "a sweep needs at least 1 worker, got 0"),
+        (["mnist", "--quick", "--channels", "0"], "channels must be at least 1, got 0"),
+        (["mnist", "--horizons", ""], "--horizons must be whole numbers"),
+        (["bounds", "--quick", "--decades", "9"], "0.5 to 4 decades, got 3, 4 and 9"),
         (["bounds", "--seeds", "1"], "at least 2 seeds"),
     ],
 )

@@ -20,7 +20,7 @@ from mixwell.experiments.mnist.experiment import (
     with_wrong_labels,
 )
 from mixwell.experiments.mnist.sweep import Results, default_horizons, name_of, settings_of
-from mixwell.sweeps import StoppedError
+from mixwell.workers import StoppedError
 
 TINY = Setting(budget=7, horizon=3, seed=0, channels=2, batch_size=4, train_size=50, validation_size=40)
 
@@ -151,6 +151,11 @@ def test_results_are_kept_once_and_read_back(images: Mnist, tmp_path: Path) -> N
         results.add(setting, outcomes[setting])
     again = Results(tmp_path)
     assert again.missing(settings) == [settings[1], settings[3]]
+    (tmp_path / "runs.csv").write_text((tmp_path / "runs.csv").read_text().splitlines()[0] + "\n")
+    cut = Results(tmp_path)  # as after a crash between the two tables
+    cut.add(settings[0], outcomes[settings[0]])
+    cut.add(settings[2], outcomes[settings[2]])
+    assert cut.weights == again.weights
     row = next(r for r in again.runs if r["run"] == name_of(settings[0]))
     assert row["validation_loss"] == outcomes[settings[0]].validation_loss
     assert row["last_rotated"] == outcomes[settings[0]].last["rotated"]
@@ -162,6 +167,19 @@ def test_results_are_kept_once_and_read_back(images: Mnist, tmp_path: Path) -> N
     assert curve.mean("validation_loss")[1] == pytest.approx(sum(losses) / 2)
     assert curve.spread("validation_loss")[1] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
     assert "N = 4" in findings(curve)[0]
+
+
+def test_curves_are_told_apart_by_what_differs(images: Mnist, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for changes in ({}, {"rotation": 30.0}, {"rotation": 30.0, "batch_size": 8}):
+        setting = replace(TINY, **changes)
+        results.add(setting, Run(setting, images).finish())
+    labels = [curve.label for curve in curves_of(results.runs)]
+    assert labels == [
+        "c = 2, batch 4, rotation 90",
+        "c = 2, batch 4, rotation 30",
+        "c = 2, batch 8, rotation 30",
+    ]
 
 
 def test_no_runs_and_no_horizons_are_said() -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mixwell import tables
+from mixwell import state, tables
 from mixwell.data.mnist import Mnist
-from mixwell.sweeps import Job, StoppedError, run_sweep
+from mixwell.sweeps import only_one, run_sweep
+from mixwell.workers import Job, StoppedError
 
 QUIET = Console(quiet=True)
 
@@ -32,15 +33,17 @@ def count(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], s
 
 
 def fail(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):
-    """Work that fails, or dies, or waits to be stopped."""
+    """Work that fails, or dies, or takes its time."""
     if setting == 0:
         raise ValueError("this one is broken")
     if setting == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    while not stopping():
+    for _ in range(setting):
         time.sleep(0.01)
-    checkpoint.write_text("saved")
-    raise StoppedError
+        if stopping():
+            checkpoint.write_text("saved")
+            raise StoppedError
+    return setting
 
 
 def test_every_job_is_done_in_processes_with_one_thread(tmp_path: Path) -> None:
@@ -78,20 +81,49 @@ def test_a_job_continues_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"), [(0, "ValueError: this one is broken"), (1, "its process died")]
+    ("setting", "message"),
+    [(0, "ValueError: this one is broken; see .*bad.failed.txt"), (1, "its process died")],
 )
-def test_a_failure_names_the_job(tmp_path: Path, setting: int, message: str) -> None:
+def test_a_failure_names_the_job_and_the_others_are_done(tmp_path: Path, setting: int, message: str) -> None:
+    done: list[str] = []
     with pytest.raises(ChildProcessError, match=f"the run bad failed .{message}"):
         run_sweep(
             fail,
-            [Job("waits", 1, 2), Job("bad", 1, setting)],
+            [Job("one", 1, 2), Job("bad", 1, setting), Job("two", 1, 2), Job("three", 1, 2)],
             workers=2,
             checkpoints=tmp_path,
-            on_done=lambda job, result: pytest.fail("nothing can be done"),
+            on_done=lambda job, result: done.append(job.name),
             console=QUIET,
         )
+    assert sorted(done) == ["one", "three", "two"]
     if setting == 0:
-        assert (tmp_path / "waits.safetensors").read_text() == "saved"
+        assert "raise ValueError" in (tmp_path / "bad.failed.txt").read_text()
+
+
+def test_trouble_with_a_result_saves_the_other_runs(tmp_path: Path) -> None:
+    def full(job: Job[int], result: int) -> None:
+        raise OSError("no space left on device")
+
+    begun = time.monotonic()
+    with pytest.raises(OSError, match="no space left"):
+        run_sweep(
+            fail,
+            [Job("long", 1, 10**6), Job("short", 1, 2)],
+            workers=2,
+            checkpoints=tmp_path,
+            on_done=full,
+            console=QUIET,
+        )
+    assert (tmp_path / "long.safetensors").read_text() == "saved"
+    assert time.monotonic() - begun < 1000  # it did not wait for the long one's 10,000 seconds
+
+
+def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
+    with only_one(tmp_path), pytest.raises(OSError, match="another sweep is at work"), only_one(tmp_path):
+        pytest.fail("both are in")
+    with only_one(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_workers_are_refused_and_no_jobs_are_nothing(tmp_path: Path) -> None:
@@ -119,24 +151,51 @@ def undisturbed(mnist_images: Mnist, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("seconds", [0.5, 5.0])
 def test_an_interrupted_sweep_continues_to_the_same_result(
-    undisturbed: Path, tmp_path: Path, kind: signal.Signals
+    undisturbed: Path, tmp_path: Path, kind: signal.Signals, seconds: float
 ) -> None:
-    stopped = tmp_path / "stopped"
-    process = subprocess.Popen(mnist_command(stopped), stderr=subprocess.PIPE, text=True)
-    while not (stopped / "unfinished").exists() and process.poll() is None:
+    """As by Ctrl-C in a terminal, the signal goes to the workers too; at 0.5 s they are still starting."""
+    process = subprocess.Popen(
+        mnist_command(tmp_path), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / "unfinished").exists() and process.poll() is None:
         time.sleep(0.05)
-    time.sleep(3.0)  # workers begin; wherever they are, the result must be the same
-    process.send_signal(kind)
-    _, error = process.communicate(timeout=60)
-    if process.returncode != 0:  # it may have been done already, on a fast machine
-        if kind == signal.SIGKILL:
-            time.sleep(2.0)  # workers see that their parent is gone, save and end
-        else:
-            assert process.returncode == 130
-            assert "the same command continues" in error
-    again = subprocess.run(mnist_command(stopped), check=True, capture_output=True, text=True)
-    assert "2 runs" in again.stdout
-    assert without_seconds(stopped / "runs.csv") == without_seconds(undisturbed / "runs.csv")
-    assert tables.read(stopped / "weights.csv") == tables.read(undisturbed / "weights.csv")
-    assert not (stopped / "unfinished").exists()
+    time.sleep(seconds)
+    if kind == signal.SIGKILL:
+        process.kill()
+    else:
+        os.killpg(process.pid, kind)
+    _, error = process.communicate(timeout=120)  # ends when the workers do: they hold the pipe, too
+    if kind != signal.SIGKILL and process.returncode != 0:  # 0: done already, on a fast machine
+        assert process.returncode == 130, error
+        assert error.strip() == "mixwell: stopped; the same command continues where this one left off"
+    saved = sorted((tmp_path / "unfinished").glob("*.safetensors"))
+    again = subprocess.run(mnist_command(tmp_path), check=True, capture_output=True, text=True)
+    if saved:
+        assert f"{len(saved)} begun before" in again.stdout
+    assert without_seconds(tmp_path / "runs.csv") == without_seconds(undisturbed / "runs.csv")
+    assert tables.read(tmp_path / "weights.csv") == tables.read(undisturbed / "weights.csv")
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_stopped_run_goes_on_from_its_step(mnist_images: Mnist, tmp_path: Path) -> None:
+    """What the checkpoint of a stopped sweep says is taken up: a changed one changes the result."""
+    process = subprocess.Popen(mnist_command(tmp_path), stderr=subprocess.DEVNULL)
+    folder = tmp_path / "unfinished"
+    while not folder.exists():
+        time.sleep(0.05)
+    while process.poll() is None and not list(folder.glob("*.safetensors")):
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        time.sleep(2.0)
+    saved = list(folder.glob("*.safetensors"))
+    if not saved:
+        pytest.skip("the runs were done before they could be stopped")
+    content = state.read(saved[0])
+    done = content["mixer"]["values"]["clock"]["steps_done"]
+    assert 0 < done < 400
+    content["seconds"] = 1e6
+    state.write(saved[0], content)
+    subprocess.run(mnist_command(tmp_path), check=True, capture_output=True)
+    assert max(float(row["seconds"]) for row in tables.read(tmp_path / "runs.csv")) > 1e6

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from mixwell import environment, files, tables
 
-plain = st.text(alphabet="abc,\"'; \n-", max_size=8).filter(lambda t: t.strip() == t and not _number(t))
+plain = st.text(alphabet="abc12_,\"'; \n-", max_size=8).filter(lambda t: t.strip() == t and not _number(t))
 
 
 def _number(text: str) -> bool:
+    if "_" in text:
+        return False
     try:
         float(text)
     except ValueError:
@@ -55,7 +57,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_environment_names_the_command_and_no_path() -> None:
-    described = environment.describe(["mixwell", "reproduce", "mnist", "--out", "a b"])
-    assert described["command"] == "mixwell reproduce mnist --out 'a b'"
+    described = environment.describe(["mixwell", "reproduce", "mnist", "--out", str(Path.home() / "a b")])
+    assert described["commands"] == ["mixwell reproduce mnist --out 'a b'"]
     assert str(Path.home()) not in str(described)
-    assert environment.facts(described)[0][1].startswith("Python 3")
+
+
+def test_environment_keeps_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["run", "one"], ["run", "two"], ["run", "one"]):
+        monkeypatch.setattr("sys.argv", ["mixwell", *words])
+        environment.write(tmp_path)
+    lines = environment.facts([tmp_path, tmp_path])
+    assert lines[:2] == [("made by", "mixwell run one"), ("made by", "mixwell run two")]
+    assert len(lines) == 4
+    with pytest.raises(ValueError, match="says what results were made with"):
+        environment.read(tmp_path / "none")

@@ -59,15 +59,27 @@ def test_stochastic_bound_is_the_proofs_formula() -> None:
 @pytest.mark.parametrize("budget", [50, 777, 20_000])
 def test_solvers_find_the_least_bound(budget: int) -> None:
     eta = 0.9 * PLAIN.greatest_learning_rate
-    every = range(1, budget + 1)
+    first = theory.shortest_horizon(PLAIN, learning_rate=eta)
+    if first > budget:
+        with pytest.raises(ValueError, match=f"horizons from {first} on"):
+            theory.best_deterministic_horizon(PLAIN, budget=budget, learning_rate=eta)
+        return
     fixed = min(
-        every,
+        range(first, budget + 1),
         key=lambda t: (
             theory.deterministic_bound(PLAIN, budget=budget, horizon=t, learning_rate=eta).reducible
         ),
     )
     assert theory.best_deterministic_horizon(PLAIN, budget=budget, learning_rate=eta) == fixed
-    noisy = min(every, key=lambda t: theory.stochastic_bound(PLAIN, budget=budget, horizon=t).reducible)
+    late = theory.shortest_noisy_horizon(PLAIN)
+    if late > budget:
+        with pytest.raises(ValueError, match=f"horizons from {late} on"):
+            theory.best_stochastic_horizon(PLAIN, budget=budget)
+        return
+    noisy = min(
+        range(late, budget + 1),
+        key=lambda t: theory.stochastic_bound(PLAIN, budget=budget, horizon=t).reducible,
+    )
     found = theory.best_stochastic_horizon(PLAIN, budget=budget)
     values = [theory.stochastic_bound(PLAIN, budget=budget, horizon=t).reducible for t in (noisy, found)]
     assert values[1] == pytest.approx(values[0], rel=1e-6)
@@ -97,6 +109,29 @@ def test_parts_move_as_they_should(budget: int, horizon: int) -> None:
     assert more.optimisation < one.optimisation
     assert more.horizon_bias == one.horizon_bias
     assert min(one.optimisation, one.horizon_bias, one.curvature) >= 0
+
+
+def test_shortest_noisy_horizon_is_the_first_that_fits() -> None:
+    first = theory.shortest_noisy_horizon(PLAIN)
+    # mu / L^2 = 1/16 is the least of the three limits
+    assert 4 * math.log(first) / first <= 1 / 16 < 4 * math.log(first - 1) / (first - 1)
+    noisier = replace(PLAIN, noise=500.0)
+    assert theory.shortest_noisy_horizon(noisier) > first
+    with pytest.raises(ValueError, match="no learning rate is low enough"):
+        theory.shortest_noisy_horizon(replace(PLAIN, start=0.0, spread=0.0))
+
+
+@pytest.mark.parametrize("rate", [-1.0, 0.0, 1.5, math.nan])
+def test_learning_rates_that_cannot_be_are_refused(rate: float) -> None:
+    for call in (
+        lambda: theory.shortest_horizon(PLAIN, learning_rate=rate),
+        lambda: theory.deterministic_bound(PLAIN, budget=10, horizon=2, learning_rate=rate),
+        lambda: theory.stochastic_bound(PLAIN, budget=10, horizon=2, learning_rate=rate),
+    ):
+        with pytest.raises(ValueError, match="the learning rate must be above 0 and at most 1/mu = 1"):
+            call()
+    with pytest.raises(ValueError, match="at least 1 round"):
+        theory.mirror_step_size(rounds=0, domains=3, size=1.0)
 
 
 @pytest.mark.parametrize(

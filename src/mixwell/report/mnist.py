@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -203,19 +202,18 @@ def _page(
     if examples is not None:
         shown = Picture.of_png(examples, "Images and labels of the domains (from MNIST, LeCun and Cortes).")
         sections.insert(0, Section("What the domains look like", pictures=[shown], wide=True))
-    sections.append(_table(curves))
+    sections += [_table(curves), _settings(curves)]
     lead = [
         *(findings(curve)[0] for curve in curves),
         "A network is trained on vanilla, rotated and noisily labelled digits; what counts is a validation set of "
-        "rotated ones. Each point is a whole training run with another horizon T (the paper’s Algorithm 3).",
+        "digits that are all turned by one angle. Each point is a whole training run with its own horizon T, or "
+        "the mean of several with other seeds (the paper’s Algorithm 3).",
     ]
-    described = [json.loads((folder / environment.FILE).read_text()) for folder in folders]
     return Page(
         "MNIST: validation loss against the horizon",
         lead,
         sections,
-        command="; ".join(dict.fromkeys(str(d["command"]) for d in described)),
-        facts=environment.facts(described[0]),
+        facts=environment.facts(folders),
     )
 
 
@@ -225,7 +223,8 @@ def _panel_section(curves: Sequence[Curve]) -> Section:
         figure, axes = style.new_figure(1, 1, width=4.6, height=3.6)
         _panel(axes[0, 0], curves, name, title)
         text = f"{title[0].upper()}{title[1:]} at the end of training against the horizon T"
-        text += "; mean, standard deviation and runs of the seeds." if curves[0].seeds > 1 else "."
+        several = any(curve.seeds > 1 for curve in curves)
+        text += "; mean, standard deviation and runs of the seeds." if several else "."
         pictures.append(Picture.of(figure, text))
     if len(curves) > 1:
         figure, axes = style.new_figure(1, 1, width=4.6, height=3.6)
@@ -271,3 +270,9 @@ def _table(curves: Sequence[Curve]) -> Section:
         "trained.",
     ]
     return Section("The numbers", notes, sheets=sheets)
+
+
+def _settings(curves: Sequence[Curve]) -> Section:
+    names = list(curves[0].setting)
+    rows = [[name.replace("_", " "), *(f"{curve.setting[name]:g}" for curve in curves)] for name in names]
+    return Section("The settings", sheets=[Sheet(["", *(curve.label for curve in curves)], rows)])

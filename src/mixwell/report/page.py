@@ -102,14 +102,12 @@ class Page:
         title: of the page.
         lead: the result in a few sentences.
         sections: its parts.
-        command: that made it.
         facts: of the environment, name and value.
     """
 
     title: str
     lead: Sequence[str]
     sections: Sequence[Section]
-    command: str = ""
     facts: Sequence[tuple[str, str]] = field(default=())
 
 

@@ -11,12 +11,14 @@ from typing import final
 import numpy as np
 
 from mixwell import theory
-from mixwell.experiments.bounds.problems import KINDS, Array, BilevelProblem, Indices
-from mixwell.experiments.bounds.simulation import simulate
-from mixwell.sweeps import StoppedError
+from mixwell.experiments.bounds.problems import KINDS, Array, BilevelProblem, Indices, SharedQuadratics
+from mixwell.experiments.bounds.simulation import leap, simulate
 from mixwell.tables import Row
+from mixwell.workers import StoppedError
 
 MEASUREMENTS = "measurements.csv"
+LEAP = 10_000_000
+"""Greater budgets are computed a round at a time, where that can be done."""
 LEARNING_RATE = 0.9
 """Of the greatest that the theorem allows."""
 
@@ -46,6 +48,11 @@ class Cell:
     copies: int = 1
 
     @property
+    def work(self) -> int:
+        """For progress: about how many steps it takes as long as."""
+        return self.budget if self.budget <= LEAP else 100_000
+
+    @property
     def name(self) -> str:
         """Fit for a file."""
         noise = "noisy" if self.noisy else "full"
@@ -71,7 +78,7 @@ def measure(
     """
 
     def watch(step: int) -> None:
-        report(step)
+        report(step * cell.work // cell.budget)
         if stopping():
             raise StoppedError
 
@@ -96,17 +103,29 @@ def measure(
             ]
         )
 
-    outcomes = simulate(
-        problem,
-        budget=cell.budget,
-        horizons=repeated,
-        learning_rates=rows_rates,
-        step_sizes=rows_sizes,
-        curvature=cell.curvature,
-        random=np.random.default_rng([cell.seed, cell.budget]) if cell.noisy else None,
-        error_bounds=error_bounds if cell.purpose == "theorem" and not cell.noisy else None,
-        report=watch,
-    )
+    if cell.budget > LEAP:
+        assert isinstance(problem, SharedQuadratics)
+        outcomes = leap(
+            problem,
+            budget=cell.budget,
+            horizons=repeated,
+            learning_rates=rows_rates,
+            step_sizes=rows_sizes,
+            error_bounds=error_bounds,
+            report=watch,
+        )
+    else:
+        outcomes = simulate(
+            problem,
+            budget=cell.budget,
+            horizons=repeated,
+            learning_rates=rows_rates,
+            step_sizes=rows_sizes,
+            curvature=cell.curvature,
+            random=np.random.default_rng([cell.seed, cell.budget]) if cell.noisy else None,
+            error_bounds=error_bounds if cell.purpose == "theorem" and not cell.noisy else None,
+            report=watch,
+        )
     gaps = (problem.outer(outcomes.average) - problem.best()[1]).reshape(-1, cell.copies)
     errors = outcomes.error.reshape(-1, cell.copies)[:, 0]
     ratios = outcomes.error_ratio.reshape(-1, cell.copies)[:, 0]
@@ -141,6 +160,8 @@ def _horizons(cell: Cell, constants: theory.Constants) -> list[int]:
     if cell.purpose == "scaling":
         return sorted({round(t) for t in np.geomspace(1, cell.budget, 28)})
     first = shortest(cell.noisy, constants)
+    if cell.budget > LEAP:  # shorter ones have millions of rounds, longer ones too few
+        return sorted({round(t) for t in np.geomspace(15 * first, 1500 * first, 8)})
     return sorted({round(t) for t in np.geomspace(first, cell.budget, 8)}) if first <= cell.budget else []
 
 
@@ -152,17 +173,11 @@ def shortest(noisy: bool, constants: theory.Constants) -> int:
         constants: of the problem.
 
     Returns:
-        T; with noise, the first with ``4 log T / (mu T) <= min(1/L_hat, mu/L^2, mu R-bar^2 / (9 sigma^2))``.
+        T.
     """
-    if not noisy:
-        rate = LEARNING_RATE * constants.greatest_learning_rate
-        return theory.shortest_horizon(constants, learning_rate=rate)
-    mu, reach = constants.strong_convexity, 3 * constants.wander
-    limit = min(constants.greatest_learning_rate, mu * reach**2 / (9 * constants.noise**2))
-    horizon = 3
-    while 4 * math.log(horizon) / (mu * horizon) > limit:
-        horizon += 1
-    return horizon
+    if noisy:
+        return theory.shortest_noisy_horizon(constants)
+    return theory.shortest_horizon(constants, learning_rate=LEARNING_RATE * constants.greatest_learning_rate)
 
 
 def _learning_rate(cell: Cell, constants: theory.Constants, horizon: int) -> float:
@@ -178,6 +193,8 @@ def _size(cell: Cell, constants: theory.Constants, problem: BilevelProblem) -> f
 
 
 def _bound(cell: Cell, constants: theory.Constants, horizon: int, rate: float) -> theory.Bound:
+    if cell.purpose == "scaling":  # the step size is not the theorem's
+        return theory.Bound(math.nan, math.nan, math.nan)
     budget = horizon * (cell.budget // horizon)
     if cell.noisy:
         return theory.stochastic_bound(constants, budget=budget, horizon=horizon, learning_rate=rate)

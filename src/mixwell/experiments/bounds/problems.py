@@ -78,6 +78,14 @@ class BilevelProblem(ABC):
     def base_constants(self, *, noisy: bool) -> Constants:
         """The constants for the exact Hessian at the optimum."""
 
+    @abstractmethod
+    def diagonal_error(self) -> float:
+        """A bound of how far the diagonal of the Hessian is from it, in operator norm, for all weights."""
+
+    def greatest_gap(self) -> float:
+        """``max_w F(w) - F*`` on a grid of weights: a bound above it says nothing."""
+        return float(self.outer(simplex_grid(self.domains, GRID)).max()) - self.best()[1]
+
     def outer(self, weights: Array) -> Array:
         """``F(w) = L_V(theta*(w))``, shape ``(rows,)``."""
         return self.validation_loss(self.minimiser(weights))
@@ -112,8 +120,8 @@ class BilevelProblem(ABC):
     def constants(self, kind: str = "exact", *, noisy: bool = False) -> Constants:
         """The theorem's constants for a kind of curvature.
 
-        mu_hat, L_hat and delta are taken over a grid of weights with the corners. For the quadratics that is
-        their supremum, since they are convex in w.
+        All curvatures have eigenvalues between mu and L (a diagonal entry of a matrix is between its extreme
+        eigenvalues), and ``gamma I`` with gamma midway is at most ``(L - mu) / 2`` from any of them.
 
         Args:
             kind: of :data:`CURVATURES`.
@@ -122,17 +130,15 @@ class BilevelProblem(ABC):
         Returns:
             The constants.
         """
-        grid = simplex_grid(self.domains, GRID)
-        star = self.minimiser(grid)
-        used, exact = self.curvature(kind, grid, star), self.hessian(grid, star)
-        values = np.linalg.eigvalsh(used)
         base = self.base_constants(noisy=noisy)
-        return replace(
-            base,
-            least_curvature=float(values.min()),
-            greatest_curvature=float(values.max()),
-            curvature_error=float(np.abs(np.linalg.eigvalsh(used - exact)).max()),
-        )
+        mu, smooth = base.strong_convexity, base.smoothness
+        if kind == "isotropic":
+            middle = (mu + smooth) / 2
+            return replace(
+                base, least_curvature=middle, greatest_curvature=middle, curvature_error=(smooth - mu) / 2
+            )
+        error = self.diagonal_error() if kind == "diagonal" else 0.0
+        return replace(base, curvature_error=error)
 
     def greatest_hypergradient(self) -> float:
         """``max_w max_j |dF/dw_j|`` on a grid of weights: the size that ``G G_V / mu_hat`` bounds."""
@@ -239,6 +245,10 @@ class SharedQuadratics(BilevelProblem):
     def hessian(self, weights: Array, theta: Array) -> Array:
         """A."""
         return np.broadcast_to(self.matrix, (len(weights), self.dimension, self.dimension))
+
+    def diagonal_error(self) -> float:
+        """``||A - diag A||``."""
+        return float(np.abs(np.linalg.eigvalsh(self.matrix * (1 - np.eye(self.dimension)))).max())
 
     def base_constants(self, *, noisy: bool) -> Constants:
         """From the eigenvalues of A and A_V, and the ball around the mean of the centres."""
@@ -357,6 +367,12 @@ class LogisticRegression(BilevelProblem):
         data = np.einsum("bmn,mni,mnj->bij", spread, self.signed, self.signed, optimize=True)
         return data + self.ridge * np.eye(self.dimension)
 
+    def diagonal_error(self) -> float:
+        """``max_j || mean_i |x_i| |x_i|^T / 4 ||`` without its diagonal, as no ``s (1 - s)`` is above 1/4."""
+        sizes = np.abs(self.signed)
+        apart = np.einsum("mni,mnj->mij", sizes, sizes) / sizes.shape[1] / 4 * (1 - np.eye(self.dimension))
+        return float(np.abs(np.linalg.eigvalsh(apart)).max())
+
     def base_constants(self, *, noisy: bool) -> Constants:
         """``mu = lambda``, ``L = lambda + max_j eig(X_j^T X_j / n) / 4``, and the ball around 0."""
         n = self.signed.shape[1]
@@ -372,7 +388,6 @@ class LogisticRegression(BilevelProblem):
         longest = max(float((lengths**2).mean(1).max()), float((validation**2).sum(-1).mean()))
         deviation = math.sqrt(longest / self.draw) if noisy else 0.0
         star = self.minimiser(uniform)
-        values = np.linalg.eigvalsh(self.hessian(uniform, star))
         return Constants(
             domains=self.domains,
             gradient=float(lengths.mean(1).max()) + self.ridge * radius,
@@ -381,8 +396,8 @@ class LogisticRegression(BilevelProblem):
             validation_gradient=float(np.linalg.norm(validation, axis=-1).mean()),
             validation_smoothness=float(np.linalg.eigvalsh(validation.T @ validation / len(validation))[-1])
             / 4,
-            least_curvature=float(values[..., 0].min()),
-            greatest_curvature=float(values[..., -1].max()),
+            least_curvature=self.ridge,
+            greatest_curvature=self.ridge + greatest / 4,
             curvature_error=0.0,
             spread=_spread(self.minimiser(grid)),
             start=_norm(self.start - star[0]),

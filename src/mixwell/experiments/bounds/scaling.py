@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -12,9 +12,8 @@ import numpy as np
 from mixwell import theory
 from mixwell.experiments.bounds.cells import LEARNING_RATE, shortest
 from mixwell.experiments.bounds.problems import KINDS, Array
+from mixwell.intervals import Interval, interval
 from mixwell.tables import Row, column
-
-RESAMPLES = 2000
 
 
 @final
@@ -27,8 +26,9 @@ class BestHorizon:
         budget: N.
         measured: T with the least measured gap, between the grid's points by a parabola in the logarithms.
         gap: there.
-        theory: T that minimises the theorem's bound.
-        gap_at_theory: the measured gap at the grid's horizon next to the paper's choice.
+        theory: T that minimises the theorem's bound; NaN where the budget is too short for the theorem, or all
+            of it would be one round.
+        gap_at_choice: the measured gap at the grid's horizon next to the paper's choice.
         choice: the paper's choice.
         shortest: the horizon from which on the theorem speaks.
     """
@@ -37,8 +37,8 @@ class BestHorizon:
     budget: int
     measured: float
     gap: float
-    theory: int
-    gap_at_theory: float
+    theory: float
+    gap_at_choice: float
     choice: int
     shortest: int
 
@@ -52,40 +52,36 @@ Best = dict[tuple[str, bool], list[BestHorizon]]
 class Fit:
     """How the best horizon grows over all problems of a kind.
 
-    Without noise ``T = intercept + slope log N``; with noise ``log T = intercept + slope log(N log N)``.
+    Without noise ``T = a + b log N``; with noise ``log T = a + b log(N log N)``. Each problem has its own
+    slope b; the intervals are Student's over the problems.
 
     Args:
         kind: of the problems.
         noisy: which law.
-        slope: fitted; the exponent, with noise.
-        low: of its 95% interval, by resampling the problems.
-        high: of its 95% interval.
-        intercept: fitted.
-        theory: the slope of the horizons that minimise the bound, fitted in the same way.
-        late: the slope without the first decade of budgets, where few horizons are long enough for the
-            theorem; NaN where no more than a decade is there.
+        slope: b, the exponent with noise.
+        late: b without the first decade of budgets, where few horizons are long enough for the theorem.
+        theory: b of the horizons that minimise the bound.
+        intercept: the mean of a.
     """
 
     kind: str
     noisy: bool
-    slope: float
-    low: float
-    high: float
-    intercept: float
+    slope: Interval
+    late: Interval
     theory: float
-    late: float
+    intercept: float
 
     def __str__(self) -> str:
         law = "T ~ (N log N)^b, b" if self.noisy else "T = a + b log N, b"
-        gradients = "noisy" if self.noisy else "full"
         return (
-            f"{self.kind}, {gradients} gradients: {law} = {self.slope:.2f} [{self.low:.2f}, {self.high:.2f}] "
-            f"measured, {self.theory:.2f} by the bound"
+            f"{self.kind}, {'noisy' if self.noisy else 'full'} gradients: {law} = {self.slope} measured over "
+            f"{self.slope.count} problems, {self.late} without the first decade of budgets, {self.theory:.2f} by "
+            "the bound"
         )
 
     def predict(self, budget: Array) -> Array:
         """The fitted horizon for budgets."""
-        line = self.intercept + self.slope * abscissa(budget, noisy=self.noisy)
+        line = self.intercept + self.slope.mean * abscissa(budget, noisy=self.noisy)
         return np.exp(line) if self.noisy else line
 
 
@@ -119,14 +115,12 @@ def best_horizons(rows: Sequence[Row]) -> list[BestHorizon]:
         horizons, gaps = np.array(column(own, "horizon")), np.array(column(own, "gap"))
         noisy = bool(own[0]["noisy"])
         constants = KINDS[str(own[0]["kind"])](seed).constants(str(own[0]["curvature"]), noisy=noisy)
+        first = shortest(noisy, constants)
         if noisy:
             choice = theory.stochastic_horizon(budget)
-            ideal = theory.best_stochastic_horizon(constants, budget=budget)
         else:
-            rate = LEARNING_RATE * constants.greatest_learning_rate
-            mu = constants.strong_convexity
+            rate, mu = LEARNING_RATE * constants.greatest_learning_rate, constants.strong_convexity
             choice = theory.deterministic_horizon(budget, learning_rate=rate, strong_convexity=mu)
-            ideal = theory.best_deterministic_horizon(constants, budget=budget, learning_rate=rate)
         near = int(np.abs(np.log(horizons / min(choice, budget))).argmin())
         found.append(
             BestHorizon(
@@ -134,10 +128,10 @@ def best_horizons(rows: Sequence[Row]) -> list[BestHorizon]:
                 budget=budget,
                 measured=lowest(horizons, gaps),
                 gap=float(gaps.min()),
-                theory=ideal,
-                gap_at_theory=float(gaps[near]),
+                theory=_least_bound(constants, budget, noisy=noisy) if first <= budget else math.nan,
+                gap_at_choice=float(gaps[near]),
                 choice=choice,
-                shortest=shortest(noisy, constants),
+                shortest=first,
             )
         )
     return found
@@ -194,32 +188,45 @@ def fit(kind: str, best: Sequence[BestHorizon], *, noisy: bool) -> Fit:
         noisy: which law.
 
     Returns:
-        The fit, with its interval from resampling whole problems.
+        The fit.
     """
-    seeds = sorted({b.seed for b in best})
-    random = np.random.default_rng(0)
-    slope, intercept = _line(best, [b.measured for b in best], noisy)
-    by_seed = {seed: [b for b in best if b.seed == seed] for seed in seeds}
-    drawn: list[float] = []
-    for _ in range(RESAMPLES):
-        sample = [b for seed in random.choice(seeds, len(seeds)) for b in by_seed[int(seed)]]
-        drawn.append(_line(sample, [b.measured for b in sample], noisy)[0])
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    # Where a budget is too short, the bound is least at T = 1, outside of the theorem.
-    sound = [b for b in best if b.theory > 1]
-    ideal = _line(sound, [float(b.theory) for b in sound], noisy)[0] if sound else math.nan
-    after = [b for b in best if b.budget >= 10 * min(b.budget for b in best)]
-    late = _line(after, [b.measured for b in after], noisy)[0] if after else math.nan
-    return Fit(kind, noisy, slope, float(low), float(high), intercept, ideal, late)
+    later = 10 * min(b.budget for b in best)
+    lines = _lines(best, lambda b: b.measured, noisy)
+    late = _lines([b for b in best if b.budget >= later], lambda b: b.measured, noisy)
+    ideal = _lines([b for b in best if not math.isnan(b.theory)], lambda b: b.theory, noisy)
+    return Fit(
+        kind,
+        noisy,
+        slope=interval([slope for slope, _ in lines]),
+        late=interval([slope for slope, _ in late]),
+        theory=interval([slope for slope, _ in ideal]).mean,
+        intercept=interval([intercept for _, intercept in lines]).mean,
+    )
 
 
-def _line(best: Sequence[BestHorizon], horizons: Sequence[float], noisy: bool) -> tuple[float, float]:
-    x = abscissa(np.array([float(b.budget) for b in best]), noisy=noisy)
-    y = np.log(horizons) if noisy else np.asarray(horizons)
-    if np.ptp(x) == 0:
-        return math.nan, float(np.mean(y))
-    slope, intercept = np.polyfit(x, y, 1)
-    return float(slope), float(intercept)
+def _least_bound(constants: theory.Constants, budget: int, *, noisy: bool) -> float:
+    if noisy:
+        found = theory.best_stochastic_horizon(constants, budget=budget)
+    else:
+        rate = LEARNING_RATE * constants.greatest_learning_rate
+        found = theory.best_deterministic_horizon(constants, budget=budget, learning_rate=rate)
+    return float(found) if found < budget else math.nan
+
+
+def _lines(
+    best: Sequence[BestHorizon], horizon: Callable[[BestHorizon], float], noisy: bool
+) -> list[tuple[float, float]]:
+    """Slope and intercept of each problem that has at least two budgets."""
+    found: list[tuple[float, float]] = []
+    for seed in sorted({b.seed for b in best}):
+        own = [b for b in best if b.seed == seed]
+        if len(own) < 2:
+            continue
+        x = abscissa(np.array([float(b.budget) for b in own]), noisy=noisy)
+        y = np.array([horizon(b) for b in own])
+        slope, intercept = np.polyfit(x, np.log(y) if noisy else y, 1)
+        found.append((float(slope), float(intercept)))
+    return found
 
 
 def parting(growth: Fit, found: Sequence[BestHorizon]) -> str:
@@ -235,12 +242,12 @@ def parting(growth: Fit, found: Sequence[BestHorizon]) -> str:
     last = max(b.budget for b in found)
     own = [b for b in found if b.budget == last]
     times = float(np.median([b.choice / b.measured for b in own]))
-    price = float(np.median([b.gap_at_theory / b.gap for b in own]))
-    first = float(np.median([b.shortest for b in own]))
-    inside = growth.low <= growth.theory <= growth.high
-    late = "" if math.isnan(growth.late) else f"; without the first decade of budgets b = {growth.late:.2f}"
+    price = float(np.median([b.gap_at_choice / b.gap for b in own]))
+    below = sum(b.measured < b.shortest for b in found)
+    inside = "inside" if growth.theory in growth.slope else "outside"
+    later = "inside" if growth.theory in growth.late else "outside"
     return (
-        f"{growth}; the bound's is {'inside' if inside else 'outside'} of the interval. At N = {last} the "
-        f"paper's T is {times:.1f} times the best one and its gap {price:.1f} times the least (medians over "
-        f"{len(own)} problems). The theorem speaks of T from {first:.0f} on{late}."
+        f"{growth}: {inside} the first interval and {later} the second. {below} of {len(found)} best horizons are "
+        f"shorter than those of which the theorem speaks. At N = {last} the paper's T is {times:.1f} times the "
+        f"best one, and its gap {price:.1f} times the least (medians over {len(own)} problems)."
     )

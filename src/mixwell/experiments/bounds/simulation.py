@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from mixwell.experiments.bounds.problems import Array, BilevelProblem, Indices
+from mixwell.experiments.bounds.problems import Array, BilevelProblem, Indices, SharedQuadratics
 
 ROUNDING = 1e-10
 Silent: Callable[[int], None] = lambda _: None  # noqa: E731
@@ -109,3 +109,69 @@ def simulate(
             matrix[ending] = problem.curvature(curvature, weights[ending], star[ending])
             distance[ending] = np.linalg.norm(at - star[ending], axis=-1)
     return Outcomes(total / rounds[:, None], error, ratio)
+
+
+def leap(
+    problem: SharedQuadratics,
+    *,
+    budget: int,
+    horizons: Array,
+    learning_rates: Array,
+    step_sizes: Array,
+    error_bounds: Callable[[Indices, Array], Array],
+    report: Callable[[int], None] = Silent,
+) -> Outcomes:
+    """The same as :func:`simulate` for full gradients and exact curvature, a whole round at a time.
+
+    With one Hessian A, ``y = theta_0 - theta*`` and ``r = I - eta A``, a round ends at ``theta_T = theta* +
+    r^T y`` and ``u_j = A (T r^(T-1) y + (1 - r^T) (eta A)^-1 (theta* - c_j))``, so budgets of many millions
+    of steps are within reach.
+
+    Args:
+        problem: what is trained.
+        budget: N.
+        horizons: T of every row, shape ``(rows,)``.
+        learning_rates: eta of every row.
+        step_sizes: alpha of every row.
+        error_bounds: as there.
+        report: told the steps done, now and then.
+
+    Returns:
+        What came of them.
+    """
+    values, basis = np.linalg.eigh(problem.matrix)
+    parts: list[Outcomes] = []
+    for row, (horizon, rate, alpha) in enumerate(zip(horizons, learning_rates, step_sizes, strict=True)):
+        ratio = 1 - rate * values
+        power, slow = ratio**horizon, horizon * ratio ** (horizon - 1)
+        theta, log_weights = problem.start[None], np.zeros((1, problem.domains))
+        total = np.zeros(problem.domains)
+        error = quotient = 0.0
+        rounds = int(budget // horizon)
+        for index in range(rounds):
+            raised = np.exp(log_weights - log_weights.max())
+            weights = raised / raised.sum()
+            star = problem.minimiser(weights)
+            away = theta - star
+            total += weights[0]
+            traces = (slow * (away @ basis)) * values + ((star - problem.centers) @ basis) * (
+                1 - power
+            ) / rate
+            theta = star + (power * (away @ basis)) @ basis.T
+            scores = -rate * (traces @ (basis.T @ problem.validation_gradient(theta)[0]))
+            # With one Hessian, H^-1 grad l_j(theta*) is theta* - c_j.
+            true = -(star - problem.centers) @ problem.validation_gradient(star)[0]
+            wrong = float(np.abs(scores - true).max())
+            if wrong > ROUNDING * np.abs(true).max():
+                error = max(error, wrong)
+                limit = error_bounds(np.array([row]), np.linalg.norm(away, axis=-1))
+                quotient = max(quotient, wrong / float(limit[0]))
+            log_weights -= alpha * scores
+            if index % 1000 == 0:
+                report(int(budget * (row + index / rounds) / len(horizons)))
+        parts.append(Outcomes(total / rounds, np.array(error), np.array(quotient)))
+    return Outcomes(
+        np.stack([p.average for p in parts]),
+        np.array([p.error for p in parts]),
+        np.array([p.error_ratio for p in parts]),
+    )

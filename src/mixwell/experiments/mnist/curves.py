@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from mixwell.tables import Row, column
+from mixwell.tables import Row, Value, column
 from mixwell.theory import stochastic_horizon
 
 Array = NDArray[np.float64]
@@ -26,18 +26,20 @@ class Curve:
 
     Args:
         setting: what all of them share.
+        label: what tells them from the other curves; width and batch in any case.
         horizons: ascending.
         rows: the runs of each horizon, one for each seed.
     """
 
-    setting: dict[str, object]
+    setting: dict[str, Value]
+    label: str
     horizons: list[int]
     rows: list[list[Row]]
 
     @property
     def budget(self) -> int:
         """N."""
-        return int(str(self.setting["budget"]))
+        return int(self.setting["budget"])
 
     @property
     def theory(self) -> int:
@@ -50,9 +52,9 @@ class Curve:
         return min(len(rows) for rows in self.rows)
 
     @property
-    def label(self) -> str:
-        """Width and batch."""
-        return f"c = {self.setting['channels']}, batch {self.setting['batch_size']}"
+    def uneven(self) -> bool:
+        """Whether some horizons have more seeds than others, as in an unfinished sweep."""
+        return max(len(rows) for rows in self.rows) > self.seeds
 
     def mean(self, name: str) -> Array:
         """Of a column, for each horizon."""
@@ -87,18 +89,24 @@ def curves_of(runs: Sequence[Row]) -> list[Curve]:
     """
     if not runs:
         raise ValueError("there are no finished runs to show")
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[Value, ...], list[Row]] = {}
     names = [n for n in runs[0] if n not in _RUN_ITSELF and not n.startswith(_RESULTS)]
     for row in runs:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    differing = [name for index, name in enumerate(names) if len({key[index] for key in groups}) > 1]
     curves: list[Curve] = []
     for key, rows in groups.items():
+        setting = dict(zip(names, key, strict=True))
         horizons = sorted({int(row["horizon"]) for row in rows})
         by_horizon = [[row for row in rows if row["horizon"] == t] for t in horizons]
-        curves.append(Curve(dict(zip(names, key, strict=True)), horizons, by_horizon))
-    return sorted(
-        curves, key=lambda c: (c.budget, int(str(c.setting["channels"])), int(str(c.setting["batch_size"])))
-    )
+        curves.append(Curve(setting, _label(setting, differing), horizons, by_horizon))
+    return sorted(curves, key=lambda c: [c.setting[n] for n in ("budget", "channels", "batch_size")])
+
+
+def _label(setting: dict[str, Value], differing: Sequence[str]) -> str:
+    others = [n for n in differing if n not in ("budget", "channels", "batch_size")]
+    told = [f"{name.replace('_', ' ')} {setting[name]:g}" for name in others]
+    return ", ".join([f"c = {setting['channels']}", f"batch {setting['batch_size']}", *told])
 
 
 def findings(curve: Curve) -> list[str]:
@@ -118,6 +126,7 @@ def findings(curve: Curve) -> list[str]:
         return f"T = {curve.horizons[index]}: {loss[index]:.3f}{deviation}"
 
     seeds = f"{curve.seeds} seeds" if curve.seeds > 1 else "one seed"
+    seeds += " or more" if curve.uneven else ""
     lines = [f"N = {curve.budget}, {curve.label}, {seeds}: the least {name} is at {told(best)}."]
     if best in (0, len(loss) - 1):
         lines.append("The best horizon is at an end of the grid, so there is no valley to speak of.")
@@ -130,9 +139,4 @@ def findings(curve: Curve) -> list[str]:
     near = [str(t) for t, value in zip(curve.horizons, loss, strict=True) if value <= NEAR * loss[best]]
     if len(near) > 1:
         lines.append(f"Within {NEAR - 1:.0%} of the least: T = {', '.join(near)}.")
-    low = [
-        curve.horizons[i] for i in range(len(loss)) if loss[i] <= loss[best] + max(spread[best], spread[i])
-    ]
-    if curve.seeds > 1 and len(low) > 1:
-        lines.append(f"Within the spread over seeds of the least: T = {', '.join(map(str, low))}.")
     return lines

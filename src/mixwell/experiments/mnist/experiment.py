@@ -25,7 +25,7 @@ from mixwell.data.mnist import DEVIATION, MEAN, Mnist
 from mixwell.mixer import Mixer
 from mixwell.models.cnn import small_cnn
 from mixwell.signals import Hypergradient
-from mixwell.sweeps import StoppedError
+from mixwell.workers import StoppedError
 
 VANILLA, ROTATED, NOISY = DOMAINS = ("vanilla", "rotated", "noisy")
 VALIDATION = "validation"

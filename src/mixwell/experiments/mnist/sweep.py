@@ -17,9 +17,10 @@ from rich.console import Console
 from mixwell import environment, tables
 from mixwell.data import mnist
 from mixwell.experiments.mnist.experiment import DOMAINS, Outcome, Run, Setting
-from mixwell.sweeps import Job, run_sweep
+from mixwell.sweeps import begun, only_one, run_sweep
 from mixwell.tables import Row
 from mixwell.theory import stochastic_horizon
+from mixwell.workers import Job
 
 RUNS, WEIGHTS, CHECKPOINTS = "runs.csv", "weights.csv", "unfinished"
 _NAMED = ("budget", "horizon", "seed", "channels", "batch_size")
@@ -71,7 +72,7 @@ def settings_of(
         raise ValueError(f"a sweep needs at least 1 seed, got {seeds}")
     found = [
         Setting(budget=budget, horizon=horizon, seed=seed, batch_size=rows, **shared)
-        for seed, budget, rows in product(range(seeds), budgets, batch_sizes)
+        for seed, budget, rows in product(range(seeds), sorted(set(budgets)), sorted(set(batch_sizes)))
         for horizon in sorted(set(horizons or default_horizons(budget)))
         if horizon <= budget
     ]
@@ -128,10 +129,11 @@ class Results:
         row |= {key: value for key, value in numbers.items() if isinstance(value, float)}
         row |= {f"last_{domain}": outcome.last[domain] for domain in DOMAINS}
         row |= {f"average_{domain}": outcome.average[domain] for domain in DOMAINS}
-        self.weights += [{"run": name, "step": step, **weights} for step, weights in outcome.course]
-        self.runs.append(row)
+        self.runs = [r for r in self.runs if r["run"] != name] + [row]
+        done = {r["run"] for r in self.runs}
+        course: list[Row] = [{"run": name, "step": step, **weights} for step, weights in outcome.course]
+        self.weights = [r for r in self.weights if r["run"] in done - {name}] + course
         # The weights first: a run counts as done by its row in runs.csv.
-        self.weights = [r for r in self.weights if r["run"] in {row["run"] for row in self.runs}]
         tables.write(self.folder / WEIGHTS, sorted(self.weights, key=lambda r: (_order(r["run"]), r["step"])))
         tables.write(self.folder / RUNS, sorted(self.runs, key=lambda r: _order(r["run"])))
 
@@ -156,20 +158,25 @@ def sweep(
     Returns:
         The results in the folder.
     """
-    results = Results(folder)
-    todo = results.missing(settings)
-    say(f"{len(settings)} runs, {len(settings) - len(todo)} of them done before")
-    if todo:
-        mnist.load(say=say)
-        environment.write(folder)
-    run_sweep(
-        _run,
-        [Job(name_of(setting), setting.budget, setting) for setting in todo],
-        workers=workers,
-        checkpoints=folder / CHECKPOINTS,
-        on_done=lambda job, outcome: results.add(job.setting, outcome),
-        console=console,
-    )
+    with only_one(folder):
+        results = Results(folder)
+        jobs = [Job(name_of(setting), setting.budget, setting) for setting in results.missing(settings)]
+        again = begun(folder / CHECKPOINTS, jobs)
+        say(
+            f"{len(settings)} runs, {len(settings) - len(jobs)} of them done before"
+            + (f", {again} begun before" if again else "")
+        )
+        if jobs:
+            mnist.load(say=say)
+            environment.write(folder)
+        run_sweep(
+            _run,
+            jobs,
+            workers=workers,
+            checkpoints=folder / CHECKPOINTS,
+            on_done=lambda job, outcome: results.add(job.setting, outcome),
+            console=console,
+        )
     return results
 
 
