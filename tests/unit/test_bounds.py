@@ -7,14 +7,11 @@ from torch import nn
 
 import mixwell
 from mixwell.experiments.bounds.cells import Cell, measure
-from mixwell.experiments.bounds.problems import (
-    KINDS,
-    BilevelProblem,
-    LogisticRegression,
-    SharedQuadratics,
-    simplex_grid,
-)
+from mixwell.experiments.bounds.kinds import KINDS
+from mixwell.experiments.bounds.logistic import LogisticRegression
+from mixwell.experiments.bounds.problems import BilevelProblem, simplex_grid
 from mixwell.experiments.bounds.scaling import BestHorizon, fit
+from mixwell.experiments.bounds.shared_quadratics import SharedQuadratics
 from mixwell.experiments.bounds.simulation import leap, simulate
 from mixwell.experiments.bounds.theorem import check, verdict
 from mixwell.quadratics import Quadratic

@@ -11,7 +11,8 @@ import numpy as np
 
 from mixwell import theory
 from mixwell.experiments.bounds.cells import LEARNING_RATE, shortest
-from mixwell.experiments.bounds.problems import KINDS, Array
+from mixwell.experiments.bounds.kinds import KINDS
+from mixwell.experiments.bounds.problems import Array
 from mixwell.intervals import Interval, interval
 from mixwell.tables import Row, column
 

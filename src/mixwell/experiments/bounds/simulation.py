@@ -12,7 +12,8 @@ from typing import final
 
 import numpy as np
 
-from mixwell.experiments.bounds.problems import Array, BilevelProblem, Indices, SharedQuadratics
+from mixwell.experiments.bounds.problems import Array, BilevelProblem, Indices
+from mixwell.experiments.bounds.shared_quadratics import SharedQuadratics
 
 ROUNDING = 1e-10
 Silent: Callable[[int], None] = lambda _: None  # noqa: E731

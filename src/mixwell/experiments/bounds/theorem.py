@@ -11,7 +11,7 @@ from typing import final
 
 import numpy as np
 
-from mixwell.experiments.bounds.problems import KINDS
+from mixwell.experiments.bounds.kinds import KINDS
 from mixwell.tables import Row, column
 
 

@@ -1,0 +1,45 @@
+"""The paper's bounds, and its choices of horizon and step size, as functions of the budget and the constants.
+
+"Less is More: Convergence Benefits of Fewer Data Weight Updates over Longer Horizon" (Das, Patel,
+Razaviyayn, Mirrokni): the main convergence theorem (Theorem "thm2", deterministic) and its stochastic case
+(Theorem "thm:stochastic-case").
+
+With the constants of a problem at hand::
+
+    constants = theory.Constants(domains=3, gradient=2.0, smoothness=4.0, ...)
+    theory.deterministic_bound(constants, budget=10_000, horizon=200, learning_rate=0.05).total
+    theory.best_deterministic_horizon(constants, budget=10_000, learning_rate=0.05)
+"""
+
+from mixwell.theory.bounds import (
+    Bound,
+    deterministic_bound,
+    hypergradient_error_bound,
+    stochastic_bound,
+)
+from mixwell.theory.constants import Constants
+from mixwell.theory.horizons import (
+    deterministic_horizon,
+    mirror_step_size,
+    noisy_learning_rate,
+    shortest_horizon,
+    shortest_noisy_horizon,
+    stochastic_horizon,
+)
+from mixwell.theory.solvers import best_deterministic_horizon, best_stochastic_horizon
+
+__all__ = [
+    "Bound",
+    "Constants",
+    "best_deterministic_horizon",
+    "best_stochastic_horizon",
+    "deterministic_bound",
+    "deterministic_horizon",
+    "hypergradient_error_bound",
+    "mirror_step_size",
+    "noisy_learning_rate",
+    "shortest_horizon",
+    "shortest_noisy_horizon",
+    "stochastic_bound",
+    "stochastic_horizon",
+]
