@@ -198,10 +198,9 @@ def _valleys(axis: Any, rows: Sequence[Row]) -> None:
 
 
 def _finish(axis: Any, title: str, x: str, y: str) -> None:
-    axis.set_xscale("log")
+    style.log_axis(axis, x)
     axis.set_yscale("log")
     axis.set_title(title, fontsize=10, color=style.INK)
-    axis.set_xlabel(x, fontsize=9)
     axis.set_ylabel(y, fontsize=9)
     axis.legend(frameon=False, fontsize=7)
 

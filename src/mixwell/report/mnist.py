@@ -123,9 +123,7 @@ def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
         color="#777777",
         va="top",
     )
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.set_xlabel("horizon T", fontsize=9)
+    style.log_axis(axis, "horizon T")
     axis.set_ylabel(title, fontsize=9)
     if len(curves) > 1 or name.startswith("last_"):
         axis.legend(frameon=False, fontsize=8)
@@ -141,9 +139,7 @@ def _valleys(axis: Any, curves: Sequence[Curve]) -> None:
         height = 0.97 - 0.02 * index
         axis.plot([near[0], near[-1]], [height, height], color=colour, lw=4, alpha=0.6, solid_capstyle="butt")
     axis.axvline(curves[0].theory, color=style.FAINT, ls="--", lw=1, zorder=1)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.set_xlabel("horizon T", fontsize=9)
+    style.log_axis(axis, "horizon T")
     axis.set_ylabel("validation loss / its least", fontsize=9)
     axis.set_title(f"N = {curves[0].budget} training steps", fontsize=10, color=style.INK)
     axis.legend(frameon=False, fontsize=8)

@@ -65,10 +65,8 @@ def _against_horizon(
         color="#777777",
         ha="right",
     )
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter("{x:g}")
+    style.log_axis(axis, "horizon T (steps per weight update)")
     axis.set_ylim(-0.04, 1.04)
-    axis.set_xlabel("horizon T (steps per weight update)", fontsize=9)
     axis.set_ylabel("final weight of the right domain", fontsize=9)
     axis.set_title(f"N = {settings[0].budget} training steps", fontsize=10, color=style.INK)
     axis.legend(frameon=False, fontsize=8, loc="lower right")

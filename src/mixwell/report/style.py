@@ -47,6 +47,18 @@ def new_figure(rows: int, columns: int, *, width: float = 10.0, height: float = 
     return figure, axes
 
 
+def log_axis(axis: Any, label: str) -> None:
+    """A logarithmic axis from left to right, with plain numbers.
+
+    Args:
+        axis: of the figure.
+        label: what it shows.
+    """
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel(label, fontsize=9)
+
+
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write a figure as PNG and SVG.
 
