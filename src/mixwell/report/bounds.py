@@ -82,7 +82,8 @@ def _theorem_drawings(rows: Sequence[Row]) -> list[Drawing]:
             )
         )
         if not noisy:
-            errors = _select(theorem, kind=kind, noisy=0, budget=max(int(r["budget"]) for r in own))
+            shared = _select(theorem, kind=kind, noisy=0, curvature="isotropic")
+            errors = _select(theorem, kind=kind, noisy=0, budget=max(int(r["budget"]) for r in shared))
             drawings.append(
                 (
                     lambda axis, errors=errors, title=f"{kind}: a round's hypergradient": _error(
@@ -99,8 +100,8 @@ def _gap(axis: Any, rows: Sequence[Row], title: str) -> None:
         own = _select(rows, budget=budget)
         colour = style.COLOURS[index]
         horizons = column(own, "horizon")
-        axis.plot(horizons, column(own, "gap"), "o-", ms=3, color=colour, label=f"measured, N = {budget}")
-        axis.plot(horizons, column(own, "bound"), "--", color=colour, label=f"bound, N = {budget}")
+        axis.plot(horizons, column(own, "gap"), "o-", ms=3, color=colour, label=f"measured, N = {budget:,}")
+        axis.plot(horizons, column(own, "bound"), "--", color=colour, label=f"bound, N = {budget:,}")
     _finish(axis, title, "horizon T", "F(w_avg) − F*")
 
 
@@ -190,7 +191,7 @@ def _valleys(axis: Any, rows: Sequence[Row]) -> None:
         horizons, gap = np.array(column(own, "horizon")), np.array(column(own, "gap"))
         error = np.array(column(own, "gap_error"))
         colour = style.COLOURS[index % len(style.COLOURS)]
-        axis.plot(horizons, gap, "-", color=colour, label=f"N = {budget}")
+        axis.plot(horizons, gap, "-", color=colour, label=f"N = {budget:,}")
         axis.fill_between(horizons, gap - error, gap + error, color=colour, alpha=0.2, lw=0)
         theory = stochastic_horizon(budget)
         axis.plot([theory], np.interp(np.log(theory), np.log(horizons), gap), "x", color=colour, ms=8, mew=2)
