@@ -74,7 +74,7 @@ def test_fits_every_screen_and_loads_nothing(browser: Any, report: Path, width: 
     tab, trouble = opened(browser, report, width, java_script_enabled=scripts)
     assert trouble == []
     images = tab.locator("img")
-    assert images.count() == 2 * 3 + 4 * 6
+    assert images.count() == 2 * (3 + 1) + 4 * 6  # panels and valleys by budget, courses by curve
     for index in range(images.count()):
         box = images.nth(index).bounding_box()
         assert box["width"] >= min(250, width - 60)  # large enough to be read

@@ -1,12 +1,10 @@
 """Sweeps in real processes: order, failure, interruption, and continuing where they stopped."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,35 +13,10 @@ from rich.console import Console
 from mixwell import state, tables
 from mixwell.data.mnist import Mnist
 from mixwell.sweeps import only_one, run_sweep
-from mixwell.workers import Job, StoppedError
+from mixwell.workers import Job
+from sweep_work import count, fail
 
 QUIET = Console(quiet=True)
-
-
-def count(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):
-    """Work that counts to its setting, and can continue."""
-    done = json.loads(checkpoint.read_text()) if checkpoint.exists() else 0
-    while done < setting:
-        done += 1
-        report(done)
-        if stopping():
-            checkpoint.write_text(json.dumps(done))
-            raise StoppedError
-    return done, os.environ["OMP_NUM_THREADS"], os.getpid()
-
-
-def fail(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):
-    """Work that fails, or dies, or takes its time."""
-    if setting == 0:
-        raise ValueError("this one is broken")
-    if setting == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    for _ in range(setting):
-        time.sleep(0.01)
-        if stopping():
-            checkpoint.write_text("saved")
-            raise StoppedError
-    return setting
 
 
 def test_every_job_is_done_in_processes_with_one_thread(tmp_path: Path) -> None:
@@ -108,7 +81,7 @@ def test_trouble_with_a_result_saves_the_other_runs(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space left"):
         run_sweep(
             fail,
-            [Job("long", 1, 10**6), Job("short", 1, 2)],
+            [Job("long", 1, 10**6), Job("short", 1, 3)],
             workers=2,
             checkpoints=tmp_path,
             on_done=full,
