@@ -88,10 +88,10 @@ def measure(
     constants = problem.constants(cell.curvature, noisy=cell.noisy)
     horizons = _horizons(cell, constants)
     rates = np.array([_learning_rate(cell, constants, t) for t in horizons])
+    size = _size(cell, constants, problem)
     sizes = [
-        theory.mirror_step_size(rounds=int(cell.budget // t), domains=constants.domains, size=size)
+        theory.mirror_step_size(rounds=cell.budget // t, domains=constants.domains, size=size)
         for t in horizons
-        for size in [_size(cell, constants, problem)]
     ]
     repeated, rows_rates, rows_sizes = (
         np.repeat(np.asarray(values, dtype=np.float64), cell.copies) for values in (horizons, rates, sizes)
@@ -179,13 +179,25 @@ def shortest(noisy: bool, constants: theory.Constants) -> int:
     """
     if noisy:
         return theory.shortest_noisy_horizon(constants)
-    return theory.shortest_horizon(constants, learning_rate=LEARNING_RATE * constants.greatest_learning_rate)
+    return theory.shortest_horizon(constants, learning_rate=full_rate(constants))
+
+
+def full_rate(constants: theory.Constants) -> float:
+    """The learning rate with full gradients, somewhat below the greatest that the theorem allows.
+
+    Args:
+        constants: of the problem.
+
+    Returns:
+        eta.
+    """
+    return LEARNING_RATE * constants.greatest_learning_rate
 
 
 def _learning_rate(cell: Cell, constants: theory.Constants, horizon: int) -> float:
     if cell.noisy:
         return theory.noisy_learning_rate(constants, horizon=horizon)
-    return LEARNING_RATE * constants.greatest_learning_rate
+    return full_rate(constants)
 
 
 def _size(cell: Cell, constants: theory.Constants, problem: BilevelProblem) -> float:

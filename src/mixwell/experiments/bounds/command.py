@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from mixwell import environment, tables
+from mixwell import environment, tables, terminal
 from mixwell.experiments.bounds.cells import MEASUREMENTS, Cell, measure
 from mixwell.experiments.bounds.problems import CURVATURES
 from mixwell.experiments.bounds.scaling import Best, Fit, growth_of, parting
@@ -54,9 +54,8 @@ def cells_of(*, seeds: int, copies: int, decades: float) -> list[Cell]:
         for seed in range(min(seeds, 3))
         for budget in (1_000, 10_000)
     ]
-    if (
-        decades >= 3
-    ):  # a minute each, but only there is the budget great enough for the bound to say something
+    if decades >= 3:
+        # A minute each, but only there is the budget great enough for the bound to say something.
         theorem += [
             Cell("theorem", "quadratic", s, False, "exact", 100_000_000) for s in range(min(seeds, 3))
         ]
@@ -103,7 +102,7 @@ def main(*, seeds: int, copies: int, decades: float, workers: int, out: Path, fi
         from mixwell.report import bounds
 
         written += bounds.write(out, out)
-    console.print("written: " + ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+    terminal.say(console, "written: " + ", ".join(str(path) for path in written))
     return holds
 
 
@@ -115,9 +114,7 @@ def _measure(cells: Sequence[Cell], out: Path, workers: int, console: Console) -
         rows = tables.read(path)
         done = {_key(row) for row in rows}
         todo = [cell for key, cell in wanted.items() if key not in done]
-        console.print(
-            f"{len(cells)} measurements, {len(cells) - len(todo)} of them done before", highlight=False
-        )
+        terminal.say(console, f"{len(cells)} measurements, {len(cells) - len(todo)} of them done before")
         if todo:
             environment.write(out)
 
@@ -173,10 +170,9 @@ def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
             "" if found.noisy else f"{found.error:.2g}",
             f"{found.telling} of {found.rows}",
         )
-    wide = console if console.is_terminal else Console(width=max(110, console.width))
-    wide.print(table)
+    terminal.show(console, table)
     for line in verdict(checks):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        terminal.say(console, line)
     return all(found.holds for found in checks)
 
 
@@ -184,7 +180,7 @@ def _print_scaling(best: Best, fits: Sequence[Fit], console: Console) -> None:
     console.print("the best horizon:")
     for growth in fits:
         told = parting(growth, best[growth.kind, growth.noisy])
-        console.print(f"  {told}", highlight=False, soft_wrap=True, markup=False)
+        terminal.say(console, f"  {told}")
 
 
 def _write(best: Best, fits: Sequence[Fit], out: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 
 from mixwell import theory
-from mixwell.experiments.bounds.cells import LEARNING_RATE, shortest
+from mixwell.experiments.bounds.cells import full_rate, shortest
 from mixwell.experiments.bounds.kinds import KINDS
 from mixwell.experiments.bounds.problems import Array
 from mixwell.intervals import Interval, interval
@@ -120,7 +120,7 @@ def best_horizons(rows: Sequence[Row]) -> list[BestHorizon]:
         if noisy:
             choice = theory.stochastic_horizon(budget)
         else:
-            rate, mu = LEARNING_RATE * constants.greatest_learning_rate, constants.strong_convexity
+            rate, mu = full_rate(constants), constants.strong_convexity
             choice = theory.deterministic_horizon(budget, learning_rate=rate, strong_convexity=mu)
         near = int(np.abs(np.log(horizons / min(choice, budget))).argmin())
         found.append(
@@ -209,8 +209,9 @@ def _least_bound(constants: theory.Constants, budget: int, *, noisy: bool) -> fl
     if noisy:
         found = theory.best_stochastic_horizon(constants, budget=budget)
     else:
-        rate = LEARNING_RATE * constants.greatest_learning_rate
-        found = theory.best_deterministic_horizon(constants, budget=budget, learning_rate=rate)
+        found = theory.best_deterministic_horizon(
+            constants, budget=budget, learning_rate=full_rate(constants)
+        )
     return float(found) if found < budget else math.nan
 
 

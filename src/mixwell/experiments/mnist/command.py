@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from mixwell import terminal
 from mixwell.data import mnist
 from mixwell.experiments.mnist.curves import Curve, curves_of, findings
 from mixwell.experiments.mnist.experiment import DOMAINS, VALIDATION, Domains, Setting
@@ -45,7 +46,7 @@ def main(
     console = Console()
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+        terminal.say(console, text)
 
     settings = settings_of(budgets=budgets, horizons=horizons, batch_sizes=batch_sizes, seeds=seeds, **shared)
     left_out = sorted({t for t in horizons or () if t > min(budgets)})
@@ -104,6 +105,5 @@ def _print_curve(curve: Curve, console: Console) -> None:
             *(f"{means[name][index]:.3f}" for name in names),
             f"{means['seconds'][index]:.0f}",
         )
-    wide = console if console.is_terminal else Console(width=max(110, console.width))
-    wide.print(table)
-    console.print("* the theory's T = sqrt(N log N)", highlight=False, markup=False)
+    terminal.show(console, table)
+    terminal.say(console, "* the theory's T = sqrt(N log N)")

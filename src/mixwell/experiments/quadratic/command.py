@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mixwell import tables, terminal
 from mixwell.experiments.quadratic import example
 from mixwell.experiments.quadratic.example import Path, Setting
 
@@ -67,7 +67,7 @@ def main(
         present = sorted({t for _, t in runs})
         shown = [t for t in (1, 10, 100) if t in present] or present[:: max(1, len(present) // 3)][:3]
         written += draw(runs, shown, out / "quadratic")
-    console.print("written: " + ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+    terminal.say(console, "written: " + ", ".join(str(path) for path in written))
     return agrees and holds
 
 
@@ -98,8 +98,7 @@ def _print_table(runs: dict[tuple[Setting, int], Path], console: Console) -> Non
     for setting in settings:
         cells = [f"{runs[setting, t].phi[-1]:.5g}" if (setting, t) in runs else "" for t in horizons]
         table.add_row(f"{setting.radius:g}, {setting.step_size:g}", *cells)
-    wide = console if console.is_terminal else Console(width=max(110, console.width))
-    wide.print(table)
+    terminal.show(console, table)
 
 
 def _print_theorem(runs: dict[tuple[Setting, int], Path], margin: float, console: Console) -> bool:
@@ -124,22 +123,19 @@ def _mark(holds: bool | None) -> str:
 
 
 def _write_csv(runs: dict[tuple[Setting, int], Path], path: FilePath) -> FilePath:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            [
-                "radius",
-                "step_size",
-                "learning_rate",
-                "budget",
-                "horizon",
-                "step",
-                "theta",
-                "log_odds",
-                "weight",
-            ]
-        )
-        for (s, horizon), run in runs.items():
-            for row in zip(run.steps.astype(int), run.theta, run.phi, run.weight, strict=True):
-                writer.writerow([s.radius, s.step_size, s.learning_rate, s.budget, horizon, *row])
-    return path
+    rows: list[tables.Row] = [
+        {
+            "radius": s.radius,
+            "step_size": s.step_size,
+            "learning_rate": s.learning_rate,
+            "budget": s.budget,
+            "horizon": horizon,
+            "step": int(step),
+            "theta": float(theta),
+            "log_odds": float(phi),
+            "weight": float(weight),
+        }
+        for (s, horizon), run in runs.items()
+        for step, theta, phi, weight in zip(run.steps, run.theta, run.phi, run.weight, strict=True)
+    ]
+    return tables.write(path, rows)

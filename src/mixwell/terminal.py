@@ -1,0 +1,29 @@
+"""How commands speak: lines that are not wrapped or coloured, and tables that fit into a file."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 110
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is.
+
+    Args:
+        console: where to.
+        text: the line; brackets and numbers in it mean nothing.
+    """
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def show(console: Console, table: Table) -> None:
+    """Print a table; where there is no terminal, wide enough not to be cut.
+
+    Args:
+        console: where to.
+        table: the table.
+    """
+    wide = console if console.is_terminal else Console(width=max(WIDTH, console.width))
+    wide.print(table)
