@@ -22,6 +22,7 @@ PANELS = (
     (f"last_{ROTATED}", "weight of the rotated domain, w₂"),
 )
 COURSES = 6
+FAR = 6.0
 
 
 def write(folders: Sequence[Path], out: Path, *, figures: bool = True) -> list[Path]:
@@ -111,7 +112,14 @@ def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
             label = "its average over the run" if index == 0 else None
             axis.plot(curve.horizons, average, color=colour, lw=1, ls=":", label=label)
     if name.startswith(("last_", "average_")):
-        axis.set_ylim(-0.03, 1.03)
+        axis.set_ylim(-0.03, 1.12)  # with room for the words at the top
+    elif "loss" in name:
+        means = np.concatenate([curve.mean(name) for curve in curves])
+        if means.max() > FAR * means.min() > 0:  # else one bad horizon would make a line of all others
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter("{x:g}")
+            axis.tick_params(axis="y", which="minor", colors=style.INK, labelsize=8)
     axis.axvline(curves[0].theory, color=style.FAINT, ls="--", lw=1, zorder=1)
     axis.annotate(
         f"theory: {curves[0].theory}",
