@@ -230,10 +230,14 @@ def _project(log: Vector, low: Vector, high: Vector) -> Vector:
         grown = np.clip(np.exp(np.clip(log + events[order][:, None], log_low, log_high)), low, high)
     totals = np.where(leaves_floor >= at_event, low, np.where(meets_cap <= at_event, high, grown)).sum(axis=1)
     below = np.flatnonzero(totals <= 1)
-    last = below[-1] if below.size else -1
-    at_low, at_high = leaves_floor > last, meets_cap <= last
-    free = ~(at_low | at_high)
-    rest = 1 - low[at_low].sum() - high[at_high].sum()
+    last = int(below[-1]) if below.size else -1
+    while True:
+        at_low, at_high = leaves_floor > last, meets_cap <= last
+        free = ~(at_low | at_high)
+        rest = 1 - low[at_low].sum() - high[at_high].sum()
+        if last < 0 or not free.any() or rest >= grown[last, free].sum() * (1 - 1e-9):
+            break
+        last -= 1  # free weights that vanish beside 1 in a sum must not vanish: the cap is not quite met
     result = np.where(at_low, log_low, log_high)
     if free.any():
         result[free] = normalise(log[free]) + np.log(max(rest, TINY))
