@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 
@@ -26,6 +26,9 @@ Bounds = float | Mapping[str, float]
 
 class Constraint(ABC):
     """A set the weights must stay in, or a point they are pulled to. The defaults constrain nothing."""
+
+    scarce: ClassVar[bool] = False
+    """Whether the bounds say what there is, to which what is wanted gives way."""
 
     def bounds(self, names: Sequence[str]) -> tuple[Vector, Vector]:
         """The least and the greatest weight of every domain.
@@ -136,6 +139,82 @@ class Prior(Constraint):
         return float(self.strength), Weights(names, self.prior).log
 
 
+@final
+class EpochCap(Constraint):
+    """No domain gets more weight than what is left of its rows can serve until the end.
+
+    ``w_j <= left_j / (B * steps left)``, where ``left_j`` counts the rows that may still be taken before domain j
+    was seen ``epochs_j`` times. Whoever takes the rows says so (:meth:`spend`) before each update. Rows that are
+    used up cannot be had, so floors and caps give way to this one.
+
+    Args:
+        rows: that each domain has.
+        epochs: how often its rows may be seen; one number for all domains, or numbers by domain (the others
+            have no cap).
+        batch_size: B, rows of a step.
+        budget: N, training steps.
+
+    Raises:
+        ValueError: a number is not positive, a domain is unknown, or all rows together are too few for the
+            budget.
+
+    Example:
+        >>> EpochCap({"a": 100, "b": 1000}, 1, batch_size=10, budget=50).bounds(["a", "b"])[1].tolist()
+        [0.202, 1.0]
+    """
+
+    scarce: ClassVar[bool] = True
+
+    def __init__(self, rows: Mapping[str, int], epochs: Bounds, *, batch_size: int, budget: int) -> None:
+        by_name = epochs if isinstance(epochs, Mapping) else dict.fromkeys(rows, epochs)
+        for name, often in by_name.items():
+            if name not in rows:
+                raise ValueError(f"epochs names unknown domain {name!r}; the domains are {', '.join(rows)}")
+            if not often > 0:
+                raise ValueError(f"the epochs of {name!r} must be positive, got {often}")
+        self._rows = dict(rows)
+        self._epochs = dict(by_name)
+        self._batch_size, self._budget = batch_size, budget
+        self.spend({}, steps_done=0)
+        if self.left.sum() < batch_size * budget:
+            raise ValueError(
+                f"{budget} steps of {batch_size} rows need {budget * batch_size:,} rows, but with their caps on "
+                f"epochs the domains give {int(self.left.sum()):,}; train for fewer steps, or raise the epochs"
+            )
+
+    def __repr__(self) -> str:
+        return f"EpochCap({self._rows}, {self._epochs}, batch_size={self._batch_size}, budget={self._budget})"
+
+    def spend(self, taken: Mapping[str, int], *, steps_done: int) -> None:
+        """Tell how many rows were taken so far.
+
+        Args:
+            taken: by domain, from the beginning; none where it is not named.
+            steps_done: training steps so far.
+        """
+        allowed = [rows * self._epochs.get(name, np.inf) for name, rows in self._rows.items()]
+        seen = np.array([taken.get(name, 0) for name in self._rows], dtype=np.float64)
+        self.left = np.maximum(np.floor(allowed) - seen, 0.0)
+        """Rows that each domain may still give; infinite where it has no cap. Shape ``(m,)``."""
+        self._needed = self._batch_size * max(self._budget - steps_done, 0)
+
+    def bounds(self, names: Sequence[str]) -> tuple[Vector, Vector]:
+        """``[0, left / needed]``; when nothing is needed any more, ``[0, 1]``.
+
+        Args:
+            names: the domains.
+
+        Returns:
+            Lower and upper bounds, shape ``(m,)`` each.
+        """
+        if not self._needed:
+            return np.zeros(len(names)), np.ones(len(names))
+        by_name = dict(zip(self._rows, self.left, strict=True))
+        # Counts are whole, so a domain may be a row ahead of its weight; that must not close its cap.
+        high = [min(1.0, (by_name[name] + 1) / self._needed) if by_name[name] else 0.0 for name in names]
+        return np.zeros(len(names)), np.array(high)
+
+
 def apply(
     names: Sequence[str], log: Vector, constraints: Sequence[Constraint], *, step_size: float
 ) -> Vector:
@@ -161,7 +240,7 @@ def apply(
         pulled = sum((tau / (1 + total)) * prior for tau, prior in zip(taus, priors, strict=True))
         log = normalise(log / (1 + total) + pulled)
     low, high = limits(names, constraints)
-    return _project(log, low, high)
+    return project(log, low, high)
 
 
 def constrain(names: Sequence[str], log: Vector, constraints: Sequence[Constraint]) -> Vector:
@@ -193,6 +272,8 @@ def limits(names: Sequence[str], constraints: Sequence[Constraint]) -> tuple[Vec
     """
     low, high = np.zeros(len(names)), np.ones(len(names))
     for constraint in constraints:
+        if constraint.scarce:
+            continue
         one_low, one_high = constraint.bounds(names)
         low, high = np.maximum(low, one_low), np.minimum(high, one_high)
     crossed = [f"{n} (at least {a}, at most {b})" for n, a, b in zip(names, low, high, strict=True) if a > b]
@@ -204,20 +285,56 @@ def limits(names: Sequence[str], constraints: Sequence[Constraint]) -> tuple[Vec
         )
     if high.sum() < 1 - 1e-9:
         raise ValueError(f"the caps of {len(names)} domains sum to {high.sum():.6g}, less than 1; raise them")
+    for constraint in constraints:
+        if constraint.scarce:
+            low, high = _give_way(low, high, constraint.bounds(names)[1])
     return low, high
 
 
-def _project(log: Vector, low: Vector, high: Vector) -> Vector:
+def _give_way(low: Vector, high: Vector, there: Vector) -> tuple[Vector, Vector]:
+    """Bounds within what there is: floors sink to it, and where caps leave too little, those that can rise do.
+
+    Args:
+        low: the least weights, shape ``(m,)``.
+        high: the greatest weights, shape ``(m,)``.
+        there: the greatest weights that can be served, shape ``(m,)``.
+
+    Returns:
+        New bounds that some mixture obeys.
+    """
+    within = np.minimum(high, there)
+    if within.sum() < 1:
+        # What all could serve sums to one, but for the rounding of the last steps.
+        missing, room = 1 - within.sum(), there - within
+        within = within + room * min(1.0, missing / room.sum()) if room.sum() > 0 else within
+        within = within / within.sum() if 0 < within.sum() < 1 else within
+        within = within if within.any() else np.ones_like(within)
+    return np.minimum(low, within), within
+
+
+LEAST_LOG = -1e300
+
+
+def project(log: Vector, low: Vector, high: Vector) -> Vector:
     """KL projection onto ``{low <= w <= high, sum w = 1}``: ``w_j = clip(s q_j, low_j, high_j)``.
 
     As s grows from zero, each domain leaves its floor at one value of ``log s`` and meets its cap at another.
     These 2m events are walked in order; the last one at which the clipped sum does not exceed one tells which
     domains are at which bound, and the free ones share the rest in proportion. Domains are told apart by the
     order of events, not by sums of logarithms, which cancel where log-weights differ by 1e300.
+
+    Args:
+        log: log-weights ``log q``, shape ``(m,)``; ``-inf`` for a weight of zero.
+        low: the least weights, summing to at most one, shape ``(m,)``.
+        high: the greatest weights, summing to at least one, shape ``(m,)``.
+
+    Returns:
+        Log-weights, shape ``(m,)``; ``-inf`` where ``high`` is zero.
     """
     m = len(log)
     if not low.any() and (high == 1).all():
         return log
+    log = np.maximum(log, LEAST_LOG)
     with np.errstate(divide="ignore"):
         log_low, log_high = np.log(low), np.log(high)
     events = np.concatenate([log_low - log, log_high - log])

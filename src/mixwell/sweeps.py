@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -40,26 +38,6 @@ def check_workers(workers: int) -> None:
     """
     if workers < 1:
         raise ValueError(f"a sweep needs at least 1 worker, got {workers}")
-
-
-@contextmanager
-def only_one(folder: Path) -> Generator[None]:
-    """Keep other sweeps out of a folder of results, which they would overwrite.
-
-    Args:
-        folder: made if it is missing.
-
-    Raises:
-        OSError: another one is at work in it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock", blocking=False)
-    try:
-        with lock:
-            yield
-    except Timeout as error:
-        raise OSError(f"another sweep is at work in {folder}: wait for it, or give another --out") from error
-    (folder / ".lock").unlink(missing_ok=True)
 
 
 def run_sweep(

@@ -65,6 +65,14 @@ def test_self_tuned_step_sizes_are_finite_and_bounded(data, m: int) -> None:
         assert np.abs(moved).max() <= 2 * math.sqrt(math.log(m) / 4) * (1 + 1e-6)
 
 
+@given(st.floats(-1e6, 1e6), st.integers(2, 9))
+def test_equal_scores_move_nothing(score: float, m: int) -> None:
+    """Though they differ from their mean by rounding."""
+    update = updates.SelfTunedMirrorDescent()
+    for k in range(3):
+        assert update.step_size(np.full(m, score), round_index=k, rounds=3) == 0.0
+
+
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=6), st.floats(-5, 5), st.floats(0.1, 3))
 def test_mirror_descent_is_the_papers_formula(initial: list[float], shift: float, alpha: float) -> None:
     weights = Weights(names(len(initial)), initial)

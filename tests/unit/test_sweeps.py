@@ -12,7 +12,8 @@ from rich.console import Console
 
 from mixwell import state, tables
 from mixwell.data.mnist import Mnist
-from mixwell.sweeps import only_one, run_sweep
+from mixwell.locks import only_one
+from mixwell.sweeps import run_sweep
 from mixwell.workers import Job
 from sweep_work import count, fail
 
@@ -92,7 +93,7 @@ def test_trouble_with_a_result_saves_the_other_runs(tmp_path: Path) -> None:
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
-    with only_one(tmp_path), pytest.raises(OSError, match="another sweep is at work"), only_one(tmp_path):
+    with only_one(tmp_path), pytest.raises(OSError, match="another run is at work"), only_one(tmp_path):
         pytest.fail("both are in")
     with only_one(tmp_path):
         pass

@@ -1,0 +1,177 @@
+"""Which rows of which domain are in the next batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, final, get_args
+
+import numpy as np
+
+from mixwell.constraints import EpochCap
+from mixwell.data import counts
+from mixwell.data.counts import Apportionment
+from mixwell.data.shuffles import Cursor, Indices
+from mixwell.weights import Vector
+
+Rule = Literal["weight", "equal", "noise"]
+
+
+@final
+class Sampler:
+    """Draws batches whose domains follow weights that change.
+
+    Each domain has a cursor of its own over rows that are shuffled anew in every epoch. The counts of a batch
+    follow shares with carried rounding (:class:`mixwell.data.counts.Apportionment`); ``sum_j w_j g_j`` is unbiased
+    whatever the counts, so they are chosen for its variance:
+
+    - ``"weight"``: ``n_j ~ w_j``, as an ordinary mixed batch has it;
+    - ``"equal"``: the same number from each domain (the paper's);
+    - ``"noise"``: ``n_j ~ w_j s_j`` with the noise ``s_j`` of the domain's gradient.
+
+    Args:
+        sizes: rows by domain.
+        batch_size: rows of a batch, all domains together.
+        rule: of the counts.
+        least: rows that each domain has in every batch, so that it keeps a signal. ``None`` for a quarter of an
+            equal share, at least one where there is room.
+        cap: how often the rows of a domain may be seen. The sampler tells it what was taken, so give the same
+            object to the mixer's constraints.
+        seed: of the orders.
+
+    Raises:
+        ValueError: a setting does not fit.
+
+    Example:
+        >>> sampler = Sampler({"web": 100, "code": 50}, 8, least=1)
+        >>> {name: len(rows) for name, rows in sampler.draw(np.array([0.75, 0.25])).items()}
+        {'web': 6, 'code': 2}
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        batch_size: int,
+        *,
+        rule: Rule = "weight",
+        least: int | None = None,
+        cap: EpochCap | None = None,
+        seed: int = 0,
+    ) -> None:
+        if rule not in get_args(Rule):
+            raise ValueError(
+                f"the rule of the counts must be one of {', '.join(get_args(Rule))}, got {rule!r}"
+            )
+        self.names = tuple(sizes)
+        self.batch_size = batch_size
+        self.rule: Rule = rule
+        if least is None:
+            room = batch_size // max(len(sizes), 1)
+            least = max(min(room, 1), room // 4)
+        self.least = least
+        self._counts = Apportionment(batch_size, len(sizes), least=least)
+        self._cursors = {name: Cursor(size, f"seed {seed}, {name}") for name, size in sizes.items()}
+        self._cap = cap
+        self._batches = 0
+        self.noise = np.full(len(sizes), np.nan)
+        """The standard deviation s_j of the gradient of a row, NaN where it is not known."""
+
+    def shares(self, weights: Vector) -> Vector:
+        """The share of each domain in the batches.
+
+        Args:
+            weights: of the domains, shape ``(m,)``.
+
+        Returns:
+            Shares that sum to one, shape ``(m,)``.
+        """
+        if self.rule == "equal":
+            shares = np.full(len(self.names), 1 / len(self.names))
+        elif self.rule == "weight":
+            shares = np.asarray(weights, dtype=np.float64)
+        else:
+            shares = counts.by_weight_and_noise(weights, self.noise)
+        low, high = np.full(len(shares), self.least / self.batch_size), np.ones(len(shares))
+        return counts.within(shares, low, high if self._cap is None else self._cap.bounds(self.names)[1])
+
+    def inclusion(self, weights: Vector) -> dict[str, float]:
+        """How often each domain is in a batch, for those that are not in all.
+
+        Args:
+            weights: of the domains, shape ``(m,)``.
+
+        Returns:
+            Probabilities in (0, 1) by domain.
+        """
+        expected = self.batch_size * self.shares(weights)
+        # A domain that has been used up is never there, so that any number below one will do.
+        often = {name: float(n) or 0.5 for name, n in zip(self.names, expected, strict=True)}
+        return {name: n for name, n in often.items() if n < 1 - counts.ROUNDING}
+
+    def draw(self, weights: Vector) -> dict[str, Indices]:
+        """The rows of the next batch.
+
+        Args:
+            weights: of the domains, shape ``(m,)``.
+
+        Returns:
+            Indices by domain; domains that are not in this batch are left out.
+
+        Raises:
+            ValueError: all domains are used up.
+        """
+        most = None
+        if self._cap is not None:
+            most = np.minimum(self._cap.left, self.batch_size).astype(np.int64)
+            if not most.any():
+                raise ValueError("all domains are used up: their caps on epochs allow no more rows")
+        chosen = zip(self.names, self._counts.next(self.shares(weights), most=most), strict=True)
+        rows = {name: self._cursors[name].take(int(n)) for name, n in chosen if n}
+        self._batches += 1
+        self._spend()
+        return rows
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """How many rows were drawn so far, by domain."""
+        return {name: cursor.taken for name, cursor in self._cursors.items()}
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        """How often the rows of each domain were seen."""
+        return {name: cursor.taken / cursor.size for name, cursor in self._cursors.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, as plain values."""
+        return {
+            "batch_size": self.batch_size,
+            "sizes": {name: cursor.size for name, cursor in self._cursors.items()},
+            "taken": self.taken,
+            "batches": self._batches,
+            "carry": self._counts.carry.tolist(),
+            "noise": [None if np.isnan(s) else float(s) for s in self.noise],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where another sampler stopped.
+
+        Args:
+            state: what :meth:`state` gave.
+
+        Raises:
+            ValueError: the domains, their order, their sizes or the size of a batch differ.
+        """
+        sizes = {name: cursor.size for name, cursor in self._cursors.items()}
+        if list(state["sizes"].items()) != list(sizes.items()):
+            raise ValueError(f"the data have changed: rows by domain were {state['sizes']}, are {sizes}")
+        if state["batch_size"] != self.batch_size:
+            raise ValueError(f"a batch had {state['batch_size']} rows, and now has {self.batch_size}")
+        for name, cursor in self._cursors.items():
+            cursor.taken = int(state["taken"][name])
+        self._batches = int(state["batches"])
+        self._spend()
+        self._counts.carry = np.array(state["carry"], dtype=np.float64)
+        self.noise = np.array([np.nan if s is None else s for s in state["noise"]], dtype=np.float64)
+
+    def _spend(self) -> None:
+        if self._cap is not None:
+            self._cap.spend(self.taken, steps_done=self._batches)

@@ -1,0 +1,198 @@
+"""Datasets of the library ``datasets``: saved to disk, made from local files, or of the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from mixwell.data.sources import paths
+from mixwell.data.sources.base import Piece, Source, checked_text, digest_of, warn_of_nulls
+
+_BATCH_ROWS = 256
+
+
+@final
+class HuggingFace(Source):
+    """A dataset that the library ``datasets`` can load.
+
+    What is not a folder or local files is fetched from the hub as soon as :meth:`pieces` or :meth:`fingerprint`
+    is called; :attr:`remote` tells beforehand, so that the caller can announce it.
+
+    Args:
+        dataset: a folder written by ``save_to_disk``, a folder with data files, the name of a dataset of the
+            hub, or of a reader such as ``json`` for ``data_files``.
+        base: the folder that relative paths start from.
+        name: which configuration, if there are several.
+        split: which split.
+        field: the name of the column with the text.
+        streaming: read as it arrives, and keep no copy.
+        limit: take only so many documents.
+        revision: of the hub's dataset. A streamed one without it is taken to be the same as last time.
+        data_files: files, folders or globs for the reader.
+
+    Raises:
+        ValueError: the limit is not positive, or ``data_files`` stand for no file.
+    """
+
+    def __init__(
+        self,
+        dataset: str | Path,
+        *,
+        base: Path,
+        name: str | None = None,
+        split: str = "train",
+        field: str = "text",
+        streaming: bool = False,
+        limit: int | None = None,
+        revision: str | None = None,
+        data_files: str | Path | Sequence[str | Path] | None = None,
+    ) -> None:
+        super().__init__(str(dataset))
+        if limit is not None and limit < 1:
+            raise ValueError(f"{dataset}: limit must be at least 1 document, got {limit}")
+        folder = base / Path(dataset).expanduser()
+        self.folder = folder.absolute() if folder.is_dir() and data_files is None else None
+        self._saved = self.folder is not None and any(
+            (folder / mark).is_file() for mark in ("state.json", "dataset_dict.json")
+        )
+        self.files: list[Path] | None = None
+        if data_files is not None:
+            several = [data_files] if isinstance(data_files, str | Path) else list(data_files)
+            urls = [str(file) for file in several if "://" in str(file)]
+            if not urls:
+                self.files = paths.expand(several, base=base)
+            elif len(urls) < len(several):
+                raise ValueError(
+                    f"{dataset}: data_files are either all addresses or all local files, got both"
+                )
+            self._data_files: list[str] | None = urls or [str(file) for file in self.files or ()]
+        else:
+            self._data_files = None
+        self.dataset, self.config, self.split, self.field = str(dataset), name, split, field
+        self.streaming, self.limit, self.revision = streaming, limit, revision
+        self._loaded: Any = None
+
+    @property
+    def remote(self) -> bool:
+        """Whether it comes from elsewhere: reading it may download it."""
+        return self.folder is None and self.files is None
+
+    def pieces(self) -> Iterator[Piece]:
+        """The rows' texts; fetches a dataset of the hub.
+
+        Yields:
+            One piece for each document.
+        """
+        nulls = taken = 0
+        for value in self._values():
+            text = checked_text(value, f"{self.name}, split {self.split}", self.field)
+            if text is None:
+                nulls += 1
+                continue
+            yield Piece(text, True)
+            taken += 1
+            if taken == self.limit:
+                break
+        warn_of_nulls(nulls, self.name, self.field)
+
+    def fingerprint(self, cache: Path | None = None) -> str:
+        """A digest of the settings and of the content.
+
+        The content is told by the library's own fingerprint, for local files by their digests; for what is
+        streamed from elsewhere by the settings alone. Fetches a dataset of the hub that is not streamed.
+
+        Args:
+            cache: the folder in which digests of files are remembered.
+
+        Returns:
+            Hexadecimal digits.
+        """
+        settings: Mapping[str, object] = {
+            "config": self.config,
+            "split": self.split,
+            "field": self.field,
+            "limit": self.limit,
+        }
+        if self._saved:
+            content: object = self._load()._fingerprint
+        elif self.folder is not None:
+            content = paths.digests(paths.expand([self.folder], base=self.folder), cache)
+        elif self.files is not None:
+            content = [self.dataset, paths.digests(self.files, cache)]
+        elif self.streaming:
+            content = [self.dataset, self.revision, self._data_files]
+        else:
+            content = self._load()._fingerprint
+        return digest_of(type(self).__name__, settings, content)
+
+    def size(self) -> int | None:
+        """Not known before the dataset is read."""
+        return None
+
+    def _values(self) -> Iterator[object]:
+        loaded = self._load()
+        columns = loaded.column_names
+        if columns is not None:
+            if self.field not in columns:
+                there = ", ".join(columns) or "none"
+                raise ValueError(f"{self.name}: there is no column {self.field!r}; the columns are {there}")
+            loaded = loaded.select_columns([self.field])
+        batches = iter(loaded.with_format(None).iter(batch_size=_BATCH_ROWS))
+        while True:
+            try:
+                batch = next(batches, None)
+            except Exception as error:
+                raise self._trouble(error) from error
+            if batch is None:
+                return
+            if self.field not in batch:
+                raise ValueError(
+                    f"{self.name}: there is no column {self.field!r}; the columns are {', '.join(batch)}"
+                )
+            yield from batch[self.field]
+
+    def _load(self) -> Any:
+        if self._loaded is None:
+            datasets = _datasets()
+            try:
+                if self._saved:
+                    found = datasets.load_from_disk(str(self.folder))
+                else:
+                    found = datasets.load_dataset(
+                        str(self.folder or self.dataset),
+                        self.config,
+                        data_files=self._data_files,
+                        split=self.split,
+                        streaming=self.streaming,
+                        revision=self.revision,
+                    )
+            except Exception as error:  # the library raises errors of many kinds
+                raise self._trouble(error) from error
+            if isinstance(found, datasets.DatasetDict):
+                if self.split not in found:
+                    raise ValueError(
+                        f"{self.name}: there is no split {self.split!r}; the splits are {', '.join(found)}"
+                    )
+                found = found[self.split]
+            self._loaded = found
+        return self._loaded
+
+    def _trouble(self, error: Exception) -> ValueError:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        advice = (
+            "if it is meant to be local, check its path; else its name, and the connection"
+            if self.remote
+            else "check the files and the settings"
+        )
+        return ValueError(f"cannot read the dataset {self.name!r} (split {self.split}): {reason}; {advice}")
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            "datasets of the hub need the library datasets: pip install 'mixwell[data]'"
+        ) from error
+    return datasets

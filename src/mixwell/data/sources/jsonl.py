@@ -1,0 +1,119 @@
+"""Files with one JSON object per line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast, final
+
+from mixwell.data.sources.base import FileSource, Piece, checked_text, warn_of_nulls
+from mixwell.data.sources.text import check_encoding, is_wide, undecodable
+
+SUFFIXES = tuple(kind + end for kind in (".jsonl", ".ndjson", ".json") for end in ("", ".gz"))
+_GZIP = b"\x1f\x8b"
+
+
+@final
+class JsonLines(FileSource):
+    """Documents in files of JSON lines, compressed by gzip or not. Blank lines are passed over.
+
+    Args:
+        patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`. In folders, only
+            files whose names end as those of JSON lines do.
+        base: the folder that relative patterns start from.
+        field: the name of the field with the text.
+        encoding: of the files.
+        errors: what to do with bytes that the encoding does not have; see
+            :class:`mixwell.data.sources.text.TextFiles`.
+
+    Raises:
+        ValueError: no file is found, or the encoding is not known or not one for lines.
+    """
+
+    def __init__(
+        self,
+        patterns: str | Path | Sequence[str | Path],
+        *,
+        base: Path,
+        field: str = "text",
+        encoding: str = "utf-8",
+        errors: str = "strict",
+    ) -> None:
+        super().__init__(patterns, base=base, suffixes=SUFFIXES)
+        self.field = field
+        self.encoding, self.errors = check_encoding(encoding, errors), errors
+        if is_wide(encoding):
+            raise ValueError(f"JSON lines cannot be read as {encoding}; convert the files to UTF-8")
+
+    def settings(self) -> Mapping[str, object]:
+        """The field and the encoding, and what is done about errors."""
+        return {"field": self.field, "encoding": self.encoding, "errors": self.errors}
+
+    def pieces(self) -> Iterator[Piece]:
+        """The lines' texts, in the files' order.
+
+        Yields:
+            One piece for each line.
+        """
+        nulls = 0
+        for file in self.files:
+            for number, line, read in _lines(file):
+                found = self._document(f"{file}:{number}", line, first=number == 1)
+                if found is None:
+                    continue
+                text = checked_text(found[self.field], f"{file}:{number}", self.field)
+                if text is None:
+                    nulls += 1
+                else:
+                    yield Piece(text, True, read)
+        warn_of_nulls(nulls, self.name, self.field)
+
+    def _document(self, where: str, line: bytes, *, first: bool) -> Mapping[str, object] | None:
+        try:
+            text = line.decode(self.encoding, self.errors)
+        except UnicodeDecodeError as error:
+            raise undecodable(f"{where}: byte {error.start} of the line", error, self.encoding) from None
+        text = (text.removeprefix("\ufeff") if first else text).strip()
+        if not text:
+            return None
+        try:
+            found: object = json.loads(text)
+        except json.JSONDecodeError as error:
+            reason = f"{error.msg}: column {error.colno}"
+            raise ValueError(f"{where}: not JSON ({reason}); every line must be one JSON object") from None
+        except ValueError:  # Python refuses to read integers beyond a length
+            raise ValueError(
+                f"{where}: a number is too long to be read (more than {sys.get_int_max_str_digits()} digits); "
+                "write it as text, or remove this document"
+            ) from None
+        except RecursionError:
+            raise ValueError(f"{where}: not JSON that can be read (too many brackets)") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{where}: expected a JSON object with a field {self.field!r}, got {text[:60]}")
+        document = cast("dict[str, object]", found)
+        if self.field not in document:
+            there = ", ".join(sorted(document)) or "none"
+            raise ValueError(f"{where}: there is no field {self.field!r}; the fields are {there}")
+        return document
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == _GZIP
+            raw.seek(0)
+            stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else raw
+            done = 0
+            for number, line in enumerate(stream, start=1):
+                # what is left of a compressed file is told by its own position
+                now = raw.tell() if packed else done + len(line)
+                yield number, line, now - done
+                done = now
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged ({error}); it cannot be unpacked, fetch it again") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error

@@ -1,0 +1,70 @@
+"""Strings that are at hand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import final
+
+from mixwell.data.sources.base import Piece, Source, checked_text
+
+
+@final
+class Texts(Source):
+    """Documents in memory.
+
+    Args:
+        documents: one string each.
+        name: for messages.
+
+    Raises:
+        ValueError: a document is not a string.
+
+    Example:
+        >>> [piece.text for piece in Texts(["one", "two"]).pieces()]
+        ['one', 'two']
+    """
+
+    def __init__(self, documents: Iterable[str], *, name: str = "texts") -> None:
+        super().__init__(name)
+        if isinstance(documents, str):
+            raise ValueError(
+                f"{name}: documents must be a list of strings, got one string; put it into a list"
+            )
+        self._documents = tuple(documents)
+        whole = hashlib.blake2b(digest_size=20)
+        self._size = 0
+        for index, document in enumerate(self._documents):
+            text = checked_text(document, f"{name}, document {index}", "text")
+            if text is None:
+                raise ValueError(f"{name}, document {index}: documents must be strings, got None")
+            content = text.encode()
+            # the length keeps ["ab", "c"] and ["a", "bc"] apart
+            whole.update(len(content).to_bytes(8, "little") + content)
+            self._size += len(content)
+        self._fingerprint = whole.hexdigest()
+
+    def pieces(self) -> Iterator[Piece]:
+        """The documents.
+
+        Yields:
+            One piece for each.
+        """
+        for document in self._documents:
+            yield Piece(document, True, len(document.encode()))
+
+    def fingerprint(self, cache: Path | None = None) -> str:
+        """A digest of the documents.
+
+        Args:
+            cache: not used.
+
+        Returns:
+            Hexadecimal digits.
+        """
+        return self._fingerprint
+
+    def size(self) -> int | None:
+        """Their bytes in UTF-8."""
+        return self._size

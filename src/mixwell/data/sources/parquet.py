@@ -1,0 +1,102 @@
+"""Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from mixwell.data.sources.base import FileSource, Piece, checked_text, warn_of_nulls
+
+BATCH_BYTES = 4 << 20
+_BATCH_ROWS = 1 << 14
+_READ_BYTES = 1 << 20
+
+
+@final
+class Parquet(FileSource):
+    """Documents in the rows of Parquet files. Rows with nothing in the column are left out, with a warning.
+
+    Args:
+        patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`. In folders, only
+            files whose names end in ``.parquet``.
+        base: the folder that relative patterns start from.
+        field: the name of the column with the text.
+
+    Raises:
+        ValueError: no file is found.
+    """
+
+    def __init__(
+        self, patterns: str | Path | Sequence[str | Path], *, base: Path, field: str = "text"
+    ) -> None:
+        super().__init__(patterns, base=base, suffixes=(".parquet",))
+        self.field = field
+
+    def settings(self) -> Mapping[str, object]:
+        """The column."""
+        return {"field": self.field}
+
+    def pieces(self) -> Iterator[Piece]:
+        """The rows' texts, in the files' order.
+
+        Yields:
+            One piece for each row.
+        """
+        nulls = 0
+        for file in self.files:
+            for value, read in self._rows(file):
+                text = checked_text(value, str(file), self.field)
+                if text is None:
+                    nulls += 1
+                else:
+                    yield Piece(text, True, read)
+        warn_of_nulls(nulls, self.name, self.field)
+
+    def _rows(self, path: Path) -> Iterator[tuple[object, int]]:
+        pyarrow, parquet = _pyarrow()
+        try:
+            # else a whole column of a row group, which may be the whole file, is read at once
+            with parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as table:
+                self._check(path, table, pyarrow)
+                size, total = path.stat().st_size, table.metadata.num_rows
+                seen = done = 0
+                for batch in table.iter_batches(_batch_rows(table), columns=[self.field]):
+                    values = batch.column(0).to_pylist()
+                    seen += len(values)
+                    now = size * seen // total
+                    for place, value in enumerate(values):
+                        yield value, now - done if place == 0 else 0
+                    done = now
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ValueError(
+                f"{path} is not a readable Parquet file ({error}); fetch or write it again"
+            ) from error
+
+    def _check(self, path: Path, table: Any, pyarrow: Any) -> None:
+        schema = table.schema_arrow
+        if self.field not in schema.names:
+            there = ", ".join(schema.names) or "none"
+            raise ValueError(f"{path}: there is no column {self.field!r}; the columns are {there}")
+        kind = schema.field(self.field).type
+        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        texts = ("is_string", "is_large_string", "is_string_view", "is_null")
+        if not any(getattr(pyarrow.types, name)(kind) for name in texts):
+            raise ValueError(
+                f"{path}: the column {self.field!r} is not text, got {kind}; name a column with text"
+            )
+
+
+def _batch_rows(table: Any) -> int:
+    groups = [table.metadata.row_group(index) for index in range(table.metadata.num_row_groups)]
+    longest = max((group.total_byte_size / max(group.num_rows, 1) for group in groups), default=1)
+    return max(1, min(_BATCH_ROWS, int(BATCH_BYTES / max(longest, 1))))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError("Parquet files need pyarrow: pip install 'mixwell[data]'") from error
+    return pyarrow, pyarrow.parquet

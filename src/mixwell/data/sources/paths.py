@@ -1,0 +1,169 @@
+"""Which files a user's patterns mean, and digests of files that are remembered."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mixwell import files
+from mixwell.data.downloads import cache_folder
+
+_BLOCK = 1 << 20
+_SETTLED_SECONDS = 2.0
+"""A file changed more recently may change again without its time of change showing it."""
+
+
+def expand(
+    patterns: Sequence[str | Path], *, base: Path, suffixes: Sequence[str] | None = None
+) -> list[Path]:
+    """The files that patterns stand for.
+
+    A pattern is a file, a folder (with all that lies in it, hidden files left out), or a glob, in which ``**``
+    stands for any folders. ``~`` is the home folder.
+
+    Args:
+        patterns: one or more.
+        base: the folder that relative patterns start from.
+        suffixes: in folders, only files whose names end so.
+
+    Returns:
+        Absolute paths, sorted, each file once.
+
+    Raises:
+        ValueError: a pattern stands for no file.
+    """
+    if not patterns:
+        raise ValueError("no file was given; name a file, a folder or a glob such as 'data/*.txt'")
+    found: dict[str, Path] = {}
+    for pattern in patterns:
+        for path in _matches(str(pattern), base.expanduser().absolute(), suffixes):
+            found.setdefault(os.path.realpath(path), path)
+    return sorted(found.values(), key=lambda path: path.parts)
+
+
+def digests(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
+    """Digests of files' content.
+
+    They are remembered by the file's absolute path, size and times of change, so that large files are read once. A
+    file that was rewritten is read again even where its size and time of modification are as before (``cp -p``).
+
+    Args:
+        paths: of the files.
+        cache: the folder in which they are remembered, by default the cache folder.
+
+    Returns:
+        One for each file, in hexadecimal digits.
+
+    Raises:
+        ValueError: a file is gone, may not be read, or changes while it is read.
+    """
+    memos: dict[Path, _Memo] = {}
+    where = (cache or cache_folder()) / "digests"
+    answer: list[str] = []
+    try:
+        for path in paths:
+            absolute = Path(os.path.abspath(path))
+            if absolute.parent not in memos:
+                memos[absolute.parent] = _Memo(where, absolute.parent)
+            try:
+                answer.append(memos[absolute.parent].digest(absolute))
+            except OSError as error:
+                raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    finally:
+        for memo in memos.values():
+            memo.save()
+    return answer
+
+
+def _matches(pattern: str, base: Path, suffixes: Sequence[str] | None) -> list[Path]:
+    path = Path(os.path.abspath(base / Path(pattern).expanduser()))
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        inside = _files_in(path)
+        matching = [file for file in inside if suffixes is None or file.name.endswith(tuple(suffixes))]
+        if not matching:
+            kinds = "" if suffixes is None else f" that ends in {' or '.join(suffixes)}"
+            others = f" (it has {len(inside)} others)" if inside else ""
+            raise ValueError(
+                f"the folder {path} has no file{kinds}{others}; add files, or name another folder"
+            )
+        return matching
+    if path.exists():
+        raise ValueError(f"{path} is neither a file nor a folder; name regular files")
+    if not glob.has_magic(pattern):
+        raise ValueError(
+            f"there is no file or folder {pattern!r} in {base}; check the spelling (relative paths start there)"
+        )
+    names = glob.glob(str(Path(pattern).expanduser()), root_dir=base, recursive=True)
+    matching = [file for name in names if (file := Path(os.path.abspath(base / name))).is_file()]
+    if not matching:
+        raise ValueError(
+            f"no file matches {pattern!r} in {base}; check the pattern (relative ones start "
+            "there, ** stands for any folders)"
+        )
+    return matching
+
+
+def _files_in(folder: Path) -> list[Path]:
+    inside: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside += [
+            path for name in names if not name.startswith(".") and (path := Path(parent, name)).is_file()
+        ]
+    return inside
+
+
+def _stamp(found: os.stat_result) -> list[int]:
+    # the time of modification can be set at will; the inode's own time cannot
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+class _Memo:
+    """The digests of the files of one folder."""
+
+    def __init__(self, where: Path, folder: Path) -> None:
+        name = hashlib.blake2b(str(folder).encode(errors="surrogateescape"), digest_size=20).hexdigest()
+        self.path = where / f"{name}.json"
+        self.changed = False
+        self.known: dict[str, Any] = {}
+        try:
+            known = json.loads(self.path.read_bytes())
+        except (OSError, ValueError):
+            return  # it is only a memory: without it files are read again
+        if isinstance(known, dict):
+            self.known = known
+
+    def digest(self, path: Path) -> str:
+        before = path.stat()
+        stamp = _stamp(before)
+        match self.known.get(path.name):
+            case [*then, str(known)] if then == stamp:
+                return known
+            case _:
+                pass
+        content = hashlib.blake2b(digest_size=20)
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                content.update(block)
+        if _stamp(path.stat()) != stamp:
+            raise ValueError(f"{path} changed while it was read; start again when it is complete")
+        if time.time() - max(before.st_mtime, before.st_ctime) > _SETTLED_SECONDS:
+            self.known[path.name] = [*stamp, content.hexdigest()]
+            self.changed = True
+        return content.hexdigest()
+
+    def save(self) -> None:
+        if not self.changed:
+            return
+        try:
+            files.write(self.path, json.dumps(self.known))
+        except OSError:
+            return  # a cache that cannot be written is slow, not wrong

@@ -1,0 +1,206 @@
+"""Plain text files."""
+
+from __future__ import annotations
+
+import codecs
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+from mixwell.data.sources.base import FileSource, Piece
+
+PIECE_BYTES = 4 << 20
+ERRORS = ("strict", "replace", "ignore")
+NUL = b"\0"
+_TRIES = 1000
+
+
+@final
+class TextFiles(FileSource):
+    """Text files, each of them one document.
+
+    A file is cut into pieces at line ends, or between words where there are none. A byte order mark is left out;
+    line ends stay as they are.
+
+    Args:
+        patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`.
+        base: the folder that relative patterns start from.
+        encoding: of the files.
+        errors: what to do with bytes that the encoding does not have: ``strict`` refuses the file, ``replace``
+            and ``ignore`` put a mark or nothing in their place.
+        suffixes: in folders, only files whose names end so.
+        piece: how many bytes to read at a time.
+
+    Raises:
+        ValueError: no file is found, or the encoding is not known.
+    """
+
+    def __init__(
+        self,
+        patterns: str | Path | Sequence[str | Path],
+        *,
+        base: Path,
+        encoding: str = "utf-8",
+        errors: str = "strict",
+        suffixes: Sequence[str] | None = None,
+        piece: int = PIECE_BYTES,
+    ) -> None:
+        super().__init__(patterns, base=base, suffixes=suffixes)
+        self.encoding, self.errors = check_encoding(encoding, errors), errors
+        self._piece = piece
+
+    def settings(self) -> Mapping[str, object]:
+        """The encoding, and what is done about errors."""
+        return {"encoding": self.encoding, "errors": self.errors}
+
+    def pieces(self) -> Iterator[Piece]:
+        """The files' text, in the files' order.
+
+        Yields:
+            Pieces of about 4 MB.
+        """
+        for file in self.files:
+            last: Piece | None = None
+            for text, read in self._cut(file):
+                if last is not None:
+                    yield last
+                last = Piece(text, False, read)
+            if last is None:
+                warnings.warn(f"{file} is empty; it is left out", stacklevel=2)
+            else:
+                yield Piece(last.text, True, last.read)
+
+    def _cut(self, path: Path) -> Iterator[tuple[str, int]]:
+        rest, read = "", 0
+        for text, size in self._decoded(path):
+            rest, read = rest + text, read + size
+            if len(rest) < self._piece:
+                continue
+            at = good_cut(rest)
+            yield rest[:at], read
+            rest, read = rest[at:], 0
+        if rest:
+            yield rest, read
+
+    def _decoded(self, path: Path) -> Iterator[tuple[str, int]]:
+        wide = is_wide(self.encoding)
+        decoder = codecs.getincrementaldecoder(self.encoding)(self.errors)
+        offset, lines, begun = 0, 0, False
+        try:
+            stream = path.open("rb")
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+        with stream:
+            while True:
+                try:
+                    block = stream.read(self._piece)
+                except OSError as error:
+                    raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+                if not wide and NUL in block:
+                    raise _binary(path, f"byte {offset + block.index(NUL)}")
+                waiting = len(decoder.getstate()[0])
+                try:
+                    text = decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    before = error.object[: error.start].decode(self.encoding, "ignore")
+                    byte, line = offset - waiting + error.start, lines + before.count("\n") + 1
+                    raise undecodable(f"{path}: byte {byte} (line {line})", error, self.encoding) from None
+                if wide and "\0" in text:
+                    before = text[: text.index("\0")]
+                    raise _binary(path, f"line {lines + before.count(chr(10)) + 1}")
+                offset += len(block)
+                lines += text.count("\n")
+                if text and not begun:
+                    text, begun = text.removeprefix("\ufeff"), True
+                yield text, len(block)
+                if not block:
+                    return
+
+
+def check_encoding(encoding: str, errors: str) -> str:
+    """Refuse encodings that are not known, and unknown ways to treat errors.
+
+    Args:
+        encoding: its name.
+        errors: one of :data:`ERRORS`.
+
+    Returns:
+        The encoding's usual name.
+
+    Raises:
+        ValueError: there is no such thing.
+    """
+    if errors not in ERRORS:
+        raise ValueError(f"errors must be one of {', '.join(ERRORS)}, got {errors!r}")
+    try:
+        "a".encode(encoding)
+        return codecs.lookup(encoding).name
+    except (LookupError, ValueError):
+        raise ValueError(f"there is no text encoding {encoding!r}; try utf-8, utf-16 or latin-1") from None
+
+
+def is_wide(encoding: str) -> bool:
+    """Whether an encoding uses several bytes for every character, and so NUL bytes in plain text.
+
+    Args:
+        encoding: its name.
+
+    Returns:
+        True for UTF-16 and UTF-32.
+    """
+    return len("a".encode(encoding)) > 1 and b"\0" in "a".encode(encoding)
+
+
+def undecodable(where: str, error: UnicodeDecodeError, encoding: str) -> ValueError:
+    """What to say about bytes that an encoding does not have.
+
+    Args:
+        where: file and place.
+        error: what went wrong.
+        encoding: that was tried.
+
+    Returns:
+        An error to raise.
+    """
+    bad = error.object[error.start : error.end].hex(" ")
+    return ValueError(
+        f"{where} is not {encoding}: {error.reason} ({bad[:11]}). Give its encoding (encoding: latin-1), or "
+        "replace what cannot be read (errors: replace), or leave the file out"
+    )
+
+
+def good_cut(text: str) -> int:
+    r"""Where to cut a text so that its parts give the tokens of the whole.
+
+    Common tokenisers never join a letter or digit to the line end after it; so the cut is made between these,
+    failing that after a line end, or before a space.
+
+    Args:
+        text: not empty.
+
+    Returns:
+        A position above 0, as near to the end as there is one.
+
+    Example:
+        >>> good_cut("one line\nand a half"), good_cut("no line end"), good_cut("word")
+        (8, 7, 4)
+    """
+    last = at = text.rfind("\n")
+    for _ in range(_TRIES):
+        if at <= 0:
+            break
+        if text[at - 1].isalnum():
+            return at
+        at = text.rfind("\n", 0, at)
+    if last >= 0:
+        return last + 1
+    space = text.rfind(" ")
+    return space if space > 0 else len(text)
+
+
+def _binary(path: Path, where: str) -> ValueError:
+    return ValueError(
+        f"{path} looks binary (there is a NUL at {where}). Leave the file out; if it is UTF-16 text, say so "
+        "(encoding: utf-16)"
+    )

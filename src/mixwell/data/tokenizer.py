@@ -1,0 +1,325 @@
+"""What turns text into numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixwell import files
+from mixwell.data.sources.base import Source, digest_of
+from mixwell.data.sources.text import good_cut
+
+END = "<|endoftext|>"
+ENDS = (END, "</s>", "<eos>", "[SEP]")
+"""Names of the token between documents, the usual ones first."""
+LEAST_SIZE = 257
+_SEGMENT = 1 << 18
+_BATCH = 1 << 21
+"""Characters that are encoded at once: a few hundred bytes are needed for each while it lasts."""
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+class Tokenizer(ABC):
+    """Text to numbers and back."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many numbers there are, the end token's included."""
+
+    @property
+    @abstractmethod
+    def end(self) -> int:
+        """The number that follows every document."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """A digest of all that decides the numbers."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The least type of two or four bytes that holds all numbers, little-endian."""
+        return np.dtype("<u2" if self.size <= 1 << 16 else "<u4")
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Text to numbers, without end tokens.
+
+        Args:
+            texts: any.
+
+        Returns:
+            An array of :attr:`dtype` for each.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
+        """Numbers to text; the end token is written as ``<|endoftext|>`` or what it is called.
+
+        Args:
+            ids: each below :attr:`size`.
+
+        Returns:
+            The text, with marks in place of what is only part of a character.
+        """
+
+
+@final
+class Bytes(Tokenizer):
+    """The bytes of UTF-8, and 256 for the end of a document.
+
+    Example:
+        >>> tokenizer = Bytes()
+        >>> tokenizer.encode(["né"])[0].tolist(), tokenizer.decode([110, 195, 169, 256])
+        ([110, 195, 169], 'né<|endoftext|>')
+    """
+
+    @property
+    def size(self) -> int:
+        """257."""
+        return 257
+
+    @property
+    def end(self) -> int:
+        """256."""
+        return 256
+
+    @property
+    def identity(self) -> str:
+        """The same for all."""
+        return digest_of("bytes")
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """The texts' bytes.
+
+        Args:
+            texts: any.
+
+        Returns:
+            An array for each.
+        """
+        return [np.frombuffer(text.encode(), np.uint8).astype(self.dtype) for text in texts]
+
+    def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
+        """Bytes to text.
+
+        Args:
+            ids: from 0 to 256.
+
+        Returns:
+            The text.
+        """
+        known = _checked(ids, self.size)
+        cuts = [-1, *[place for place, number in enumerate(known) if number == self.end], len(known)]
+        parts = [bytes(known[cuts[i] + 1 : cuts[i + 1]]) for i in range(len(cuts) - 1)]
+        return END.join(part.decode(errors="replace") for part in parts)
+
+
+@final
+class TokenizerFile(Tokenizer):
+    """A tokeniser in a JSON file of the library ``tokenizers``.
+
+    Where a document contains the name of a special token, such as ``<|endoftext|>``, it becomes that token.
+
+    Args:
+        path: the file, or a folder with ``tokenizer.json``.
+        end: the name of the token between documents, by default the first of ``<|endoftext|>``, ``</s>``,
+            ``<eos>``, ``[SEP]`` that there is.
+
+    Raises:
+        ValueError: the file is missing or not such a file, or has no such token.
+    """
+
+    def __init__(self, path: Path, *, end: str | None = None) -> None:
+        library = _tokenizers()
+        self.path = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"cannot read the tokeniser {self.path}: {error.strerror or error}") from error
+        try:
+            self._tokenizer = library.Tokenizer.from_str(content.decode())
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(
+                f"{self.path} is not a tokeniser that the library tokenizers can load ({error}); give a "
+                "tokenizer.json, or train one"
+            ) from error
+        # files of published models may say to cut or to fill up texts
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        named = [end] if end is not None else list(ENDS)
+        self.end_name = next((name for name in named if name in vocabulary), "")
+        if not self.end_name:
+            raise ValueError(
+                f"{self.path} has no token {' or '.join(named)} to put between documents; name the one it has"
+            )
+        self._end = vocabulary[self.end_name]
+        self._size = max(vocabulary.values()) + 1
+        self._identity = digest_of("file", hashlib.blake2b(content, digest_size=20).hexdigest(), self._end)
+
+    @property
+    def size(self) -> int:
+        """One more than the largest number."""
+        return self._size
+
+    @property
+    def end(self) -> int:
+        """The number of the token between documents."""
+        return self._end
+
+    @property
+    def identity(self) -> str:
+        """A digest of the file, and of the choice of the end token."""
+        return self._identity
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Text to numbers, without special tokens at its ends.
+
+        Args:
+            texts: any; long ones are cut, where this does not change their tokens.
+
+        Returns:
+            An array for each.
+        """
+        parts: list[list[Tokens]] = [[] for _ in texts]
+        owners, batch, waiting = list[int](), list[str](), 0
+        for owner, text in enumerate(texts):
+            for segment in _segments(text):
+                owners.append(owner)
+                batch.append(segment)
+                waiting += len(segment)
+                if waiting >= _BATCH:
+                    self._encode(owners, batch, parts)
+                    owners, batch, waiting = [], [], 0
+        self._encode(owners, batch, parts)
+        return [np.concatenate(part) if part else np.empty(0, self.dtype) for part in parts]
+
+    def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
+        """Numbers to text, special tokens by their names.
+
+        Args:
+            ids: each below :attr:`size`.
+
+        Returns:
+            The text.
+        """
+        return self._tokenizer.decode(_checked(ids, self.size), skip_special_tokens=False)
+
+    def _encode(self, owners: Sequence[int], batch: Sequence[str], parts: list[list[Tokens]]) -> None:
+        encodings = self._tokenizer.encode_batch_fast(list(batch), add_special_tokens=False)
+        for owner, encoding in zip(owners, encodings, strict=True):
+            parts[owner].append(np.array(encoding.ids, dtype=self.dtype))
+
+
+def load(spec: str | Path | None, base: Path, *, end: str | None = None) -> Tokenizer:
+    """The tokeniser that a user named.
+
+    Args:
+        spec: ``bytes`` or nothing for :class:`Bytes`, else a file of the library ``tokenizers``.
+        base: the folder that relative paths start from.
+        end: the name of the token between documents, if it is none of the usual ones.
+
+    Returns:
+        The tokeniser.
+    """
+    if spec is None or spec == "bytes":
+        return Bytes()
+    return TokenizerFile(base / Path(spec).expanduser(), end=end)
+
+
+def train(
+    sources: Sequence[Source],
+    *,
+    size: int,
+    path: Path,
+    progress: Callable[[int], None] | None = None,
+) -> TokenizerFile:
+    """Train a byte-level BPE tokeniser (Sennrich et al., 2016; as GPT-2 has it) and write it to a file.
+
+    Args:
+        sources: the text to learn from.
+        size: how many numbers there are to be, 256 bytes and the end token included. There are fewer where the
+            text has too few different words.
+        path: the file to be written.
+        progress: told how many bytes were read so far.
+
+    Returns:
+        The tokeniser, read from the file.
+
+    Raises:
+        ValueError: the size is too small, or there is no text.
+    """
+    if size < LEAST_SIZE:
+        raise ValueError(
+            f"a tokeniser needs at least {LEAST_SIZE} tokens (256 bytes and the end), got {size}"
+        )
+    library = _tokenizers()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END],
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = _Texts(sources, progress)
+    tokenizer.train_from_iterator(iter(texts), trainer=trainer)
+    if not texts.any:
+        names = ", ".join(source.name for source in sources) or "no source"
+        raise ValueError(f"there is no text to train a tokeniser on ({names}); add text")
+    files.write(path, tokenizer.to_str(pretty=True))
+    return TokenizerFile(path)
+
+
+class _Texts:
+    """The pieces of all sources, and whether there were any."""
+
+    def __init__(self, sources: Sequence[Source], progress: Callable[[int], None] | None) -> None:
+        self.sources, self.progress, self.any = sources, progress, False
+
+    def __iter__(self) -> Iterator[str]:
+        done = 0
+        for source in self.sources:
+            known = source.size() is not None
+            for piece in source.pieces():
+                self.any = self.any or bool(piece.text)
+                yield piece.text
+                done += piece.read if known else len(piece.text)
+                if self.progress is not None:
+                    self.progress(done)
+
+
+def _segments(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > _SEGMENT:
+        segment = text[start : start + _SEGMENT]
+        segment = segment[: good_cut(segment)]
+        yield segment
+        start += len(segment)
+    yield text[start:]
+
+
+def _checked(ids: Iterable[int] | NDArray[Any], size: int) -> list[int]:
+    known = [int(number) for number in ids]
+    for place, number in enumerate(known):
+        if not 0 <= number < size:
+            raise ValueError(f"there is no token {number} (at {place}): the vocabulary has {size}")
+    return known
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError("tokenisers from files need tokenizers: pip install 'mixwell[data]'") from error
+    return tokenizers

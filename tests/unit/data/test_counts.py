@@ -1,0 +1,121 @@
+"""Whole numbers of rows that follow shares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mixwell.data.counts import Apportionment, by_weight_and_noise, within
+
+
+def shares(m: int) -> st.SearchStrategy[np.ndarray]:
+    positive = st.lists(st.floats(1e-6, 1.0), min_size=m, max_size=m)
+    return positive.map(lambda values: np.array(values) / sum(values))
+
+
+@st.composite
+def constant(draw: st.DrawFn) -> tuple[int, int, np.ndarray]:
+    m = draw(st.integers(1, 9))
+    least = draw(st.integers(0, 2))
+    total = draw(st.integers(max(1, m * least), 40 + m * least))
+    p = draw(shares(m))
+    return total, least, least / total + (1 - m * least / total) * p
+
+
+@settings(deadline=None)
+@given(constant())
+def test_while_shares_stay_counts_are_within_one_row_at_all_times(case) -> None:
+    total, least, p = case
+    batches = Apportionment(total, len(p), least=least)
+    seen = np.zeros(len(p))
+    for step in range(1, 40):
+        counts = batches.next(p)
+        assert counts.sum() == total
+        assert counts.min() >= least
+        seen += counts
+        assert np.abs(seen - step * total * p).max() < 1 + 1e-9
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 8), st.integers(0, 2))
+def test_changing_shares_with_room_are_followed_within_one_row(data, m, least) -> None:
+    room = max(least, 1) + 1
+    total = data.draw(st.integers(m * room, m * room + 40))
+    batches = Apportionment(total, m, least=least)
+    seen, due = np.zeros(m), np.zeros(m)
+    for p in data.draw(st.lists(shares(m), min_size=1, max_size=25)):
+        p = room / total + (1 - m * room / total) * p
+        counts = batches.next(p)
+        assert counts.sum() == total
+        assert counts.min() >= least
+        seen, due = seen + counts, due + total * p
+        assert np.abs(seen - due).max() < 1 + 1e-9
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 8))
+def test_any_changes_keep_the_sum_and_are_made_up_for(data, m) -> None:
+    total = data.draw(st.integers(1, 12))
+    batches = Apportionment(total, m)
+    seen, due = np.zeros(m), np.zeros(m)
+    for p in data.draw(st.lists(shares(m), min_size=1, max_size=30)):
+        counts = batches.next(p)
+        assert counts.sum() == total
+        assert counts.min() >= 0
+        seen, due = seen + counts, due + total * p
+    # No rule can stay below about log m; this one must not be far above.
+    assert np.abs(seen - due).max() < 1 + np.log(m) + 1e-9
+    uniform = np.full(m, 1 / m)
+    for _ in range(8 * m):
+        seen, due = seen + batches.next(uniform), due + total * uniform
+    assert np.abs(seen - due).max() < 1 + 1e-9
+
+
+def test_a_domain_that_cannot_give_more_passes_its_rows_on() -> None:
+    batches = Apportionment(10, 3, least=1)
+    counts = batches.next(np.array([0.8, 0.1, 0.1]), most=np.array([3, 9, 0]))
+    assert counts.tolist() == [3, 7, 0]
+
+
+def test_all_domains_together_can_give_too_little() -> None:
+    assert Apportionment(10, 2).next(np.array([0.5, 0.5]), most=np.array([2, 1])).tolist() == [2, 1]
+
+
+def test_a_batch_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="a batch of 4 rows has no room for 2 of each of 3 domains"):
+        Apportionment(4, 3, least=2)
+
+
+def test_neyman_allocation_has_the_least_variance() -> None:
+    """Against all whole allocations of 12 rows to 3 domains."""
+    weights, noise, total = np.array([0.5, 0.3, 0.2]), np.array([1.0, 4.0, 2.0]), 12
+
+    def variance(n: np.ndarray) -> float:
+        return float((weights**2 * noise**2 / n).sum())
+
+    found = variance(total * by_weight_and_noise(weights, noise))
+    others = [np.array([a, b, total - a - b]) for a in range(1, 11) for b in range(1, 12 - a)]
+    assert found <= min(variance(n) for n in others)
+
+
+def test_unknown_noise_is_taken_for_the_mean() -> None:
+    mixed = by_weight_and_noise(np.array([0.25, 0.25, 0.5]), np.array([1.0, 3.0, np.nan]))
+    assert mixed.tolist() == pytest.approx([0.125, 0.375, 0.5])
+    assert by_weight_and_noise(np.array([0.4, 0.6]), np.full(2, np.nan)).tolist() == pytest.approx([0.4, 0.6])
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 8))
+def test_bounds_are_kept_and_free_shares_keep_their_proportions(data, m) -> None:
+    p = data.draw(shares(m))
+    low = data.draw(st.floats(0, 1)) * np.full(m, 1 / m)
+    high = np.maximum(np.array(data.draw(st.lists(st.floats(0, 1), min_size=m, max_size=m))), low)
+    moved = within(p, low, high)
+    assert (moved <= high + 1e-9).all()
+    assert moved.sum() == pytest.approx(min(1.0, high.sum()))
+    free = (moved > low + 1e-6) & (moved < high - 1e-6)
+    if free.sum() > 1:
+        ratio = moved[free] / p[free]
+        assert ratio == pytest.approx(np.full(len(ratio), ratio[0]), rel=1e-4)

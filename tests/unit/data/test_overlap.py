@@ -1,0 +1,186 @@
+"""The share of lines, passages, or blocks of tokens, that two texts have in common."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mixwell.data import overlap as module
+from mixwell.data.overlap import BlockSketch, LineSketch, PassageSketch, overlap
+
+
+def lines(numbers: range) -> str:
+    return "\n".join(f"this is the line with the number {i:08d}" for i in numbers)
+
+
+def sketch(text: str, size: int = module.SIZE) -> LineSketch:
+    made = LineSketch(size)
+    made.add(text, ends=True)
+    return made
+
+
+def passages(text: str, size: int = module.SIZE) -> PassageSketch:
+    made = PassageSketch(size)
+    made.add(text)
+    return made
+
+
+def prose(words: int, seed: int = 0) -> str:
+    rng = np.random.default_rng(seed)
+    known = ["".join(chr(97 + i) for i in rng.integers(0, 26, size)) for size in rng.integers(2, 9, 3000)]
+    return " ".join(known[i] for i in rng.zipf(1.3, words) % len(known))
+
+
+def blocks(tokens: np.ndarray, size: int = module.SIZE) -> BlockSketch:
+    made = BlockSketch(size)
+    made.add(tokens)
+    return made
+
+
+def test_exact_where_nothing_was_left_out() -> None:
+    validation, domain = sketch(lines(range(100))), sketch(lines(range(70, 5000)))
+    assert validation.whole
+    assert overlap(validation, domain) == 0.3
+    assert overlap(domain, validation) == 30 / 4930
+    assert overlap(validation, validation) == 1
+    assert overlap(validation, sketch("")) == overlap(sketch(""), validation) == 0
+
+
+@pytest.mark.parametrize(
+    ("validation_lines", "domain_lines"), [(400, 60_000), (60_000, 60_000), (60_000, 400)]
+)
+def test_estimated_otherwise(validation_lines: int, domain_lines: int) -> None:
+    start = validation_lines // 2
+    validation = sketch(lines(range(validation_lines)), size=4096)
+    domain = sketch(lines(range(start, start + domain_lines)), size=4096)
+    assert len(domain.hashes) == min(4096, domain_lines)
+    assert domain.whole == (domain_lines <= 4096)
+    expected = min(validation_lines - start, domain_lines) / validation_lines
+    assert overlap(validation, domain) == pytest.approx(expected, abs=0.12)
+
+
+def test_short_lines_and_space_do_not_count() -> None:
+    assert len(sketch("x" * 31 + "\n" + " " * 40 + "\n" + "x " * 10).hashes) == 0
+    line = "x" * 32
+    assert overlap(sketch(f"  {line}\t\r\n{line}\n{line}"), sketch(line)) == 1
+    assert len(sketch(f"  {line}\t\r\n{line}\n{line}").hashes) == 1
+
+
+def test_documents_end_lines() -> None:
+    made = LineSketch()
+    made.add("x" * 20, ends=True)
+    made.add("x" * 20, ends=True)
+    assert len(made.hashes) == 0
+    made.add("x" * 20)
+    made.add("x" * 20)
+    assert made.hashes.tolist() == sketch("x" * 40).hashes.tolist()
+
+
+def test_endless_lines_are_held_in_part() -> None:
+    made = LineSketch()
+    for _ in range(100):
+        made.add("word " * 1000)
+    assert len(made._tail) <= module.LONGEST_LINE
+    assert made.hashes.tolist() == sketch("  " + "word " * 100_000).hashes.tolist()
+
+
+def test_merging_and_arrays() -> None:
+    whole = sketch(lines(range(3000)), size=1000)
+    first, second = sketch(lines(range(2000)), size=1000), sketch(lines(range(1500, 3000)), size=1000)
+    first.merge(second)
+    assert first.hashes.tolist() == whole.hashes.tolist()
+    assert first.threshold == whole.threshold
+    again = LineSketch.from_array(whole.to_array(), size=1000)
+    assert again.hashes.tolist() == whole.hashes.tolist()
+    assert again.threshold == whole.threshold
+    again.add(lines(range(9000)))
+    assert again.hashes.tolist() == sketch(lines(range(9000)), size=1000).hashes.tolist()
+    with pytest.raises(ValueError, match=r"not a sketch: .* got float64 \(3,\)"):
+        LineSketch.from_array(np.zeros(3))
+
+
+def test_short_lines_are_found_as_passages() -> None:
+    text = prose(30_000).replace(" ", "\n")
+    assert max(map(len, text.split("\n"))) < module.LINE_CHARACTERS
+    assert overlap(passages(text), passages(text)) == 1
+    assert overlap(passages(text[20_011:40_007]), passages(text)) == 1
+    assert overlap(passages(text), passages(text[20_011:40_007])) == pytest.approx(0.12, abs=0.02)
+    assert overlap(passages("abc\n" * 30), passages("abc\n" * 100_000)) == 1
+
+
+def test_excerpts_of_one_line_are_found_as_passages() -> None:
+    text = prose(400_000)
+    whole = passages(text)
+    assert not whole.whole
+    assert len(whole.hashes) == module.SIZE
+    assert overlap(passages(text[1003:50_000]), whole) == 1
+    assert overlap(passages(text[1_000_003:]), whole) == 1
+    part = passages(text[:100_000] + prose(20_000, seed=1))
+    assert overlap(part, whole) == pytest.approx(0.5, abs=0.1)
+    assert overlap(passages(prose(100_000, seed=1)), whole) == 0
+    # the same words in another order
+    shuffled = text.split()
+    np.random.default_rng(0).shuffle(shuffled)
+    assert overlap(passages(" ".join(shuffled)), whole) < 0.001
+
+
+def test_passages_do_not_depend_on_space() -> None:
+    text = prose(20_000)
+    wrapped = text.replace(" ", "\r\n\t")
+    assert passages(wrapped).hashes.tolist() == passages(text).hashes.tolist()
+    assert len(passages("x " * 63).hashes) == 0
+    assert len(passages("x " * 64).hashes) == 1
+    assert len(passages("\n" * 1000).hashes) == 0
+
+
+@pytest.mark.parametrize(
+    "text", [prose(90_000), prose(50) * 1000, "ä€" * 200_000], ids=["long", "again", "wide"]
+)
+def test_passages_do_not_depend_on_how_the_text_arrives(text: str) -> None:
+    expected = passages(text, size=5000)
+    cuts = [0, 1, 63, 64, 65, 1000, 131_071, 131_072, 200_000, len(text)]
+    for read in (False, True):
+        made = PassageSketch(5000)
+        for start, end in itertools.pairwise(cuts):
+            made.add(text[start:end])
+            if read:
+                assert len(made.hashes) <= 5000
+        assert made.hashes.tolist() == expected.hashes.tolist()
+        assert made.threshold == expected.threshold
+
+
+def test_all_passages_are_hashed() -> None:
+    text = prose(60_000) + prose(40, seed=1) * 2000
+    bare = text.replace(" ", "")
+    distinct = {bare[i : i + module.PASSAGE_BYTES] for i in range(len(bare) - module.PASSAGE_BYTES + 1)}
+    made = passages(text, size=1 << 20)
+    assert made.whole
+    assert len(made.hashes) == len(distinct)
+
+
+def test_blocks_are_found_wherever_they_lie() -> None:
+    rng = np.random.default_rng(0)
+    domain = rng.integers(0, 50_000, 200_000)
+    assert overlap(blocks(domain[777:50_001].astype(np.uint16)), blocks(domain)) == 1
+    mixed = np.concatenate([domain[1001:31_001], rng.integers(0, 50_000, 30_000)])
+    assert overlap(blocks(mixed), blocks(domain)) == pytest.approx(0.5, abs=0.1)
+    assert overlap(blocks(rng.integers(0, 50_000, 30_000)), blocks(domain)) == 0
+    assert len(blocks(domain).hashes) == pytest.approx(200_000 / 64, rel=0.1)
+    assert len(blocks(np.arange(63)).hashes) == 0
+
+
+def test_blocks_do_not_depend_on_how_the_tokens_arrive() -> None:
+    tokens = np.random.default_rng(0).integers(0, 300, 150_000)
+    made = BlockSketch()
+    for part in np.split(tokens, [1, 30, 63, 64, 200, 90_000, 149_990]):
+        made.add(part)
+    assert made.hashes.tolist() == blocks(tokens).hashes.tolist()
+
+
+def test_lines_and_blocks_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="a sketch of lines cannot be compared with one of blocks"):
+        overlap(sketch("x"), blocks(np.arange(3)))
+    with pytest.raises(ValueError, match="a sketch of passages cannot be compared with one of lines"):
+        overlap(passages("x"), sketch("x"))

@@ -1,0 +1,177 @@
+"""Which rows are drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mixwell
+from mixwell.constraints import EpochCap
+from mixwell.data.sampler import Sampler
+from mixwell.data.shuffles import Cursor, shuffled
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.text(max_size=8))
+def test_a_shuffle_is_a_permutation(size, key) -> None:
+    assert sorted(shuffled(np.arange(size), size, key).tolist()) == list(range(size))
+
+
+def test_all_orders_of_four_are_equally_frequent() -> None:
+    """Chi-squared with 23 degrees of freedom; 60 is exceeded once in 30,000."""
+    seen = Counter(tuple(shuffled(np.arange(4), 4, f"key {i}").tolist()) for i in range(2400))
+    assert len(seen) == 24
+    assert sum((n - 100) ** 2 / 100 for n in seen.values()) < 60
+
+
+def test_neighbours_do_not_stay_neighbours() -> None:
+    orders = [shuffled(np.arange(500), 500, f"key {i}") for i in range(60)]
+    kept = np.mean([(np.abs(np.diff(order)) == 1).sum() for order in orders])
+    assert 1.3 < kept < 2.7  # two are to be expected
+    assert abs(np.mean([np.corrcoef(order[:-1], order[1:])[0, 1] for order in orders])) < 0.02
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(0, 30), max_size=20))
+def test_no_row_comes_twice_before_the_epoch_ends(size, counts) -> None:
+    cursor = Cursor(size, "any")
+    taken = np.concatenate([cursor.take(count) for count in counts] or [np.empty(0, int)])
+    assert cursor.taken == sum(counts)
+    for begin in range(0, len(taken), size):
+        epoch = taken[begin : begin + size].tolist()
+        assert len(set(epoch)) == len(epoch)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(0, 900), st.lists(st.integers(0, 30), max_size=10))
+def test_a_cursor_goes_on_from_any_place(size, before, counts) -> None:
+    whole, later = Cursor(size, "any"), Cursor(size, "any", taken=before)
+    whole.take(before)
+    for count in counts:
+        assert whole.take(count).tolist() == later.take(count).tolist()
+
+
+def weights(m: int) -> st.SearchStrategy[np.ndarray]:
+    return st.lists(st.floats(1e-9, 1), min_size=m, max_size=m).map(lambda v: np.array(v) / sum(v))
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from(["weight", "equal", "noise"]))
+def test_a_sampler_goes_on_from_its_state_whatever_the_weights_do(data, rule) -> None:
+    sizes = {"a": 7, "b": 40, "c": 300}
+    one, other = (Sampler(sizes, 16, rule=rule, seed=3) for _ in range(2))
+    one.noise = np.array([1.0, 2.0, np.nan])
+    for w in data.draw(st.lists(weights(3), max_size=12)):
+        one.draw(w)
+    other.load_state(one.state())
+    for w in data.draw(st.lists(weights(3), min_size=1, max_size=6)):
+        drawn, again = one.draw(w), other.draw(w)
+        assert {k: v.tolist() for k, v in drawn.items()} == {k: v.tolist() for k, v in again.items()}
+        assert sum(len(v) for v in drawn.values()) == 16
+        assert all(name in drawn for name in sizes)  # the default floor gives each a row
+
+
+def test_equal_counts_do_not_follow_the_weights() -> None:
+    sampler = Sampler({"a": 100, "b": 100, "c": 100}, 9, rule="equal")
+    assert [len(rows) for rows in sampler.draw(np.array([0.98, 0.01, 0.01])).values()] == [3, 3, 3]
+
+
+@settings(deadline=None)
+@given(weights(6))
+def test_more_domains_than_rows_are_there_as_often_as_is_said(w) -> None:
+    sizes = dict.fromkeys("abcdef", 50)
+    sampler = Sampler(sizes, 3)
+    said = sampler.inclusion(w)
+    batches = 400
+    seen = Counter(name for _ in range(batches) for name in sampler.draw(w))
+    for name in sizes:
+        assert abs(seen[name] - batches * said.get(name, 1.0)) <= 1 + 1e-6
+
+
+def test_a_cap_on_epochs_is_never_exceeded_and_lasts_to_the_end() -> None:
+    sizes = {"small": 40, "large": 10_000}
+    cap = EpochCap(sizes, {"small": 2.0}, batch_size=8, budget=100)
+    sampler = Sampler(sizes, 8, least=1, cap=cap)
+    late = 0
+    for step in range(100):
+        drawn = sampler.draw(np.array([0.5, 0.5]))
+        assert sum(len(rows) for rows in drawn.values()) == 8
+        late += step >= 90 and "small" in drawn
+    assert sampler.taken["small"] <= 80
+    assert late  # its rows are spread over the run
+
+
+def test_too_few_rows_for_the_budget_are_told_before_the_run() -> None:
+    with pytest.raises(
+        ValueError, match="need 1,000 rows, but with their caps on epochs the domains give 150"
+    ):
+        EpochCap({"a": 100, "b": 50}, 1, batch_size=10, budget=100)
+
+
+def test_states_of_other_data_are_refused() -> None:
+    state = Sampler({"a": 10}, 2).state()
+    with pytest.raises(ValueError, match="rows by domain were {'a': 10}, are {'a': 11}"):
+        Sampler({"a": 11}, 2).load_state(state)
+
+
+def test_a_loader_follows_a_mixer() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    rows = {name: (torch.randn(40, 3), torch.randn(40, 1)) for name in "abc"}
+    mixer = mixwell.Mixer(model, torch.optim.SGD(model.parameters(), lr=0.1), tuple(rows), budget=20)
+    loader = mixwell.Loader(rows, 12)
+    seen = 0
+    for batches in loader.follow(mixer):
+        seen += sum(len(targets) for _, targets in batches.values())
+        for name, (inputs, targets) in batches.items():
+            with mixer.domain(name):
+                torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        mixer.step()
+        if mixer.round_done:
+            with mixer.validation():
+                model(torch.ones(4, 3)).square().mean().backward()
+            mixer.update()
+    assert mixer.steps_done == 20
+    assert seen == 240
+
+
+def test_a_mixed_batch_has_the_rows_and_labels_of_the_batches_by_domain() -> None:
+    rows = {"a": torch.arange(30), "b": torch.arange(100, 150)}
+    one, other = (mixwell.Loader(rows, 10, seed=4) for _ in range(2))
+    w = np.array([0.6, 0.4])
+    for _ in range(7):
+        batch, labels = one.mixed(w)
+        parts = other.by_domain(w)
+        assert torch.equal(batch, torch.cat(list(parts.values())))
+        assert torch.equal(batch[labels == 1], parts["b"])
+        assert (batch[labels == 0] < 100).all()
+
+
+def test_a_loader_follows_by_name_and_not_by_place() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mixer = mixwell.Mixer(model, optimizer, ["web", "code"], budget=10, weights={"web": 9, "code": 1})
+    loader = mixwell.Loader({"code": torch.zeros(50), "web": torch.zeros(50)}, 10, least=0)
+    assert {name: len(rows) for name, rows in next(loader.follow(mixer)).items()} == {"web": 9, "code": 1}
+    with pytest.raises(ValueError, match="the loader has the domains web, books, the mixer web, code"):
+        next(mixwell.Loader({"web": torch.zeros(5), "books": torch.zeros(5)}, 2).follow(mixer))
+
+
+def test_a_list_is_rows_and_columns_may_be_names_or_text() -> None:
+    class Pair(NamedTuple):
+        number: int
+        text: str
+
+    loader = mixwell.Loader({"a": [torch.full((3,), i) for i in range(20)]}, 6)
+    assert loader.mixed(np.ones(1))[0].shape == (6, 3)
+    loader = mixwell.Loader({name: [Pair(i, f"{name}{i}") for i in range(20)] for name in "ab"}, 6)
+    batch, labels = loader.mixed(np.array([0.5, 0.5]))
+    assert isinstance(batch, Pair)
+    assert [text[0] for text in batch.text] == ["ab"[label] for label in labels.tolist()]
+    assert [int(text[1:]) for text in batch.text] == batch.number.tolist()
