@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mixwell._version import __version__
 
 if TYPE_CHECKING:
-    from mixwell.constraints import Cap, Constraint, Floor, Prior
+    from mixwell.constraints import Cap, Constraint, EpochCap, Floor, Prior
     from mixwell.curvature import (
         Curvature,
         DiagonalCurvature,
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
         IsotropicCurvature,
         PerTensorCurvature,
     )
+    from mixwell.data.loader import Loader
     from mixwell.fidelity import Fidelity, measure_fidelity
     from mixwell.horizons import Deterministic, Every, Horizon, Stochastic
     from mixwell.measured import MeasuredCurvature
     from mixwell.mixer import Mixer
     from mixwell.records import RoundRecord
-    from mixwell.signals import Hypergradient, Signal
+    from mixwell.signals import Hypergradient, Signal, Still
     from mixwell.traces import (
         AuditedTraces,
         BFloat16Traces,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         TraceError,
         Traces,
     )
+    from mixwell.training.api import train
     from mixwell.updates import MirrorDescent, SelfTunedMirrorDescent, Update
     from mixwell.weights import Weights
 
@@ -44,8 +46,11 @@ _ROOMS = {
     "weights": ("Weights",),
     "records": ("RoundRecord",),
     "fidelity": ("Fidelity", "measure_fidelity"),
+    # batches and whole runs
+    "data.loader": ("Loader",),
+    "training.api": ("train",),
     # what a mixer is made of
-    "signals": ("Hypergradient", "Signal"),
+    "signals": ("Hypergradient", "Signal", "Still"),
     "curvature": (
         "Curvature",
         "DiagonalCurvature",
@@ -66,7 +71,7 @@ _ROOMS = {
     ),
     "updates": ("MirrorDescent", "SelfTunedMirrorDescent", "Update"),
     "horizons": ("Deterministic", "Every", "Horizon", "Stochastic"),
-    "constraints": ("Cap", "Constraint", "Floor", "Prior"),
+    "constraints": ("Cap", "Constraint", "EpochCap", "Floor", "Prior"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -80,6 +85,7 @@ __all__ = [
     "DenseTraces",
     "Deterministic",
     "DiagonalCurvature",
+    "EpochCap",
     "Every",
     "ExactCurvature",
     "Fidelity",
@@ -87,6 +93,7 @@ __all__ = [
     "Horizon",
     "Hypergradient",
     "IsotropicCurvature",
+    "Loader",
     "MeasuredCurvature",
     "MirrorDescent",
     "Mixer",
@@ -96,6 +103,7 @@ __all__ = [
     "SelfTunedMirrorDescent",
     "Signal",
     "SketchedTraces",
+    "Still",
     "Stochastic",
     "SubsetTraces",
     "TraceError",
@@ -104,6 +112,7 @@ __all__ = [
     "Weights",
     "__version__",
     "measure_fidelity",
+    "train",
 ]
 
 

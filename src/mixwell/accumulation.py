@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters
+from mixwell.weights import Vector
 
 TOLERANCE = 1e-6
 
@@ -206,3 +208,43 @@ class LossMeans:
     def means(self) -> dict[str, float]:
         """The mean loss of every domain of which one was told."""
         return {name: total / count for name, (total, count) in self.sums.items()}
+
+
+@final
+class ScoreParts:
+    """The scores of the parts of a validation batch; their spread tells the noise of their mean."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[float, Vector]] = []
+
+    def add(self, share: float, scores: Vector | None) -> None:
+        """A part was computed.
+
+        Args:
+            share: of the batch.
+            scores: shape ``(m,)``, or ``None`` where the part is the whole.
+        """
+        if scores is not None:
+            self._parts.append((share, scores))
+
+    def standard_errors(self, names: Sequence[str]) -> dict[str, float]:
+        """Of the mean score of every domain.
+
+        ``sqrt(k / (k - 1) * sum_i s_i^2 (h_i - h)^2)`` over k parts with shares ``s_i``.
+
+        Args:
+            names: the domains.
+
+        Returns:
+            By domain; nothing where there were no two finite parts.
+        """
+        if len(self._parts) < 2:
+            return {}
+        shares = np.array([share for share, _ in self._parts])[:, None]
+        scores = np.stack([one for _, one in self._parts])
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = (shares * scores).sum(axis=0) / shares.sum()
+            variance = (shares**2 * (scores - mean) ** 2).sum(axis=0) * len(scores) / (len(scores) - 1)
+        if not np.isfinite(variance).all():
+            return {}
+        return dict(zip(names, np.sqrt(variance).tolist(), strict=True))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mixwell import horizons, state
-from mixwell.accumulation import LossMeans, Shares, WeightedSum
+from mixwell.accumulation import LossMeans, ScoreParts, Shares, WeightedSum
 from mixwell.constraints import Constraint
 from mixwell.horizons import Horizon
 from mixwell.nonfinite import NonFinite, Policy
@@ -249,6 +249,7 @@ class Mixer:
                 if self._validation is None:
                     self._validation = WeightedSum(self._parameters)
                 self._validation.add(scope.gradients, share)
+                self._parts.add(share, self._signal.scores(scope.gradients) if share < 1 else None)
                 self._losses.add(_VALIDATION, scope.loss, share)
             else:
                 self._validation_lost = True
@@ -440,6 +441,7 @@ class Mixer:
             new_weights=self.weights.last,
             losses=self._losses.means(),
             skipped=dict(self._nonfinite.in_round),
+            noise={} if scores is None else self._parts.standard_errors(self.weights.names),
             measured=self._signal.summary(),
         )
 
@@ -475,3 +477,4 @@ class Mixer:
         self._validation_lost = False
         self._nonfinite.in_round = {}
         self._losses = LossMeans()
+        self._parts = ScoreParts()

@@ -70,8 +70,8 @@ class NonFinite:
         """
         if self.policy == "raise":
             raise FloatingPointError(
-                f"{problem}; it was not used. {remedy}, or give on_nonfinite='skip' to leave such contributions "
-                "out"
+                f"{problem}; it was not used. {remedy}, or set on_nonfinite to 'skip' (mixer.on_nonfinite in a "
+                "config) to leave such contributions out"
             )
         if name not in self.total:
             warnings.warn(

@@ -22,6 +22,8 @@ class RoundRecord:
         losses: the mean of the losses that were observed, by domain, where they were.
         skipped: how many non-finite contributions were left out, by domain, where there were any;
             ``"validation"`` where the whole update was.
+        noise: the standard error of each score, from the parts of the validation batch, where there were several.
+            It tells the noise of the validation gradient, not that of the training batches.
         measured: more numbers of the signal, such as the measured curvature.
     """
 
@@ -34,6 +36,7 @@ class RoundRecord:
     new_weights: dict[str, float]
     losses: dict[str, float] = field(default_factory=dict[str, float])
     skipped: dict[str, int] = field(default_factory=dict[str, int])
+    noise: dict[str, float] = field(default_factory=dict[str, float])
     measured: dict[str, float] = field(default_factory=dict[str, float])
 
     def to_json(self) -> dict[str, Any]:

@@ -11,6 +11,9 @@ import numpy as np
 from mixwell.theory import mirror_step_size
 from mixwell.weights import LOWEST_LOG, Vector
 
+SMALLEST_SPREAD = 1e-290
+"""Scores that differ by less are taken for equal; their step size would not be finite."""
+
 
 def mirror_step(log: Vector, scores: Vector, step_size: float) -> Vector:
     """One step of entropic mirror descent, before normalisation.
@@ -150,11 +153,15 @@ class SelfTunedMirrorDescent(Update):
             fraction: the length of this round over the horizon.
 
         Returns:
-            alpha, 0 while all scores were equal.
+            alpha, 0 where all scores are equal.
         """
         # Scores near the largest float: the mean must not overflow, the spread may and is then cut.
         with np.errstate(over="ignore"):
             spread = float(np.abs(scores - (scores / len(scores)).sum()).max() / fraction)
+        # Equal scores differ from their mean by rounding, which must not be taken for a direction.
+        rounding = 8 * float(np.finfo(np.float64).eps) * float(np.abs(scores).max()) / fraction
+        if spread <= max(rounding, SMALLEST_SPREAD):
+            return 0.0
         self._size = max(min(spread, float(np.finfo(np.float64).max)), self._size / 2)
         count = max(rounds or 0, round_index + 1)
         return self.factor * mirror_step_size(rounds=count, domains=len(scores), size=self._size)

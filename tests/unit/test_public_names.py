@@ -9,11 +9,11 @@ import mixwell
 
 PUBLIC = {
     "AuditedTraces", "BFloat16Traces", "Cap", "CarriedTraces", "Constraint", "Curvature", "DenseTraces",
-    "Deterministic", "DiagonalCurvature", "Every", "ExactCurvature", "Fidelity", "Floor", "Horizon",
-    "Hypergradient", "IsotropicCurvature", "MeasuredCurvature", "MirrorDescent", "Mixer",
+    "Deterministic", "DiagonalCurvature", "EpochCap", "Every", "ExactCurvature", "Fidelity", "Floor", "Horizon",
+    "Hypergradient", "IsotropicCurvature", "Loader", "MeasuredCurvature", "MirrorDescent", "Mixer",
     "PerTensorCurvature", "Prior", "RoundRecord", "SelfTunedMirrorDescent", "Signal", "SketchedTraces",
-    "Stochastic", "SubsetTraces", "TraceError", "Traces", "Update", "Weights", "__version__",
-    "measure_fidelity",
+    "Still", "Stochastic", "SubsetTraces", "TraceError", "Traces", "Update", "Weights", "__version__",
+    "measure_fidelity", "train",
 }  # fmt: skip
 
 

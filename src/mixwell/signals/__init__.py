@@ -2,5 +2,6 @@
 
 from mixwell.signals.base import Signal
 from mixwell.signals.hypergradient import Hypergradient
+from mixwell.signals.still import Still
 
-__all__ = ["Hypergradient", "Signal"]
+__all__ = ["Hypergradient", "Signal", "Still"]

@@ -198,6 +198,8 @@ class SketchedTraces(Traces):
     def _draw_signs(self, round_index: int) -> None:
         self._round = round_index
         for index, signs in enumerate(self._signs):
+            if signs.is_meta:  # where memory is only counted
+                continue
             # A seed per tensor, drawn on the CPU, so that the device makes no difference.
             mixed = np.random.SeedSequence([self.seed, round_index, index]).generate_state(1, np.uint64)[0]
             generator = torch.Generator().manual_seed(int(mixed >> 1))
