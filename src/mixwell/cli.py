@@ -149,19 +149,112 @@ def mnist_command(
     )
 
 
+ConfigFile = Annotated[Path, typer.Argument(help="A config file; `mixwell init` writes one.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Replace a setting: key=value, as in optimizer.lr=0.001.")
+]
+Report = Annotated[bool, typer.Option(help="Write the report page at the end.")]
+
+
+@app.command("init")
+def init_command(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("mixwell.yaml"),
+) -> None:
+    """Write a commented config file to start from."""
+    from mixwell.training import command
+
+    command.init(path)
+
+
+@app.command("plan")
+def plan_command(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Tell what a run will cost: parameters, memory, weight updates, time per step (measured on a few)."""
+    from mixwell.training import command
+
+    command.show_plan(config, overrides=overrides or ())
+
+
+@app.command("run")
+def run_command(
+    config: ConfigFile,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's directory. [default: runs/ and the config's name]")
+    ] = None,
+    overrides: Overrides = None,
+    report: Report = True,
+) -> None:
+    """Train a model and learn the mixture. Ctrl-C stops and saves; `mixwell resume` continues."""
+    from mixwell.training import command
+
+    command.run(config, out=out, overrides=overrides or (), report=report)
+
+
+@app.command("resume")
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")], report: Report = True
+) -> None:
+    """Continue a run that was stopped, killed or cut off, as if nothing had happened."""
+    from mixwell.training import command
+
+    command.resume(folder, report=report)
+
+
+@app.command("fidelity")
+def fidelity_command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")],
+    steps: Annotated[int, typer.Option(help="Training steps of the comparison.")] = 20,
+) -> None:
+    """Is the hypergradient right on my model? Trains some steps again with every weight moved, and compares."""
+    from mixwell.training import command
+
+    command.measure_fidelity(folder, steps=steps)
+
+
+@app.command("demo")
+def demo_command(
+    out: Annotated[Path, typer.Option(help="Folder for text, runs and report.")] = Path("runs/demo"),
+    steps: Annotated[int | None, typer.Option(help="Of each run. [default: those of demo.yaml]")] = None,
+    seeds: Annotated[int, typer.Option(help="How many pairs of runs.")] = 1,
+    workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
+    figures: Annotated[bool, typer.Option(help="Write the report page.")] = True,
+) -> None:
+    """Learn a mixture of text that is on this machine, and compare it with uniform mixing. No download."""
+    from mixwell.experiments.demo import command
+    from mixwell.sweeps import cores
+
+    command.main(out=out, steps=steps, seeds=seeds, workers=_given(workers, cores()), figures=figures)
+
+
+@app.command("tokenizer")
+def tokenizer_command(
+    config: ConfigFile,
+    size: Annotated[int, typer.Option(help="Tokens of the vocabulary.")] = 8192,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write. [default: tokenizer.json beside the config]")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Train a tokeniser (byte-level BPE) on the text of a config's domains."""
+    from mixwell.training import command
+
+    command.train_tokenizer(config, size=size, out=out, overrides=overrides or ())
+
+
 @app.command("report")
 def report_command(
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders that `mixwell reproduce mnist` or `bounds` wrote.")
+        list[Path],
+        typer.Argument(help="Runs, or folders that `mixwell reproduce mnist` or `bounds` wrote."),
     ],
-    out: Annotated[Path | None, typer.Option(help="Where to. [default: the only folder]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to. [default: the only folder, or report/ beside several]")
+    ] = None,
 ) -> None:
-    """Draw the figures and the HTML report of finished runs; several folders of MNIST runs make one report."""
+    """Draw the figures and the HTML report; several runs, or several folders of MNIST runs, side by side."""
     from mixwell.report import folders as reports
 
-    if out is None and len(folders) > 1:
-        raise ValueError("several folders need --out, the folder for their common report")
-    for path in reports.write(folders, out or folders[0]):
+    common = folders[0] if len(folders) == 1 else folders[0].resolve().parent / "report"
+    for path in reports.write(folders, out or common):
         typer.echo(path)
 
 
@@ -183,7 +276,7 @@ def main() -> None:
     """Run the command line; what a user did wrong becomes one line and exit status 2."""
     try:
         app()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         print(f"mixwell: {error}", file=sys.stderr)
         sys.exit(130 if isinstance(error, InterruptedError) else 2)
 

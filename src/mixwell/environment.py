@@ -61,7 +61,7 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
     Returns:
         What to write beside results.
     """
-    words = list(command if command is not None else ["mixwell", *sys.argv[1:]])
+    words = list(command if command is not None else [*_program(), *sys.argv[1:]])
     return {
         "commands": [shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)],
         "python": platform.python_version(),
@@ -70,6 +70,12 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
     }
+
+
+def _program() -> list[str]:
+    """The command line of mixwell, or a script of somebody's."""
+    script = Path(sys.argv[0])
+    return ["python", str(script)] if script.suffix == ".py" and script.name != "__main__.py" else ["mixwell"]
 
 
 def _version(package: str) -> str:

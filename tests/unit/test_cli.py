@@ -147,6 +147,6 @@ def test_bad_input_of_sweeps_is_one_line(args: list[str], message: str, tmp_path
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
     done = mixwell("report", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 2
-    assert "has no results: neither runs.csv nor measurements.csv" in done.stderr
+    assert "has no results: there is no metrics.jsonl, runs.csv or measurements.csv" in done.stderr
     done = mixwell("report", "a", "b", cwd=tmp_path)
     assert "several folders need --out" in done.stderr

@@ -1,0 +1,1 @@
+"""Runs: a config file, the loop, checkpoints and the run directory."""

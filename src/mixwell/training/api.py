@@ -1,0 +1,117 @@
+"""A run from Python, with models and data that are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+
+from mixwell.data.rows import Rows, as_rows
+from mixwell.training import settings
+from mixwell.training.run import CONFIG, FREE, Run
+from mixwell.training.trainables import Loss, Trainable
+from mixwell.training.trainer import Trainer
+
+
+def train(
+    domains: Mapping[str, Any],
+    validation: Any,
+    *,
+    out: str | Path,
+    model: nn.Module | Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    context: int | None = None,
+    test: Any = None,
+    resume: bool = False,
+    quiet: bool = False,
+    **options: Any,
+) -> Trainer:
+    """Train a model and learn the mixture of its domains, in a run directory, as ``mixwell run`` does.
+
+    Args:
+        domains: by name a PyTorch dataset, a tensor, a tuple of tensors, or what a config file would say (a path,
+            or a mapping such as ``{"jsonl": "data.jsonl", "field": "body"}``).
+        validation: the same, of the validation set.
+        out: the run's directory.
+        model: the model, or what a config file would say of one; by default a small GPT.
+        loss: ``loss(model, batch)``, the mean over the batch; needed with a model of one's own.
+        context: tokens of a row, where a model of one's own is trained on text.
+        test: the same as ``validation``, of rows that nothing is learned from.
+        resume: continue the run in ``out`` if there is one. The same model and data must be given.
+        quiet: show nothing.
+        options: further settings of a config file, such as ``steps=1000`` or ``batch={"rows": 64}``.
+
+    Returns:
+        The trainer: ``.model`` is trained, ``.mixer.weights`` are the weights.
+
+    Raises:
+        ValueError: a setting is wrong.
+
+    Example:
+        >>> import tempfile, torch
+        >>> rows = {name: (torch.randn(64, 3), torch.randint(2, (64,))) for name in ("a", "b", "validation")}
+        >>> validation = rows.pop("validation")
+        >>> loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     done = train(rows, validation, model=torch.nn.Linear(3, 2), loss=loss, out=folder + "/run",
+        ...                  steps=20, quiet=True)
+        >>> sorted(done.mixer.weights.last), done.steps_done
+        (['a', 'b'], 20)
+    """
+    given: dict[str, Rows] = {}
+
+    def described(key: str, data: Any) -> Any:
+        if isinstance(data, str | Path):
+            return str(data)
+        if isinstance(data, Mapping) or (
+            isinstance(data, list) and all(isinstance(one, str) for one in data)
+        ):
+            return data
+        try:
+            given[key] = as_rows(data)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+        return {"given": type(data).__name__}
+
+    own = isinstance(model, nn.Module)
+    if own != (loss is not None):
+        raise ValueError(
+            "a model of one's own and its loss belong together: give both, or neither for a built-in model"
+        )
+    if context is not None and not own:
+        raise ValueError(
+            "context is for a model of one's own; of others it is a setting, model={'context': 256}"
+        )
+    plain: dict[str, Any] = {
+        "domains": {name: described(f"domains.{name}", one) for name, one in domains.items()},
+        "validation": described("validation", validation),
+        **options,
+        "base": str(Path(options.get("base", ".")).resolve()),
+    }
+    if test is not None:
+        plain["test"] = described("test", test)
+    trainable = None
+    if isinstance(model, nn.Module) and loss is not None:
+        plain["model"] = {"kind": "given", "name": type(model).__name__, "context": context}
+        trainable = Trainable(model, loss, context)
+    elif model is not None:
+        plain["model"] = model
+    config = settings.check(plain, where="mixwell.train")
+    console = Console(quiet=quiet)
+    run = Run(config, Path(out), console=console, trainable=trainable, given=given)
+    if resume and (Path(out) / CONFIG).exists():
+        before = settings.read(Path(out) / CONFIG)
+        changed = [
+            text
+            for key, text in settings.differences(before, config).items()
+            if key.split(".")[0] not in FREE
+        ]
+        if changed:
+            raise ValueError(
+                f"the run in {out} has other settings ({'; '.join(changed)}); give the same ones, or another `out`"
+            )
+        return run.resume()
+    return run.start()

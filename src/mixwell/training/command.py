@@ -1,0 +1,207 @@
+"""The commands of runs: what they print, and the files that they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mixwell import files
+from mixwell.data import tokenizer as tokenizers
+from mixwell.terminal import say, show
+from mixwell.training import data, fidelity, metrics, plan, settings
+from mixwell.training.data import TEXT
+from mixwell.training.display import Tokenising
+from mixwell.training.run import CHECKPOINTS, Run, open_run
+from mixwell.training.trainer import Trainer
+
+
+def init(path: Path) -> None:
+    """Write a commented config.
+
+    Args:
+        path: where to.
+
+    Raises:
+        ValueError: there is a file already, or it would not be YAML.
+    """
+    if path.suffix == ".toml":
+        raise ValueError(f"the config is written as YAML; give it a name such as {path.with_suffix('.yaml')}")
+    if path.exists():
+        raise ValueError(f"{path} is there already; remove it, or give another name")
+    template = resources.files("mixwell.training").joinpath("templates/config.yaml").read_text("utf-8")
+    files.write(path, template.replace("FILE", str(path)))
+    say(
+        Console(),
+        f"{path} is written: put in your domains and your validation set, then `mixwell plan {path}`",
+    )
+
+
+def run(path: Path, *, out: Path | None, overrides: Sequence[str], report: bool) -> None:
+    """Begin a run.
+
+    Args:
+        path: of the config.
+        out: the run's directory; ``None`` for ``runs/`` and the config's name.
+        overrides: ``key=value``.
+        report: whether to write the report page.
+    """
+    folder = out or Path("runs") / path.stem
+    _finish(Run(settings.read(path, overrides), folder), resuming=False, report=report)
+
+
+def resume(folder: Path, *, report: bool) -> None:
+    """Continue a run.
+
+    Args:
+        folder: its directory.
+        report: whether to write the report page.
+    """
+    _finish(open_run(folder), resuming=True, report=report)
+
+
+def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
+    """Print what a run will cost.
+
+    Args:
+        path: of the config.
+        overrides: ``key=value``.
+    """
+    console = Console()
+    config = settings.read(path, overrides)
+    trainable, rows = Run(config, Path(), console=console).load()
+    made = plan.make(config, trainable, rows)
+    table = Table("domain", "rows", "tokens", "epochs at first", "epochs if alone", box=None)
+    for name, domain in made.domains.items():
+        tokens = "" if domain.tokens is None else f"{domain.tokens:,}"
+        table.add_row(
+            escape(name), f"{domain.rows:,}", tokens, f"{domain.epochs:.2f}", f"{domain.epochs_alone:.2f}"
+        )
+    show(console, table)
+    say(console, f"parameters     {made.parameters:,}")
+    say(console, f"steps          {made.steps:,} of {config.batch.rows} rows")
+    if made.updates:
+        say(console, f"horizon        T = {made.horizon} steps, {made.updates} weight updates")
+        say(
+            console,
+            f"arithmetic     {made.extra_arithmetic:.1%} more than plain training (validation gradients)",
+        )
+        chosen = config.mixer.traces
+        kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in made.memory.items())
+        say(console, f"memory         {_bytes(made.memory[chosen])} more than plain training ({kinds})")
+    ratio = made.seconds / made.plain_seconds
+    times = f"{made.seconds * 1000:.0f} ms per step, {ratio:.2f} times that of fixed weights"
+    say(
+        console,
+        f"time           {times}, {_time(made.total_seconds)} in all (measured on {plan.TIMED_STEPS} steps)",
+    )
+
+
+def measure_fidelity(folder: Path, *, steps: int) -> None:
+    """Measure how good the estimated hypergradient is where a run stands, and keep it beside the run.
+
+    Args:
+        folder: the run's directory.
+        steps: T of the comparison.
+
+    Raises:
+        ValueError: there are no steps.
+    """
+    if steps < 1:
+        raise ValueError(f"--steps must be at least 1, got {steps}")
+    console = Console()
+    trainer = open_run(folder, console=console).last()
+    weights = len(trainer.mixer.weights)
+    if weights < 2:
+        raise ValueError(f"{folder} has one domain: its weight cannot move, so there is nothing to compare")
+    say(console, f"training {steps} steps {2 * weights + 1} times, from step {trainer.steps_done} on")
+    measured = trainer.fidelity(steps=steps)
+    fidelity.add(folder, trainer.steps_done, measured)
+    say(console, str(measured))
+    _report(folder, console)
+
+
+def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Sequence[str]) -> None:
+    """Train a tokeniser on the domains of a config.
+
+    Args:
+        path: of the config.
+        size: of the vocabulary.
+        out: the file to write; ``None`` for ``tokenizer.json`` beside the config.
+        overrides: ``key=value``.
+
+    Raises:
+        ValueError: no domain is text, or the file is there already.
+    """
+    config = settings.read(path, overrides)
+    out = out or path.parent / "tokenizer.json"
+    if out.exists():
+        raise ValueError(f"{out} is there already, and runs may need it; give another --out")
+    texts = {name: one for name, one in config.domains.items() if one.kind in TEXT}
+    if not texts:
+        raise ValueError(f"{path}: no domain is text, so there is nothing to train a tokeniser on")
+    sources = [data.source(one, base=config.base) for one in texts.values()]
+    sizes = [one.size() for one in sources]
+    total = None if None in sizes else sum(n or 0 for n in sizes)
+    console = Console()
+    with Tokenising(console) as bar:
+        made = tokenizers.train(sources, size=size, path=out, progress=bar.track("(training)", total))
+    written = out.resolve()
+    named = written.relative_to(config.base) if written.is_relative_to(config.base) else written
+    say(console, f"{out} has {made.size} tokens; put `tokenizer: {named}` into {path}")
+
+
+def _finish(run: Run, *, resuming: bool, report: bool) -> None:
+    console = Console()
+    try:
+        trainer = run.resume() if resuming else run.start()
+        _tell(run, trainer, console)
+    finally:
+        if report and run.begun and (run.folder / metrics.FILE).exists():
+            _report(run.folder, console)
+
+
+def _tell(run: Run, trainer: Trainer, console: Console) -> None:
+    weights = trainer.mixer.weights
+    table = Table("domain", "last weight", "average weight", "rows seen", "epochs", box=None)
+    seen, epochs = trainer.sampler.taken, trainer.sampler.epochs
+    for name in weights.names:
+        last, average = weights.last[name], weights.average[name]
+        table.add_row(escape(name), f"{last:.4f}", f"{average:.4f}", f"{seen[name]:,}", f"{epochs[name]:.2f}")
+    show(console, table)
+    losses = [line["losses"] for line in metrics.read(run.folder, "evaluation")]
+    for name, loss in losses[-1].items():
+        first = f" (from {losses[0][name]:.4f})" if name in losses[0] else ""
+        say(console, f"{name} loss {loss:.4f}{first}")
+    say(console, f"{run.folder}: mixture.json, metrics.jsonl, {CHECKPOINTS}/")
+
+
+def _report(folder: Path, console: Console) -> None:
+    from mixwell.report import folders
+
+    try:
+        written = folders.write([folder], folder)
+    except KeyboardInterrupt:
+        say(console, f"no report: interrupted; `mixwell report {folder}` writes it")
+    except (ValueError, OSError) as error:  # such as a missing matplotlib; the run itself is safe
+        say(console, f"no report: {error}")
+    else:
+        say(console, f"look at {next(path for path in written if path.suffix == '.html')}")
+
+
+def _bytes(number: float) -> str:
+    units = ["B", "KB", "MB", "GB", "TB"]
+    while number >= 1000 and len(units) > 1:
+        number /= 1000
+        units.pop(0)
+    return f"{number:.3g} {units[0]}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,51 @@
+"""Python functions that a config names as ``module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def call(entry: str, arguments: Mapping[str, Any], *, base: Path, key: str) -> Any:
+    """Import a function and call it.
+
+    Args:
+        entry: ``module:function``. The module may also be a file in the config's folder.
+        arguments: its keyword arguments.
+        base: the config's folder.
+        key: of the config, for messages.
+
+    Returns:
+        What the function gives.
+
+    Raises:
+        ValueError: there is no such function, or it does not take these arguments.
+    """
+    function = _find(entry, base=base, key=key)
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"{key}: {entry} cannot be called with {dict(arguments)}: {error}") from error
+    return function(**arguments)
+
+
+def _find(entry: str, *, base: Path, key: str) -> Callable[..., Any]:
+    module_name, colon, name = entry.partition(":")
+    if not colon or not module_name or not name:
+        raise ValueError(f"{key} must be module:function, got {entry!r}")
+    if str(base) not in sys.path:
+        sys.path.insert(0, str(base))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{key}: cannot import {module_name!r} ({error}); it must be installed, or a file in {base}"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"{key}: the module {module_name!r} has no function {name!r}")
+    return function

@@ -1,0 +1,46 @@
+"""Is the estimate of the hypergradient any good on the model of a run?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mixwell import files
+from mixwell.fidelity import Fidelity
+
+FILE = "fidelity.json"
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The measurements that were made on a run.
+
+    Args:
+        folder: the run's directory.
+
+    Returns:
+        One for each; none where none was made.
+    """
+    path = folder / FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def add(folder: Path, step: int, measured: Fidelity) -> None:
+    """Keep a measurement beside the run.
+
+    Args:
+        folder: the run's directory.
+        step: training steps done before it.
+        measured: what was measured.
+    """
+    line = {
+        "step": step,
+        "horizon": measured.horizon,
+        "cosine": measured.cosine,
+        "sign_agreement": measured.sign_agreement,
+        "rank_agreement": measured.rank_agreement,
+        "relative_error": measured.relative_error,
+        "estimate": dict(zip(measured.domains, measured.estimate.tolist(), strict=True)),
+        "exact": dict(zip(measured.domains, measured.exact.tolist(), strict=True)),
+    }
+    files.write(folder / FILE, json.dumps([*read(folder), line], indent=1) + "\n")

@@ -1,0 +1,115 @@
+"""Several runs at once, in worker processes with one thread each; stopped and continued together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console
+
+from mixwell.sweeps import run_sweep
+from mixwell.training import metrics, settings
+from mixwell.training.config import Config
+from mixwell.training.display import Watch
+from mixwell.training.run import CONFIG, Run, open_run
+from mixwell.workers import Job, StoppedError
+
+
+@final
+@dataclass(frozen=True)
+class Planned:
+    """A run to be done.
+
+    Args:
+        config: its settings.
+        folder: its directory.
+    """
+
+    config: Config
+    folder: Path
+
+
+def do(runs: Sequence[Planned], *, workers: int, unfinished: Path, console: Console) -> None:
+    """Do the runs that are not finished, each from where it stopped.
+
+    Args:
+        runs: in the order in which they are begun.
+        workers: processes.
+        unfinished: a folder for messages of runs that failed.
+        console: for the progress.
+
+    Raises:
+        ValueError: in one of the folders is a run with other settings.
+    """
+    for run in runs:
+        if not (run.folder / CONFIG).exists():
+            continue
+        changed = settings.differences(settings.read(run.folder / CONFIG), run.config)
+        if changed:
+            raise ValueError(
+                f"in {run.folder} is a run with other settings ({'; '.join(changed.values())}); choose another "
+                "folder, or delete that one"
+            )
+    jobs = [
+        Job(str(run.folder.name), run.config.steps, (run.config.model_dump(mode="json"), str(run.folder)))
+        for run in runs
+        if not finished(run.folder)
+    ]
+    run_sweep(
+        _work,
+        jobs,
+        workers=workers,
+        checkpoints=unfinished,
+        on_done=lambda job, result: None,
+        console=console,
+    )
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run has come to its end.
+
+    Args:
+        folder: its directory.
+
+    Returns:
+        Whether its last evaluation is that of the last step.
+    """
+    if not (folder / metrics.FILE).exists():
+        return False
+    last = max((line["step"] for line in metrics.read(folder, "evaluation")), default=0)
+    return last >= settings.read(folder / CONFIG).steps
+
+
+@final
+class _Forward(Watch):
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self._report = report
+
+    def step(self, done: int, loss: float, losses: Mapping[str, float]) -> None:
+        self._report(done)
+
+
+def _work(
+    setting: tuple[dict[str, Any], str],
+    /,
+    *,
+    checkpoint: Path,
+    report: Callable[[int], None],
+    stopping: Callable[[], bool],
+) -> None:
+    """One run; its checkpoints are in its own directory."""
+    plain, folder = setting
+    options: dict[str, Any] = {
+        "console": Console(quiet=True),
+        "watch": _Forward(report),
+        "stopping": stopping,
+    }
+    try:
+        if (Path(folder) / CONFIG).exists():
+            open_run(Path(folder), **options).resume()
+        else:
+            Run(settings.check(plain), Path(folder), **options).start()
+    except InterruptedError as error:
+        raise StoppedError from error

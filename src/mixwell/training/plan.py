@@ -1,0 +1,154 @@
+"""What a run will cost, told before it begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mixwell.data.rows import Rows, TokenRows
+from mixwell.mixer import Mixer
+from mixwell.signals import Hypergradient
+from mixwell.training import mixing, optimization
+from mixwell.training.config import Config, MixerConfig
+from mixwell.training.data import Data
+from mixwell.training.trainables import Trainable
+from mixwell.training.trainer import Trainer
+
+TIMED_STEPS = 3
+
+
+@final
+@dataclass(frozen=True)
+class DomainPlan:
+    """What a run does with a domain.
+
+    Args:
+        rows: that it has.
+        tokens: that it has, where it is text.
+        epochs: how often its rows are seen if the weights stay as they begin.
+        epochs_alone: how often, if it got all the weight.
+    """
+
+    rows: int
+    tokens: int | None
+    epochs: float
+    epochs_alone: float
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """What a run will cost.
+
+    Args:
+        parameters: of the model, trained ones.
+        horizon: T.
+        updates: of the weights.
+        memory: bytes that mixing takes beyond plain training, by kind of traces.
+        extra_arithmetic: rows of validation gradients over rows of training.
+        domains: by name.
+        seconds: of a step with the mixer, the least of three.
+        plain_seconds: of a step with fixed weights.
+        steps: of the run.
+    """
+
+    parameters: int
+    horizon: int
+    updates: int
+    memory: dict[str, int]
+    extra_arithmetic: float
+    domains: dict[str, DomainPlan]
+    seconds: float
+    plain_seconds: float
+    steps: int
+
+    @property
+    def total_seconds(self) -> float:
+        """Of all training steps and validation gradients."""
+        return self.steps * (self.seconds + self.extra_arithmetic * self.plain_seconds)
+
+
+def make(config: Config, trainable: Trainable, data: Data) -> Plan:
+    """Measure and count.
+
+    Args:
+        config: the settings.
+        trainable: model and loss; some steps are trained.
+        data: the rows.
+
+    Returns:
+        The plan.
+    """
+    trained = [p for p in trainable.model.parameters() if p.requires_grad]
+    fixed = config.model_copy(update={"mixer": config.mixer.model_copy(update={"method": "fixed"})})
+    trainer = Trainer(config, trainable, data.domains, data.validation)
+    seconds, plain = _seconds([trainer, Trainer(fixed, trainable, data.domains, data.validation)])
+    horizon = trainer.mixer.horizon
+    updates = -(-(config.steps - config.mixer.warmup) // horizon)
+    learned = config.mixer.method == "mixwell"
+    validation = updates * trainer.validation_rows if learned else 0
+    weights = trainer.mixer.weights.values
+    shares = dict(zip(trainer.sampler.names, trainer.sampler.shares(weights), strict=True))
+    needed = config.steps * config.batch.rows
+    return Plan(
+        parameters=sum(p.numel() for p in trained),
+        horizon=horizon,
+        updates=updates if learned else 0,
+        memory=memory(config, trained),
+        extra_arithmetic=validation / needed,
+        domains={
+            name: DomainPlan(
+                len(rows), _token_count(rows), needed * float(shares[name]) / len(rows), needed / len(rows)
+            )
+            for name, rows in data.domains.items()
+        },
+        seconds=seconds,
+        plain_seconds=plain,
+        steps=config.steps,
+    )
+
+
+def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
+    """What mixing takes beyond plain training, by kind of traces, without taking it.
+
+    Args:
+        config: the settings.
+        parameters: the trained ones.
+
+    Returns:
+        Bytes.
+    """
+    # On PyTorch's meta device tensors have a size but no memory.
+    shadows = nn.ParameterList(nn.Parameter(torch.empty_like(p, device="meta")) for p in parameters)
+    optimizer = optimization.build(config.optimizer, list(shadows))
+    found: dict[str, int] = {}
+    for kind in get_args(MixerConfig.model_fields["traces"].annotation):
+        traces = mixing.traces(config.mixer.model_copy(update={"traces": kind}))
+        signal = Hypergradient(config.mixer.curvature, traces)
+        found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
+    return found
+
+
+def _seconds(trainers: Sequence[Trainer]) -> list[float]:
+    """The least time of a step of each; they take turns, so that a busy machine is busy for all."""
+    taken: list[list[float]] = [[] for _ in trainers]
+    for _ in range(1 + TIMED_STEPS):
+        for trainer, times in zip(trainers, taken, strict=True):
+            if trainer.mixer.round_done:
+                trainer.end_round()
+            if trainer.finished:
+                continue
+            begun = time.perf_counter()
+            trainer.step()
+            times.append(time.perf_counter() - begun)
+    # The first one also takes memory and, where asked for, compiles.
+    return [min(times[1:] or times) for times in taken]
+
+
+def _token_count(rows: Rows) -> int | None:
+    return rows.tokenised.tokens if isinstance(rows, TokenRows) else None

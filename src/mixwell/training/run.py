@@ -1,0 +1,333 @@
+"""A run and its directory: begun, stopped at any moment, resumed bit for bit."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console
+
+from mixwell import environment
+from mixwell.data.rows import Rows
+from mixwell.data.tokenizer import load as load_tokenizer
+from mixwell.locks import only_one
+from mixwell.terminal import say
+from mixwell.training import checkpoints, data, metrics, mixture, randomness, settings, trainables
+from mixwell.training.checkpoints import Checkpoint
+from mixwell.training.config import Config
+from mixwell.training.data import Data
+from mixwell.training.display import Display, Tokenising, Watch
+from mixwell.training.metrics import Window
+from mixwell.training.trainables import Trainable
+from mixwell.training.trainer import Trainer
+
+CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+FILES = (CONFIG, environment.FILE, metrics.FILE, mixture.FILE)
+"""What a run writes beside its checkpoints."""
+FREE = ("output", "device", "compile", "base")
+"""Settings that may change between a stop and going on."""
+CHECKPOINT_SECONDS = 120.0
+
+
+@final
+class Run:
+    """One training run in a directory of its own.
+
+    The directory holds ``config.yaml`` (the settings, whole), ``environment.json``, ``metrics.jsonl``,
+    ``mixture.json`` and ``checkpoints/``.
+
+    Args:
+        config: the settings.
+        folder: the directory.
+        console: where to report.
+        trainable: a model and loss of one's own, in place of the config's.
+        given: rows that Python code hands over, by the keys of :func:`mixwell.training.data.places`.
+        watch: is told what happens; by default a display on the console.
+        stopping: asked after each step whether to save and stop; by default Ctrl-C and SIGTERM say so.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        *,
+        console: Console | None = None,
+        trainable: Trainable | None = None,
+        given: Mapping[str, Rows] | None = None,
+        watch: Watch | None = None,
+        stopping: Callable[[], bool] | None = None,
+    ) -> None:
+        self.config, self.folder = config, folder
+        self._console = console or Console()
+        self._trainable, self._given = trainable, given or {}
+        self._rows: Data | None = None
+        self._watch, self._stopping = watch, stopping
+        self._length = 0
+        self._saved: int | None = None
+        self.begun = False
+        """Whether anything was written into the directory."""
+        self._seconds = 0.0
+        self._window = Window()
+
+    def start(self) -> Trainer:
+        """Begin a new run and train to the end.
+
+        Returns:
+            The trainer, with the trained model and the mixer.
+
+        Raises:
+            OSError: there is a run in the directory already, or it cannot be written to.
+        """
+        self._expect_no_run()
+        trainer = self._prepare()  # before anything is written, so that a bad config leaves nothing behind
+        with only_one(self.folder):
+            self._expect_no_run()
+            settings.write(self.config, self.folder / CONFIG)
+            environment.write(self.folder)
+            try:
+                return self._train(trainer)
+            except InterruptedError:
+                raise
+            except Exception:
+                if (
+                    not trainer.steps_done
+                ):  # a model that does not fit its data; the name is free for another try
+                    for name in FILES:
+                        (self.folder / name).unlink(missing_ok=True)
+                raise
+
+    def resume(self) -> Trainer:
+        """Continue from the newest checkpoint that can be read, or from the beginning where there is none.
+
+        Returns:
+            The trainer, with the trained model and the mixer.
+        """
+        with only_one(self.folder):
+            checkpoint, wrong = checkpoints.newest(self.folder / CHECKPOINTS)
+            for problem in wrong:
+                self._say(f"{problem}; continuing from the checkpoint before it")
+            if checkpoint is not None:
+                self._expect_same_settings(checkpoint)
+            trainer = self._prepare()
+            checkpoints.tidy(self.folder / CHECKPOINTS, after=0 if checkpoint is None else checkpoint.step)
+            if checkpoint is not None:
+                trainer.load(checkpoint)
+                self._saved = checkpoint.step
+                self._length = int(checkpoint.plain["metrics_length"])
+                self._seconds = float(checkpoint.plain["seconds"])
+                self._window = Window(**checkpoint.plain["window"])
+            environment.write(self.folder)
+            self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
+            return self._train(trainer)
+
+    def load(self) -> tuple[Trainable, Data]:
+        """Model and data, without writing anything into the directory.
+
+        Returns:
+            Both.
+        """
+        randomness.seed(self.config.seed)
+        tokenizer = load_tokenizer(self.config.tokenizer, self.config.base)
+        if self._trainable is None:
+            self._trainable = trainables.build(self.config, vocabulary=tokenizer.size)
+        if self._rows is None:
+            with Tokenising(self._console) as bar:
+                self._rows = data.load(
+                    self.config,
+                    tokenizer,
+                    self._trainable,
+                    given=self._given,
+                    announce=self._say,
+                    track=bar.track,
+                )
+        for concern in self.data.concerns:
+            self._say(f"warning: {concern}")
+        return self._trainable, self._rows
+
+    def last(self) -> Trainer:
+        """The run as its newest checkpoint has it, without training on.
+
+        Returns:
+            A trainer.
+
+        Raises:
+            ValueError: there is no checkpoint yet.
+        """
+        checkpoint, _ = checkpoints.newest(self.folder / CHECKPOINTS)
+        if checkpoint is None:
+            raise ValueError(f"{self.folder} has no checkpoint yet")
+        trainer = self._prepare()
+        trainer.load(checkpoint)
+        return trainer
+
+    @property
+    def data(self) -> Data:
+        """The rows, once they are loaded."""
+        assert self._rows is not None
+        return self._rows
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _prepare(self) -> Trainer:
+        trainable, rows = self.load()
+        return Trainer(self.config, trainable, rows.domains, rows.validation)
+
+    def _expect_no_run(self) -> None:
+        if (self.folder / CONFIG).exists():
+            raise OSError(
+                f"there is a run in {self.folder} already: `mixwell resume {self.folder}` continues it; for a new "
+                "one give another --out"
+            )
+        for name in (*FILES, CHECKPOINTS):
+            if (self.folder / name).exists():
+                raise OSError(
+                    f"{self.folder / name} is there already and would be overwritten; give another --out"
+                )
+
+    def _expect_same_settings(self, checkpoint: Checkpoint) -> None:
+        """What was trained with must stay; what is written, and where it is computed, may change."""
+        before = settings.check(checkpoint.plain["config"], where="the checkpoint")
+        changed = [
+            text
+            for key, text in settings.differences(self.config, before).items()
+            if key.split(".")[0] not in FREE
+        ]
+        if changed:
+            raise ValueError(
+                f"{self.folder / CONFIG} was changed: {'; '.join(changed)} (in the checkpoint). A run goes on "
+                "with the settings that it began with; undo it, or begin another run"
+            )
+
+    def _train(self, trainer: Trainer) -> Trainer:
+        self.begun = True
+        names = trainer.mixer.weights.names
+        with (
+            _signals() if self._stopping is None else nullcontext(self._stopping) as stopping,
+            metrics.MetricsFile(self.folder, length=self._length) as lines,
+            self._watch or Display(self.config.steps, names, console=self._console) as watch,
+        ):
+            watch.start_at(trainer.steps_done, trainer.mixer.weights.last)
+            if not self._length:
+                self._evaluate(trainer, lines, watch)
+            self._loop(trainer, lines, watch, stopping)
+            self._save(trainer, lines)
+        if not trainer.finished:
+            raise InterruptedError(
+                f"stopped after step {trainer.steps_done} of {self.config.steps} and saved; "
+                f"`mixwell resume {self.folder}` continues"
+            )
+        return trainer
+
+    def _loop(
+        self, trainer: Trainer, lines: metrics.MetricsFile, watch: Watch, stopping: Callable[[], bool]
+    ) -> None:
+        output = self.config.output
+        evaluate_every = output.evaluate_every
+        if evaluate_every == "auto":
+            evaluate_every = max(1, math.ceil(self.config.steps / 20))
+        saved = time.monotonic()
+        while not trainer.finished and not stopping():
+            begun = time.perf_counter()
+            outcome = trainer.step()
+            done = trainer.steps_done
+            self._window.add(outcome.loss, outcome.losses, outcome.counts)
+            record = trainer.end_round() if trainer.mixer.round_done else None
+            self._seconds += time.perf_counter() - begun
+            watch.step(done, outcome.loss, outcome.losses)
+            # At fixed steps only, so that a run that was stopped writes the same lines as one that was not.
+            if done % output.log_every == 0 or done == self.config.steps:
+                seconds = round(self._seconds, 3)
+                lines.write(
+                    "step", step=done, lr=outcome.learning_rate, seconds=seconds, **self._window.take()
+                )
+            if record is not None:
+                watch.weights(record.new_weights)
+                lines.write("round", step=done, **record.to_json())
+            if done % evaluate_every == 0 or done == self.config.steps:
+                self._evaluate(trainer, lines, watch)
+            now = time.monotonic()
+            if output.checkpoint_every == "auto":
+                due = now - saved > CHECKPOINT_SECONDS
+            else:
+                due = done % output.checkpoint_every == 0
+            if due and not trainer.finished:
+                self._save(trainer, lines)
+                saved = time.monotonic()
+
+    def _evaluate(self, trainer: Trainer, lines: metrics.MetricsFile, watch: Watch) -> None:
+        rows = {"validation": self.data.validation}
+        if self.data.test is not None and trainer.finished:
+            rows["test"] = self.data.test
+        at_most = self.config.output.evaluate_rows
+        losses = {name: trainer.evaluate(one, at_most=at_most) for name, one in rows.items()}
+        watch.evaluated(losses["validation"])
+        lines.write("evaluation", step=trainer.steps_done, losses=losses)
+
+    def _save(self, trainer: Trainer, lines: metrics.MetricsFile) -> None:
+        """A checkpoint, and beside it the artefact as it is now."""
+        state = trainer.checkpoint()
+        plain: dict[str, Any] = {
+            **state.plain,
+            "metrics_length": lines.flush(),
+            "seconds": self._seconds,
+            "window": asdict(self._window),
+            "config": self.config.model_dump(mode="json"),
+        }
+        if state.step != self._saved:
+            checkpoint = Checkpoint(state.step, state.model, state.training, plain)
+            checkpoints.write(self.folder / CHECKPOINTS, checkpoint, keep=self.config.output.keep)
+            self._saved = state.step
+        available = {name: len(rows) for name, rows in self.data.domains.items()}
+        taken = trainer.sampler.taken
+        mixture.write(self.folder, mixture.describe(self.config, trainer.mixer, rows=available, taken=taken))
+
+    def _say(self, text: str) -> None:
+        say(self._console, text)
+
+
+def open_run(folder: Path, **options: Any) -> Run:
+    """The run in a directory, to be resumed.
+
+    Args:
+        folder: the directory.
+        options: of :class:`Run`.
+
+    Returns:
+        The run.
+
+    Raises:
+        ValueError: there is no run in it.
+    """
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"there is no run in {folder}: it has no {CONFIG}; `mixwell run CONFIG` begins one")
+    return Run(settings.read(folder / CONFIG), folder, **options)
+
+
+@contextmanager
+def _signals() -> Generator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask for a stop after the step; a second one ends the process at once.
+
+    Yields:
+        A function that tells whether one came.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        came.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        before = {one: signal.signal(one, note) for one in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone may handle signals
+        before = {}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,0 +1,150 @@
+"""The model of a run and the loss that it is trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, final
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mixwell.models.cnn import small_cnn
+from mixwell.models.gpt import Gpt
+from mixwell.training import entries
+from mixwell.training.config import (
+    CnnConfig,
+    Config,
+    GivenConfig,
+    GptConfig,
+    PythonConfig,
+    TransformersConfig,
+)
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+@final
+@dataclass(frozen=True)
+class Trainable:
+    """What is trained.
+
+    Args:
+        model: the model.
+        loss: of the model on a batch, the mean over its rows.
+        context: tokens of a row, where the rows are text.
+        vocabulary: the number of tokens, where the rows are text and it matters.
+    """
+
+    model: nn.Module
+    loss: Loss
+    context: int | None = None
+    vocabulary: int | None = None
+
+
+def build(config: Config, *, vocabulary: int) -> Trainable:
+    """The model that a config names, with new (or its own) weights.
+
+    Args:
+        config: the settings.
+        vocabulary: the number of tokens of the tokeniser.
+
+    Returns:
+        Model and loss.
+    """
+    match config.model:
+        case GptConfig() as chosen:
+            model = Gpt(vocabulary, **chosen.model_dump(exclude={"kind"}))
+            return Trainable(model, next_token_loss, chosen.context, vocabulary)
+        case TransformersConfig() as chosen:
+            return _transformers(chosen, base=config.base, vocabulary=vocabulary)
+        case CnnConfig() as chosen:
+            return Trainable(small_cnn(chosen.channels, classes=chosen.classes), classification_loss)
+        case PythonConfig() as chosen:
+            return _python(chosen, base=config.base)
+        case GivenConfig() as chosen:
+            raise ValueError(
+                f"the model ({chosen.name}) was handed over by Python code: continue with mixwell.train from there"
+            )
+
+
+def next_token_loss(model: nn.Module, rows: Tensor) -> Tensor:
+    """The mean cross-entropy of every token given those before it, in nats.
+
+    Args:
+        model: gives logits of shape ``(rows, length, vocabulary)``.
+        rows: tokens, shape ``(rows, length + 1)``.
+
+    Returns:
+        One number.
+    """
+    logits = model(rows[:, :-1])
+    return functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+
+
+def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean cross-entropy of labels.
+
+    Args:
+        model: gives logits of shape ``(rows, classes)``.
+        batch: inputs and labels.
+
+    Returns:
+        One number.
+    """
+    inputs, labels = batch
+    return functional.cross_entropy(model(inputs).float(), labels)
+
+
+def _transformers_loss(model: nn.Module, rows: Tensor) -> Tensor:
+    logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+    return functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+
+
+def _transformers(chosen: TransformersConfig, *, base: Path, vocabulary: int) -> Trainable:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(
+            "model.kind transformers needs that library: pip install 'mixwell[transformers]'"
+        ) from error
+    path = base / Path(chosen.path).expanduser()
+    if not (path / "config.json").is_file():
+        raise ValueError(
+            f"model.path: {path} has no config.json; give the folder of a model of transformers "
+            "(nothing is downloaded)"
+        )
+    try:
+        if chosen.pretrained:
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
+        else:
+            description = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+            model = transformers.AutoModelForCausalLM.from_config(description)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path: cannot load a causal language model from {path}: {error}") from error
+    model = model.float()  # weights in half precision would lose small updates
+    if model.config.vocab_size < vocabulary:
+        raise ValueError(
+            f"the model in {path} knows {model.config.vocab_size} tokens, fewer than the tokeniser's "
+            f"{vocabulary}; give its own tokeniser file as `tokenizer`"
+        )
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and chosen.context > longest:
+        raise ValueError(
+            f"model.context is {chosen.context}, but the model in {path} takes at most {longest}"
+        )
+    return Trainable(model, _transformers_loss, chosen.context, model.config.vocab_size)
+
+
+def _python(chosen: PythonConfig, *, base: Path) -> Trainable:
+    made: Any = entries.call(chosen.entry, chosen.arguments, base=base, key="model.entry")
+    if not (
+        isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])
+    ):
+        raise ValueError(
+            f"model.entry: {chosen.entry} must return (model, loss) with a torch.nn.Module and a function "
+            f"loss(model, batch); got {type(made).__name__}"
+        )
+    model, loss = cast("tuple[nn.Module, Loss]", made)
+    return Trainable(model, loss, chosen.context, chosen.vocabulary)

@@ -1,0 +1,38 @@
+"""metrics.jsonl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mixwell.training import metrics
+from mixwell.training.metrics import MetricsFile
+
+
+def test_what_comes_after_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path) as file:
+        file.write("step", step=1, loss=float("nan"), losses={"a": 1.5, "b": float("inf")})
+        length = file.flush()
+        file.write("step", step=2, loss=1.0)
+    with (tmp_path / metrics.FILE).open("a") as raw:
+        raw.write('{"kind": "step", "st')  # a process died here
+    assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
+    with MetricsFile(tmp_path, length=length) as file:
+        file.write("round", step=2)
+    read = list(metrics.read(tmp_path))
+    assert read[0] == {"kind": "step", "step": 1, "loss": None, "losses": {"a": 1.5, "b": None}}
+    assert [line["kind"] for line in read] == ["step", "round"]
+    assert [line["kind"] for line in metrics.read(tmp_path, "round")] == ["round"]
+
+
+def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
+    (tmp_path / metrics.FILE).write_text("")
+    with pytest.raises(ValueError, match="is shorter than at the checkpoint"):
+        MetricsFile(tmp_path, length=10)
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / metrics.FILE).write_text('{"kind": "step"}\nnot json\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl:2: not JSON"):
+        list(metrics.read(tmp_path))

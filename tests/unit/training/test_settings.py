@@ -1,0 +1,174 @@
+"""Config files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mixwell.training import command, settings
+from mixwell.training.config import Config
+from training_texts import write_config
+
+SMALL = {"domains": {"a": "a.txt", "b": ["x", "y"]}, "validation": {"files": "v.txt"}}
+
+
+def test_a_written_config_reads_back_the_same(tmp_path: Path) -> None:
+    config = settings.read(
+        write_config(tmp_path),
+        ["optimizer.clip_norm=null", "mixer.floor={letters: 0.1}", "model.dropout=0.2", "precision=bfloat16"],
+    )
+    assert config.optimizer.clip_norm is None
+    settings.write(config, tmp_path / "elsewhere" / "config.yaml")
+    assert settings.read(tmp_path / "elsewhere" / "config.yaml") == config
+
+
+def test_toml_means_the_same(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({**SMALL, "steps": 7}))
+    (tmp_path / "c.toml").write_text(
+        'steps = 7\n[domains]\na = "a.txt"\nb = ["x", "y"]\n[validation]\nfiles = "v.txt"\n'
+    )
+    assert settings.read(tmp_path / "c.yaml") == settings.read(tmp_path / "c.toml")
+
+
+def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path) -> None:
+    command.init(tmp_path / "mixwell.yaml")
+    text = (tmp_path / "mixwell.yaml").read_text()
+    given = settings.read(tmp_path / "mixwell.yaml")
+    assert set(given.domains) == {"web", "code", "books"}
+    shown, changed = [], []
+    for line in text.splitlines():
+        key, colon, value = line.lstrip("# ").partition(":")
+        setting = colon and key.isidentifier() and (value.strip() or key == "output")
+        if line.lstrip().startswith("#") and setting and key not in ("test", "name"):
+            shown.append(key)
+            line = line.replace("# ", "", 1)
+        changed.append(line)
+    (tmp_path / "all.yaml").write_text("\n".join(changed))
+    assert len(shown) > 20
+    assert settings.read(tmp_path / "all.yaml") == given
+    with pytest.raises(ValueError, match="is there already"):
+        command.init(tmp_path / "mixwell.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("stepz=3", "stepz is not a setting; did you mean steps?"),
+        ("zzz=3", "zzz is not a setting; there are domains, validation, test, steps"),
+        ("mixer.horizn=3", "mixer.horizn is not a setting; did you mean horizon?"),
+        ("domains.a={jsonl: b, feild: x}", "domains.a.feild is not a setting; did you mean field?"),
+        ("model.layer=3", "model.layer is not a setting"),
+        ("steps=0", "steps must be greater than or equal to 1, got 0"),
+        ("steps=many", "steps must be a valid integer, got 'many'"),
+        ("optimizer.lr=-1", "optimizer.lr must be greater than 0, got -1"),
+        ("optimizer.schedule=foo", "optimizer.schedule must be 'cosine', 'linear' or 'constant', got 'foo'"),
+        ("mixer.horizon=1.5", "mixer.horizon must be a valid integer or 'auto', got 1.5"),
+        ("mixer.horizon=3000", "mixer.horizon is 3000, more than the 2000 steps of the run; lower it"),
+        ("mixer.floor={c: 0.1}", "mixer.floor names unknown domains c; there are a, b"),
+        ("mixer.floor=2", "mixer.floor must be less than or equal to 1"),
+        ("model.kind=gtp", "model.kind must be one of gpt, transformers, cnn, python, given, got 'gtp'"),
+        ("domains.a={}", "domains.a: give exactly one of files, jsonl, parquet"),
+        ("domains.a={files: x, jsonl: y}", "got files, jsonl"),
+        ("domains={}", "domains must not be empty"),
+        ("validation=null", "validation is missing"),
+        ("domains={validation: x}", "the name 'validation' is taken"),
+        ("batch={rows: 3, least: 2}", "batch.rows is 3, too few for batch.least = 2 of each of 2 domains"),
+        ("precision=float16", "precision must be 'float32' or 'bfloat16', got 'float16'"),
+        ("nothing", "--set takes key=value, such as --set optimizer.lr=0.001; got 'nothing'"),
+        ("steps.more=3", "--set steps.more: steps is 2000, which has nothing inside"),
+        ("steps=[", "--set steps: the value is not YAML"),
+    ],
+)
+def test_messages_name_the_key_the_value_and_what_is_allowed(
+    change: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, "steps": 2000}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        settings.read(path, [change])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.yaml", "domains: [", "is not YAML"),
+        ("c.toml", "domains = ", "is not TOML"),
+        ("c.yaml", "just words", "must have keys such as domains and validation; got 'just words'"),
+        ("c.yaml", "", "must have keys"),
+    ],
+)
+def test_files_that_are_no_configs(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        settings.read(tmp_path / name)
+
+
+def test_a_missing_config_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`mixwell init` writes one"):
+        settings.read(tmp_path / "none.yaml")
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, "steps": 0, "optimizer": {"lr": -1}}))
+    with pytest.raises(ValueError, match="steps must be .*\n.*optimizer.lr must be"):
+        settings.read(path)
+
+
+def test_defaults_are_documented() -> None:
+    """Every setting that is not a plain number of a model has a sentence."""
+    undocumented = [
+        f"{section.__name__}.{name}"
+        for section in (Config, *Config.__base__.__subclasses__())  # type: ignore[union-attr]
+        for name, field in section.model_fields.items()
+        if field.description is None and section.__name__ not in ("GptConfig", "CnnConfig")
+    ]
+    expected = {"OptimizerConfig.kind", "OptimizerConfig.weight_decay"}
+    expected |= {f"Config.{name}" for name in ("model", "optimizer", "batch", "mixer", "output")}
+    assert {one for one in undocumented if not one.endswith(".kind")} <= expected
+
+
+def test_overrides_reach_into_what_is_commented_out_or_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("domains: {a: a.txt}\nvalidation: v.txt\nmixer:\n  # horizon: auto\n")
+    config = settings.read(
+        path, ["mixer.horizon=5", "domains.a.encoding=latin-1", "validation.errors=replace"]
+    )
+    assert config.mixer.horizon == 5
+    assert (config.domains["a"].files, config.domains["a"].encoding) == ("a.txt", "latin-1")
+    assert (config.validation.files, config.validation.errors) == ("v.txt", "replace")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("domains={no: a.txt}", "the name False is not text; put it into quotes"),
+        (
+            "domains.a={jsonl: a.jsonl, limit: 2}",
+            "limit does not go with jsonl; field, encoding, errors does",
+        ),
+        ("optimizer.betas=[0.9]", "optimizer.betas"),
+        ("optimizer.betas=[0.9, 1.0]", "less than 1, got 1.0"),
+        ("mixer.weights={a: 1}", "mixer.weights must name every domain; b is missing"),
+        ("mixer.prior={a: 1, b: 1}", "mixer.prior and mixer.prior_strength belong together"),
+        ("seed=99999999999999999999", "seed must be"),
+    ],
+)
+def test_more_messages(override: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("domains: {a: a.txt, b: b.txt}\nvalidation: v.txt\n")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        settings.read(path, [override])
+
+
+def test_arguments_are_the_same_after_writing(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("domains: {a: {python: 'm:f', arguments: {day: 2024-01-01}}}\nvalidation: v.txt\n")
+    config = settings.read(path)
+    settings.write(config, tmp_path / "again.yaml")
+    again = settings.read(tmp_path / "again.yaml")
+    assert config.domains["a"].arguments == again.domains["a"].arguments == {"day": "2024-01-01"}
+    assert settings.differences(config, again) == {}

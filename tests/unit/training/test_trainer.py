@@ -1,0 +1,205 @@
+"""Training steps of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mixwell.data.rows import TensorRows
+from mixwell.training import noise, optimization, randomness, settings
+from mixwell.training.checkpoints import Checkpoint
+from mixwell.training.trainables import Trainable
+from mixwell.training.trainer import Trainer
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def trainer(rows: int = 64, model: nn.Module | None = None, **options) -> Trainer:
+    generator = torch.Generator().manual_seed(1)
+
+    def data() -> TensorRows:
+        return TensorRows(
+            torch.randn(rows, 4, generator=generator), torch.randn(rows, 1, generator=generator)
+        )
+
+    plain = {
+        "domains": {name: {"given": "tensors"} for name in "abc"},
+        "validation": {"given": "tensors"},
+        "model": {"kind": "given", "name": "linear"},
+        "steps": 30,
+        "batch": {"rows": 12},
+        "mixer": {"horizon": 4},
+        **options,
+    }
+    randomness.seed(0)
+    model = model or nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
+    return Trainer(settings.check(plain), Trainable(model, loss), {name: data() for name in "abc"}, data())
+
+
+def advance(one: Trainer, steps: int) -> None:
+    for _ in range(steps):
+        one.step()
+        if one.mixer.round_done:
+            one.end_round()
+
+
+def copied(checkpoint: Checkpoint) -> Checkpoint:
+    """As a file would give it: later steps must not change it."""
+    return Checkpoint(
+        checkpoint.step,
+        {k: t.clone() for k, t in checkpoint.model.items()},
+        {k: t.clone() for k, t in checkpoint.training.items()},
+        checkpoint.plain,
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optimizer": {"kind": "sgd", "momentum": 0.9, "lr": 0.05}},
+        {"batch": {"rows": 12, "counts": "noise"}},
+        {"batch": {"rows": 12, "counts": "equal", "micro_rows": 2}},
+        {"mixer": {"horizon": 7, "traces": "bfloat16", "warmup": 3, "floor": 0.05, "max_epochs": 4}},
+        {"mixer": {"method": "fixed", "weights": {"a": 1, "b": 2, "c": 3}}},
+        {"precision": "bfloat16", "mixer": {"traces": "sketched", "sketch_size": 50, "horizon": 5}},
+    ],
+)
+def test_a_run_that_was_stopped_at_five_random_steps_is_the_same_run(options: dict) -> None:
+    whole = trainer(**options)
+    advance(whole, 30)
+    steps = sorted(
+        np.random.default_rng(len(str(options))).choice(np.arange(1, 30), 5, replace=False).tolist()
+    )
+    current = trainer(**options)
+    for begin, end in zip([0, *steps], [*steps, 30], strict=True):
+        advance(current, end - begin)
+        saved = copied(current.checkpoint())
+        torch.randn(7)  # another process has other random numbers
+        current = trainer(**options)
+        current.load(saved)
+    expected, found = whole.checkpoint(), current.checkpoint()
+    assert found.plain == expected.plain
+    for mine, other in ((found.model, expected.model), (found.training, expected.training)):
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+def test_micro_batches_add_up_to_the_batch() -> None:
+    model = nn.Linear(4, 1)
+    whole = trainer(model=nn.Linear(4, 1))
+    parts = trainer(model=model, batch={"rows": 12, "micro_rows": 1})
+    for one in (whole, parts):
+        with torch.no_grad():
+            for parameter in one.model.parameters():
+                parameter.fill_(0.1)
+        advance(one, 8)
+    for mine, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-5)
+    assert parts.mixer.weights.last == pytest.approx(whole.mixer.weights.last, abs=1e-4)
+
+
+def test_a_step_is_the_weighted_gradient_of_the_rows_that_were_drawn() -> None:
+    """Against one step written out by hand."""
+    one = trainer(model=nn.Linear(4, 1), optimizer={"kind": "sgd", "lr": 0.1, "warmup": 0, "clip_norm": None})
+    before = [p.detach().clone() for p in one.model.parameters()]
+    twin = nn.Linear(4, 1)
+    twin.load_state_dict(one.model.state_dict())
+    drawn = trainer(model=nn.Linear(4, 1)).sampler.draw(np.full(3, 1 / 3))
+    total = sum(loss(twin, one._domains[name].batch(rows)) / 3 for name, rows in drawn.items())
+    total.backward()  # type: ignore[union-attr]
+    outcome = one.step()
+    assert outcome.learning_rate == 0.1
+    for start, now, parameter in zip(before, one.model.parameters(), twin.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(now, start - 0.1 * parameter.grad, atol=1e-6)
+
+
+def _backward(
+    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, rows: np.ndarray, *, whole: int
+) -> float:
+    part = loss(model, (inputs[rows], targets[rows])) * (len(rows) / whole)
+    part.backward()
+    return float(part.detach())
+
+
+def test_noise_is_the_standard_deviation_of_a_rows_gradient() -> None:
+    """Against per-row gradients of a linear model, which are known."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1, bias=False)
+    inputs, targets = torch.randn(4000, 5), torch.randn(4000, 1)
+    rows = 2 * (model(inputs) - targets).detach() * inputs
+    exact = float((rows - rows.mean(0)).square().sum(1).mean().sqrt())
+    found = []
+    for begin in range(0, 4000, 20):
+        model.zero_grad()
+        halves = np.arange(begin, begin + 10), np.arange(begin + 10, begin + 20)
+        _, spread = noise.backward_with_noise(
+            list(model.parameters()), lambda rows: _backward(model, inputs, targets, rows, whole=20), *halves
+        )
+        found.append(spread**2)
+    assert np.sqrt(np.mean(found)) == pytest.approx(exact, rel=0.05)
+
+
+def test_noise_leaves_the_gradient_of_the_whole_batch() -> None:
+    model = nn.Linear(5, 1)
+    inputs, targets = torch.randn(9, 5), torch.randn(9, 1)
+    expected = torch.autograd.grad(loss(model, (inputs, targets)), list(model.parameters()))
+    mean, _ = noise.backward_with_noise(
+        list(model.parameters()),
+        lambda rows: _backward(model, inputs, targets, rows, whole=9),
+        np.arange(4),
+        np.arange(4, 9),
+    )
+    assert mean == pytest.approx(float(loss(model, (inputs, targets)).detach()))
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(parameter.grad, gradient, atol=1e-6)
+
+
+def test_counts_follow_noise() -> None:
+    one = trainer(batch={"rows": 24, "counts": "noise", "least": 1})
+    one.sampler.noise = np.array([1.0, 1.0, 4.0])
+    drawn = one.sampler.draw(np.full(3, 1 / 3))
+    assert [len(rows) for rows in drawn.values()] == [4, 4, 16]
+
+
+def test_evaluation_changes_nothing_and_is_the_mean_over_rows() -> None:
+    one = trainer()
+    before, state = copied(one.checkpoint()), torch.get_rng_state()
+    value = one.evaluate(one._validation, at_most=64)
+    one.model.eval()
+    with torch.no_grad():
+        assert value == pytest.approx(float(loss(one.model, one._validation.batch(np.arange(64)))), rel=1e-5)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before.model[k], t) for k, t in one.checkpoint().model.items())
+
+
+def test_other_data_are_refused_at_resume() -> None:
+    saved = trainer(rows=64).checkpoint()
+    with pytest.raises(ValueError, match="the data of a, b, c, validation have changed since the checkpoint"):
+        trainer(rows=65).load(saved)
+
+
+def test_weight_decay_is_for_matrices_only() -> None:
+    config = settings.check(
+        {"domains": {"a": "x"}, "validation": "x", "optimizer": {"weight_decay": 0.1}}
+    ).optimizer
+    groups = optimization.build(config, list(nn.Linear(3, 2).parameters())).param_groups
+    assert [(group["weight_decay"], group["params"][0].dim()) for group in groups] == [(0.1, 2), (0.0, 1)]
+
+
+def test_an_epoch_cap_holds_the_weight_down() -> None:
+    """Domain a is alone useful, but its 64 rows may be seen once: 64 of 360 rows."""
+    one = trainer(steps=30, batch={"rows": 12, "least": 0}, mixer={"horizon": 3, "max_epochs": {"a": 1}})
+    advance(one, 30)
+    assert one.sampler.taken["a"] <= 64
+    assert max(record.new_weights["a"] for record in one.mixer.rounds[:-1]) < 0.5
+
+
+def test_an_unknown_device_is_named() -> None:
+    with pytest.raises(ValueError, match="device: 'abacus' is not there .*; try auto or cpu"):
+        trainer(device="abacus")
