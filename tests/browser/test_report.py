@@ -9,12 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from mixwell import environment, tables
+from mixwell.experiments import arms
+from mixwell.experiments.arms import Arm
 from mixwell.experiments.mnist.experiment import DOMAINS, Outcome, Setting
 from mixwell.experiments.mnist.sweep import Results
-from mixwell.report import mnist, page
+from mixwell.report import arms as comparison
+from mixwell.report import mnist, page, runs
 from mixwell.report.page import Page, Section, Sheet
+from mixwell.training import settings
+from training_texts import write_config
 
 FLAGS = [
     "--no-sandbox",
@@ -90,6 +96,40 @@ def test_fits_every_screen_and_loads_nothing(browser: Any, report: Path, width: 
         assert tab.evaluate(
             "[...document.querySelectorAll('.scroll')].every(d => d.clientWidth <= innerWidth)"
         )
+    tab.context.close()
+
+
+@pytest.fixture(scope="module")
+def run_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages of one run, of two runs with other domains, and of arms."""
+    folder = tmp_path_factory.mktemp("runs")
+    base = settings.read(write_config(folder))
+    alone = Arm("letters alone", {"method": "fixed"}, domains=["letters"])
+    arms.run(base, [arms.LEARNED, alone], seeds=2, out=folder, workers=2, console=Console(quiet=True))
+    one, other = folder / "runs" / "learned-0", folder / "runs" / "letters alone-1"
+    return {
+        "one run": runs.write([one], folder / "one")[-1],
+        "two runs": runs.write([one, other], folder / "two")[-1],
+        "arms": comparison.write(folder, folder / "arms")[-1],
+    }
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize("name", ["one run", "two runs", "arms"])
+def test_reports_of_runs_fit_every_screen(
+    browser: Any, run_reports: dict[str, Path], name: str, width: int
+) -> None:
+    tab, trouble = opened(browser, run_reports[name], width)
+    assert trouble == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    images = tab.locator("img")
+    assert images.count() >= 2
+    for index in range(images.count()):
+        box = images.nth(index).bounding_box()
+        assert box["width"] >= min(250, width - 60)
+        assert box["x"] + box["width"] <= width
+        assert images.nth(index).get_attribute("alt")
+    assert "letters" in tab.locator("body").inner_text()
     tab.context.close()
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from mixwell.experiments.arms import RUNS as ARMS
 from mixwell.experiments.bounds.cells import MEASUREMENTS
 from mixwell.experiments.mnist.sweep import RUNS
-from mixwell.report import bounds, mnist
+from mixwell.report import arms, bounds, mnist, runs
+from mixwell.training import metrics
 
 
 def write(folders: Sequence[Path], out: Path) -> list[Path]:
     """Draw the figures and write the report of folders of results.
 
     Args:
-        folders: of MNIST runs, one or several; or one of bounds.
+        folders: directories of runs, one or several; of MNIST sweeps, one or several; or one of bounds.
         out: where to.
 
     Returns:
@@ -23,9 +25,18 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
     Raises:
         ValueError: a folder has no results, or they do not go together.
     """
+    if folders and all((folder / metrics.FILE).exists() for folder in folders):
+        return runs.write(folders, out)
+    if len(folders) == 1 and (folders[0] / ARMS).exists():
+        return arms.write(folders[0], out)
     for folder in folders:
+        if (folder / metrics.FILE).exists():
+            raise ValueError(
+                f"{folder} is a training run; its report cannot be joined with one of experiments"
+            )
         if not any((folder / name).exists() for name in (RUNS, MEASUREMENTS)):
-            raise ValueError(f"{folder} has no results: neither {RUNS} nor {MEASUREMENTS} is in it")
+            looked_for = f"{metrics.FILE}, {RUNS} or {MEASUREMENTS}"
+            raise ValueError(f"{folder} has no results: there is no {looked_for} in it")
     if not any((folder / MEASUREMENTS).exists() for folder in folders):
         return mnist.write(folders, out)
     if len(folders) > 1:

@@ -84,6 +84,7 @@ class Section:
         pictures: in a grid, as many beside each other as there is room for.
         sheets: tables.
         wide: whether each picture takes the whole width.
+        blocks: titles and texts that are shown as they are, folded up.
     """
 
     heading: str
@@ -91,6 +92,7 @@ class Section:
     pictures: Sequence[Picture] = ()
     sheets: Sequence[Sheet] = ()
     wide: bool = False
+    blocks: Sequence[tuple[str, str]] = ()
 
 
 @final

@@ -47,6 +47,34 @@ def new_figure(rows: int, columns: int, *, width: float = 10.0, height: float = 
     return figure, axes
 
 
+def plain(text: str) -> str:
+    """A text that matplotlib shows as it is: no formulas, and no names that it hides.
+
+    Args:
+        text: such as a domain's name.
+
+    Returns:
+        The text for matplotlib.
+    """
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+def colours(count: int) -> list[str]:
+    """Colours that can be told apart.
+
+    Args:
+        count: how many.
+
+    Returns:
+        As many.
+    """
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    from matplotlib import colormaps, colors
+
+    return [colors.to_hex(colormaps["turbo"](0.05 + 0.9 * i / (count - 1))) for i in range(count)]
+
+
 def log_axis(axis: Any, label: str) -> None:
     """A logarithmic axis from left to right, with plain numbers.
 

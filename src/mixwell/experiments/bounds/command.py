@@ -15,7 +15,8 @@ from mixwell.experiments.bounds.cells import MEASUREMENTS, Cell, measure
 from mixwell.experiments.bounds.problems import CURVATURES
 from mixwell.experiments.bounds.scaling import Best, Fit, growth_of, parting
 from mixwell.experiments.bounds.theorem import check, verdict
-from mixwell.sweeps import check_workers, only_one, run_sweep
+from mixwell.locks import only_one
+from mixwell.sweeps import check_workers, run_sweep
 from mixwell.tables import Row, Value
 from mixwell.workers import Job
 

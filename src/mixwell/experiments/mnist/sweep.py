@@ -17,7 +17,8 @@ from rich.console import Console
 from mixwell import environment, tables
 from mixwell.data import mnist
 from mixwell.experiments.mnist.experiment import DOMAINS, Outcome, Run, Setting
-from mixwell.sweeps import begun, only_one, run_sweep
+from mixwell.locks import only_one
+from mixwell.sweeps import begun, run_sweep
 from mixwell.tables import Row
 from mixwell.theory import stochastic_horizon
 from mixwell.workers import Job
