@@ -15,8 +15,8 @@ $(VENV)/.peers: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'
 	touch $@
 
-demo: $(VENV)/.installed  ## the paper's quadratic example: table, theorem, picture
-	$(BIN)/mixwell reproduce quadratic
+demo: $(VENV)/.installed  ## a small language model learns its mixture, beside uniform mixing: under 3 minutes
+	$(BIN)/mixwell demo
 
 test: $(VENV)/.installed  ## all tests but the slow and the peers'
 	$(BIN)/pytest -q -n 2

@@ -7,15 +7,38 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch.utils.data import TensorDataset
 
+import mixwell
 from problems import mse, regression_batches, two_layer
 
 README = Path(__file__).parents[2] / "README.md"
 
 
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+def test_a_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    datasets = [TensorDataset(torch.randn(40, 3), torch.randn(40, 1)) for _ in range(3)]
+    scope: dict[str, Any] = {
+        "mixwell": mixwell,
+        "web_dataset": datasets[0],
+        "code_dataset": datasets[1],
+        "validation": datasets[2],
+        "model": torch.nn.Linear(3, 1),
+        "loss": mse,
+    }
+    exec(blocks()[0].replace("5000", "50"), scope)
+    assert scope["done"].finished
+    assert (tmp_path / "runs" / "mine" / "mixture.json").exists()
+
+
 def test_the_ten_lines() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    _, block = blocks()
     batches, validation = regression_batches(0, steps=30)
     model = two_layer(0)
     renamed = [dict(zip(("web", "code", "wiki"), step.values(), strict=True)) for step in batches]

