@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,27 +47,6 @@ def write_config(folder: Path, **changes: Any) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(plain, sort_keys=False))
     return path
-
-
-def command(*args: str | Path, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    """Begin `mixwell ...` in a process of its own, with a cache of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "mixwell", *map(str, args)],
-        cwd=cwd,
-        env={**os.environ, "MIXWELL_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
-def mixwell(*args: str | Path, cwd: Path, status: int = 0, **options: Any) -> tuple[str, str]:
-    """Run `mixwell ...` to its end, expect an exit status, and give what it printed."""
-    process = command(*args, cwd=cwd, **options)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == status, (process.returncode, out, err)
-    return out, err
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import mixwell as inside
 from mixwell.data.mnist import Mnist
 
 
@@ -47,11 +48,10 @@ def test_quadratic_prints_checks_writes_and_draws(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_status_2(args: list[str], message: str, tmp_path: Path) -> None:
-    done = mixwell("reproduce", "quadratic", *args, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("mixwell: ")
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    _, err = inside("reproduce", "quadratic", *args, cwd=tmp_path, status=2)
+    assert err.startswith("mixwell: ")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -137,16 +137,14 @@ def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_of_sweeps_is_one_line(args: list[str], message: str, tmp_path: Path) -> None:
-    done = mixwell("reproduce", *args, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    _, err = inside("reproduce", *args, cwd=tmp_path, status=2)
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
-    done = mixwell("report", str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 2
-    assert "has no results: there is no metrics.jsonl, runs.csv or measurements.csv" in done.stderr
-    done = mixwell("report", "a", "b", cwd=tmp_path)
-    assert "several folders need --out" in done.stderr
+    _, err = inside("report", tmp_path, cwd=tmp_path, status=2)
+    assert "has no results: there is no metrics.jsonl, runs.csv or measurements.csv" in err
+    _, err = inside("report", "a", "b", cwd=tmp_path, status=2)
+    assert "a has no results" in err

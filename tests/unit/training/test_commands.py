@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from commands import mixwell
 from mixwell.training import settings
 from mixwell.training.run import Run
-from training_texts import mixwell, write_config
+from training_texts import write_config
 
 
 def test_plan_tells_what_a_run_costs(tmp_path: Path) -> None:
