@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mixwell.constraints import EpochCap
 from mixwell.data.rows import as_rows, same_kind
 from mixwell.data.sampler import Rule, Sampler
 from mixwell.weights import Vector
@@ -28,6 +29,7 @@ class Loader:
         batch_size: rows of a step, all domains together.
         rule: ``"weight"``, ``"equal"``, or ``"noise"`` with what the loop writes to ``loader.sampler.noise``.
         least: rows that each domain has in every batch; ``None`` for a quarter of an equal share.
+        cap: how often rows may be seen; give the same object to the mixer's constraints.
         seed: of the orders.
 
     Example:
@@ -46,12 +48,13 @@ class Loader:
         *,
         rule: Rule = "weight",
         least: int | None = None,
+        cap: EpochCap | None = None,
         seed: int = 0,
     ) -> None:
         self.rows = {name: as_rows(one) for name, one in domains.items()}
         """The rows of each domain."""
         sizes = {name: len(one) for name, one in self.rows.items()}
-        self.sampler = Sampler(sizes, batch_size, rule=rule, least=least, seed=seed)
+        self.sampler = Sampler(sizes, batch_size, rule=rule, least=least, cap=cap, seed=seed)
         """Chooses the rows."""
 
     def follow(self, mixer: Mixer) -> Iterator[dict[str, Any]]:

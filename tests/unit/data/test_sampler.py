@@ -175,3 +175,23 @@ def test_a_list_is_rows_and_columns_may_be_names_or_text() -> None:
     assert isinstance(batch, Pair)
     assert [text[0] for text in batch.text] == ["ab"[label] for label in labels.tolist()]
     assert [int(text[1:]) for text in batch.text] == batch.number.tolist()
+
+
+def test_a_loader_keeps_a_cap_on_epochs() -> None:
+    rows = {"few": torch.arange(10), "many": torch.arange(500)}
+    cap = EpochCap({name: len(one) for name, one in rows.items()}, {"few": 2}, batch_size=8, budget=30)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mixer = mixwell.Mixer(model, optimizer, list(rows), budget=30, constraints=[cap])
+    loader = mixwell.Loader(rows, 8, cap=cap)
+    for batches in loader.follow(mixer):
+        for name in batches:
+            with mixer.domain(name):
+                model(torch.ones(1, 1)).square().mean().backward()
+        mixer.step()
+        if mixer.round_done:
+            with mixer.validation():
+                model(torch.ones(1, 1)).square().mean().backward()
+            mixer.update()
+    assert mixer.steps_done == 30
+    assert loader.sampler.taken == {"few": 20, "many": 220}
