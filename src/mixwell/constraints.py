@@ -19,7 +19,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from mixwell.weights import TINY, Vector, Weights, normalise
+from mixwell.weights import LOWEST_LOG, TINY, Vector, Weights, normalise
 
 Bounds = float | Mapping[str, float]
 
@@ -312,9 +312,6 @@ def _give_way(low: Vector, high: Vector, there: Vector) -> tuple[Vector, Vector]
     return np.minimum(low, within), within
 
 
-LEAST_LOG = -1e300
-
-
 def project(log: Vector, low: Vector, high: Vector) -> Vector:
     """KL projection onto ``{low <= w <= high, sum w = 1}``: ``w_j = clip(s q_j, low_j, high_j)``.
 
@@ -334,7 +331,7 @@ def project(log: Vector, low: Vector, high: Vector) -> Vector:
     m = len(log)
     if not low.any() and (high == 1).all():
         return log
-    log = np.maximum(log, LEAST_LOG)
+    log = np.maximum(log, LOWEST_LOG)
     with np.errstate(divide="ignore"):
         log_low, log_high = np.log(low), np.log(high)
     events = np.concatenate([log_low - log, log_high - log])

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
@@ -67,16 +68,21 @@ class Tokenised:
         return None if self.sketch is None else PassageSketch.from_array(self._kept("passages"))
 
     def blocks(self) -> BlockSketch:
-        """A sketch of blocks of tokens; reads the whole array."""
-        sketch = BlockSketch()
-        for _, chunk in _chunks(self.array()):
-            sketch.add(chunk)
-        return sketch
+        """A sketch of blocks of tokens; reads the whole array, of the last few only once."""
+        return _blocks(self)
 
     def _kept(self, name: str) -> NDArray[Any]:
         assert self.sketch is not None
         with np.load(self.sketch, allow_pickle=False) as kept:
             return kept[name]
+
+
+@lru_cache(maxsize=4)  # validation is compared with every domain
+def _blocks(tokens: Tokenised) -> BlockSketch:
+    sketch = BlockSketch()
+    for _, chunk in _chunks(tokens.array()):
+        sketch.add(chunk)
+    return sketch
 
 
 def shared(validation: Tokenised, domain: Tokenised) -> float:

@@ -87,40 +87,52 @@ def run(
         raise ValueError(f"a comparison needs at least 1 seed, got {seeds}")
     # Seed by seed, so that a comparison that was stopped has something to compare.
     order = [(arm, seed) for seed in range(seeds) for arm in arms]
-    planned = [Planned(arm.config(base, seed), _folder(out, arm, seed)) for arm, seed in order]
+    planned = [Planned(arm.config(base, seed), folder(out, arm.name, seed)) for arm, seed in order]
     with only_one(out):
         environment.write(out)
         many.do(planned, workers=workers, unfinished=out / "unfinished", console=console)
         by_arm = [(arm, seed) for arm in arms for seed in range(seeds)]
-        rows = [_row(arm.name, seed, _folder(out, arm, seed)) for arm, seed in by_arm]
-        curves = [row for arm, seed in by_arm for row in _curve(arm.name, seed, _folder(out, arm, seed))]
-        weights = [row for arm, seed in by_arm for row in _weights(arm.name, seed, _folder(out, arm, seed))]
+        rows = [_row(arm.name, seed, folder(out, arm.name, seed)) for arm, seed in by_arm]
+        curves = [row for arm, seed in by_arm for row in _curve(arm.name, seed, folder(out, arm.name, seed))]
+        weights = [
+            row for arm, seed in by_arm for row in _weights(arm.name, seed, folder(out, arm.name, seed))
+        ]
         tables.write(out / CURVES, curves)
         tables.write(out / WEIGHTS, weights)
         tables.write(out / RUNS, rows)
     return rows
 
 
-def _folder(out: Path, arm: Arm, seed: int) -> Path:
-    return out / "runs" / f"{arm.name}-{seed}"
+def folder(out: Path, arm: str, seed: int) -> Path:
+    """The directory of a run.
+
+    Args:
+        out: the folder of the comparison.
+        arm: its name.
+        seed: of the run.
+
+    Returns:
+        Where it is, or will be.
+    """
+    return out / "runs" / f"{arm}-{seed}"
 
 
-def _row(arm: str, seed: int, folder: Path) -> Row:
-    last = list(metrics.read(folder, "evaluation"))[-1]
-    seconds = list(metrics.read(folder, "step"))[-1]["seconds"]
+def _row(arm: str, seed: int, run: Path) -> Row:
+    last = list(metrics.read(run, "evaluation"))[-1]
+    seconds = list(metrics.read(run, "step"))[-1]["seconds"]
     losses = {f"{name}_loss": value for name, value in last["losses"].items()}
     return {"arm": arm, "seed": seed, "steps": last["step"], **losses, "seconds": seconds}
 
 
-def _curve(arm: str, seed: int, folder: Path) -> list[Row]:
+def _curve(arm: str, seed: int, run: Path) -> list[Row]:
     return [
         {"arm": arm, "seed": seed, "step": line["step"], "validation_loss": line["losses"]["validation"]}
-        for line in metrics.read(folder, "evaluation")
+        for line in metrics.read(run, "evaluation")
     ]
 
 
-def _weights(arm: str, seed: int, folder: Path) -> list[Row]:
-    artefact = json.loads((folder / mixture.FILE).read_text(encoding="utf-8"))
+def _weights(arm: str, seed: int, run: Path) -> list[Row]:
+    artefact = json.loads((run / mixture.FILE).read_text(encoding="utf-8"))
     return [
         {"arm": arm, "seed": seed, "step": point["step"], "domain": name, "weight": weight}
         for point in artefact["history"]

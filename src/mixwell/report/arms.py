@@ -119,10 +119,8 @@ def _comparison(runs: Sequence[Row], curves: Sequence[Row], arms: Sequence[str])
         else:
             left.plot([place] * len(values), values, "o", color=colour, alpha=0.5, ms=5)
             left.plot([place - 0.25, place + 0.25], [np.mean(values)] * 2, color=colour, lw=2.5)
-        own = [row for row in curves if row["arm"] == arm]
-        steps = sorted({int(row["step"]) for row in own})
-        means = [np.mean([float(r["validation_loss"]) for r in own if r["step"] == step]) for step in steps]
-        right.plot(steps, means, color=colour, lw=1.6, label=style.plain(arm))
+        at = _by_step([row for row in curves if row["arm"] == arm], "validation_loss")
+        right.plot(list(at), [np.mean(v) for v in at.values()], color=colour, lw=1.6, label=style.plain(arm))
     left.set_xticks(range(len(arms)), [fill(style.plain(arm), 60 // len(arms)) for arm in arms], fontsize=9)
     left.set_xlim(-0.6, len(arms) - 0.4)
     left.set_ylabel(label, fontsize=9)
@@ -130,10 +128,9 @@ def _comparison(runs: Sequence[Row], curves: Sequence[Row], arms: Sequence[str])
     right.set_ylabel("validation loss (mean over seeds)", fontsize=9)
     right.legend(fontsize=8, frameon=False)
     # What happens in the first steps, and an arm that is far off, would hide the rest.
+    first = 0.08 * max(float(row["step"]) for row in curves)
     shown = [
-        float(row["validation_loss"])
-        for row in curves
-        if float(row["step"]) > 0.08 * _last(curves) and row["arm"] != beyond
+        float(row["validation_loss"]) for row in curves if float(row["step"]) > first and row["arm"] != beyond
     ]
     if shown:
         room = 0.05 * (max(shown) - min(shown) + 1e-9)
@@ -151,19 +148,29 @@ def _far_off(runs: Sequence[Row], arms: Sequence[str], column: str) -> str | Non
     return last if far else None
 
 
-def _last(curves: Sequence[Row]) -> float:
-    return max(float(row["step"]) for row in curves)
+def _by_step(rows: Sequence[Row], column: str) -> dict[int, list[float]]:
+    """The values of a column at each step, the steps in order."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        found.setdefault(int(row["step"]), []).append(float(row[column]))
+    return dict(sorted(found.items()))
+
+
+def _by_domain(weights: Sequence[Row], arm: str) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in weights:
+        if row["arm"] == arm:
+            found.setdefault(str(row["domain"]), []).append(row)
+    return found
 
 
 def _moving(weights: Sequence[Row], arms: Sequence[str]) -> list[str]:
     """The arms whose weights are not fixed."""
-    found: list[str] = []
-    for arm in arms:
-        own = [row for row in weights if row["arm"] == arm]
-        by_domain = {row["domain"]: {r["weight"] for r in own if r["domain"] == row["domain"]} for row in own}
-        if any(len(values) > 1 for values in by_domain.values()):
-            found.append(arm)
-    return found
+    return [
+        arm
+        for arm in arms
+        if any(len({row["weight"] for row in rows}) > 1 for rows in _by_domain(weights, arm).values())
+    ]
 
 
 def _weights_figure(weights: Sequence[Row], arms: Sequence[str]) -> Any:
@@ -171,22 +178,12 @@ def _weights_figure(weights: Sequence[Row], arms: Sequence[str]) -> Any:
         1, len(arms), width=7.0 if len(arms) == 1 else 4.6 * len(arms), height=3.8
     )
     for axis, arm in zip(axes[0], arms, strict=True):
-        own = [row for row in weights if row["arm"] == arm]
-        domains = list(dict.fromkeys(str(row["domain"]) for row in own))
-        steps = sorted({int(row["step"]) for row in own})
-        for domain, colour in zip(domains, style.colours(len(domains)), strict=True):
-            at = [
-                [float(r["weight"]) for r in own if r["domain"] == domain and r["step"] == s] for s in steps
-            ]
-            axis.plot(
-                steps,
-                [np.mean(v) for v in at],
-                color=colour,
-                lw=1.6,
-                drawstyle="steps-post",
-                label=style.plain(domain),
-            )
-            low, high = [min(v) for v in at], [max(v) for v in at]
+        domains = _by_domain(weights, arm)
+        for (domain, rows), colour in zip(domains.items(), style.colours(len(domains)), strict=True):
+            at = _by_step(rows, "weight")
+            steps, means = list(at), [np.mean(v) for v in at.values()]
+            axis.plot(steps, means, color=colour, lw=1.6, drawstyle="steps-post", label=style.plain(domain))
+            low, high = [min(v) for v in at.values()], [max(v) for v in at.values()]
             axis.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0, step="post")
         axis.set_ylim(0, 1)
         axis.set_xlabel("training step", fontsize=9)

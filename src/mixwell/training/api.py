@@ -11,7 +11,7 @@ from torch import nn
 
 from mixwell.data.rows import Rows, as_rows
 from mixwell.training import settings
-from mixwell.training.run import CONFIG, FREE, Run
+from mixwell.training.run import CONFIG, Run
 from mixwell.training.trainables import Loss, Trainable
 from mixwell.training.trainer import Trainer
 
@@ -103,15 +103,5 @@ def train(
     console = Console(quiet=quiet)
     run = Run(config, Path(out), console=console, trainable=trainable, given=given)
     if resume and (Path(out) / CONFIG).exists():
-        before = settings.read(Path(out) / CONFIG)
-        changed = [
-            text
-            for key, text in settings.differences(before, config).items()
-            if key.split(".")[0] not in FREE
-        ]
-        if changed:
-            raise ValueError(
-                f"the run in {out} has other settings ({'; '.join(changed)}); give the same ones, or another `out`"
-            )
         return run.resume()
     return run.start()

@@ -49,7 +49,7 @@ def do(runs: Sequence[Planned], *, workers: int, unfinished: Path, console: Cons
         changed = settings.differences(settings.read(run.folder / CONFIG), run.config)
         if changed:
             raise ValueError(
-                f"in {run.folder} is a run with other settings ({'; '.join(changed.values())}); choose another "
+                f"in {run.folder} is a run with other settings ({'; '.join(changed)}); choose another "
                 "folder, or delete that one"
             )
     jobs = [

@@ -65,20 +65,6 @@ def build(
     return mixer, sampler
 
 
-def traces(mixing: MixerConfig) -> Traces:
-    """The traces that a config names.
-
-    Args:
-        mixing: its settings.
-
-    Returns:
-        New traces.
-    """
-    if mixing.traces == "bfloat16":
-        return BFloat16Traces()
-    return SketchedTraces(mixing.sketch_size) if mixing.traces == "sketched" else DenseTraces()
-
-
 def hypergradient(mixing: MixerConfig) -> Hypergradient:
     """The signal that learns weights.
 
@@ -88,7 +74,13 @@ def hypergradient(mixing: MixerConfig) -> Hypergradient:
     Returns:
         A new one.
     """
-    return Hypergradient(mixing.curvature, traces(mixing))
+    return Hypergradient(mixing.curvature, _traces(mixing))
+
+
+def _traces(mixing: MixerConfig) -> Traces:
+    if mixing.traces == "bfloat16":
+        return BFloat16Traces()
+    return SketchedTraces(mixing.sketch_size) if mixing.traces == "sketched" else DenseTraces()
 
 
 def _constraints(mixing: MixerConfig, cap: EpochCap | None) -> list[Constraint]:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mixwell.data.rows import Rows, TokenRows
 from mixwell.mixer import Mixer
-from mixwell.signals import Hypergradient
 from mixwell.training import mixing, optimization
 from mixwell.training.config import Config, MixerConfig
 from mixwell.training.data import Data
@@ -128,8 +127,7 @@ def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
     optimizer = optimization.build(config.optimizer, list(shadows))
     found: dict[str, int] = {}
     for kind in get_args(MixerConfig.model_fields["traces"].annotation):
-        traces = mixing.traces(config.mixer.model_copy(update={"traces": kind}))
-        signal = Hypergradient(config.mixer.curvature, traces)
+        signal = mixing.hypergradient(config.mixer.model_copy(update={"traces": kind}))
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
     return found
 

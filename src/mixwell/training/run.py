@@ -95,9 +95,8 @@ class Run:
             except InterruptedError:
                 raise
             except Exception:
-                if (
-                    not trainer.steps_done
-                ):  # a model that does not fit its data; the name is free for another try
+                # A model that does not fit its data: the name stays free for another try.
+                if not trainer.steps_done:
                     for name in FILES:
                         (self.folder / name).unlink(missing_ok=True)
                 raise
@@ -112,8 +111,7 @@ class Run:
             checkpoint, wrong = checkpoints.newest(self.folder / CHECKPOINTS)
             for problem in wrong:
                 self._say(f"{problem}; continuing from the checkpoint before it")
-            if checkpoint is not None:
-                self._expect_same_settings(checkpoint)
+            self._expect_same_settings(checkpoint)
             trainer = self._prepare()
             checkpoints.tidy(self.folder / CHECKPOINTS, after=0 if checkpoint is None else checkpoint.step)
             if checkpoint is not None:
@@ -190,18 +188,17 @@ class Run:
                     f"{self.folder / name} is there already and would be overwritten; give another --out"
                 )
 
-    def _expect_same_settings(self, checkpoint: Checkpoint) -> None:
+    def _expect_same_settings(self, checkpoint: Checkpoint | None) -> None:
         """What was trained with must stay; what is written, and where it is computed, may change."""
-        before = settings.check(checkpoint.plain["config"], where="the checkpoint")
-        changed = [
-            text
-            for key, text in settings.differences(self.config, before).items()
-            if key.split(".")[0] not in FREE
-        ]
+        if checkpoint is None:
+            before, there = settings.read(self.folder / CONFIG), CONFIG
+        else:
+            before, there = settings.check(checkpoint.plain["config"]), "the checkpoint"
+        changed = settings.differences(self.config, before, besides=FREE)
         if changed:
             raise ValueError(
-                f"{self.folder / CONFIG} was changed: {'; '.join(changed)} (in the checkpoint). A run goes on "
-                "with the settings that it began with; undo it, or begin another run"
+                f"the settings of the run in {self.folder} have changed: {'; '.join(changed)} (in {there}). It "
+                "goes on with those that it began with; give them, or begin another run"
             )
 
     def _train(self, trainer: Trainer) -> Trainer:
@@ -271,15 +268,15 @@ class Run:
 
     def _save(self, trainer: Trainer, lines: metrics.MetricsFile) -> None:
         """A checkpoint, and beside it the artefact as it is now."""
-        state = trainer.checkpoint()
-        plain: dict[str, Any] = {
-            **state.plain,
-            "metrics_length": lines.flush(),
-            "seconds": self._seconds,
-            "window": asdict(self._window),
-            "config": self.config.model_dump(mode="json"),
-        }
-        if state.step != self._saved:
+        if trainer.steps_done != self._saved:
+            state = trainer.checkpoint()
+            plain: dict[str, Any] = {
+                **state.plain,
+                "metrics_length": lines.flush(),
+                "seconds": self._seconds,
+                "window": asdict(self._window),
+                "config": self.config.model_dump(mode="json"),
+            }
             checkpoint = Checkpoint(state.step, state.model, state.training, plain)
             checkpoints.write(self.folder / CHECKPOINTS, checkpoint, keep=self.config.output.keep)
             self._saved = state.step

@@ -93,22 +93,23 @@ def write(config: Config, path: Path) -> None:
     files.write(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100))
 
 
-def differences(one: Config, other: Config) -> dict[str, str]:
+def differences(one: Config, other: Config, *, besides: Sequence[str] = ()) -> list[str]:
     """The settings that two configs do not share.
 
     Args:
         one: a config.
         other: another.
+        besides: keys (of sections, or at the top) that may differ.
 
     Returns:
-        By key a phrase with both values.
+        For each a phrase with its key and both values.
     """
     mine, theirs = (_flat(config.model_dump(mode="json")) for config in (one, other))
-    return {
-        key: f"{key} is {_shown(mine.get(key))} here and {_shown(theirs.get(key))} there"
+    return [
+        f"{key} is {_shown(mine.get(key))} here and {_shown(theirs.get(key))} there"
         for key in mine | theirs
-        if mine.get(key) != theirs.get(key)
-    }
+        if mine.get(key) != theirs.get(key) and key.split(".")[0] not in besides
+    ]
 
 
 def _flat(plain: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast, final
 
 import numpy as np
@@ -92,9 +93,7 @@ class Trainer:
             What it saw.
         """
         weights = self.mixer.weights.values
-        rate = schedules.learning_rate(self._config.optimizer, step=self.steps_done, steps=self._config.steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        rate = self._set_learning_rate()
         self.mixer.inclusion = self.sampler.inclusion(weights)
         self.model.train()
         measuring = self.sampler.rule == "noise" and self._round_begins()
@@ -166,9 +165,7 @@ class Trainer:
         validation = self._validation.batch(
             Cursor(len(self._validation), "fidelity").take(self.validation_rows)
         )
-        rate = schedules.learning_rate(self._config.optimizer, step=self.steps_done, steps=self._config.steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        self._set_learning_rate()
         return measure_fidelity(
             self.model,
             self._optimizer,
@@ -198,7 +195,7 @@ class Trainer:
             "random": drawn,
             "sampler": self.sampler.state(),
             "validation_taken": self._cursor.taken,
-            "data": self._digests(),
+            "data": self._digests,
         }
         training = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
         return Checkpoint(self.steps_done, checkpoints.unique(self.model.state_dict()), training, plain)
@@ -213,7 +210,7 @@ class Trainer:
             ValueError: it is of other data or another model.
         """
         plain = checkpoint.plain
-        changed = [name for name, digest in self._digests().items() if plain["data"].get(name) != digest]
+        changed = [name for name, digest in self._digests.items() if plain["data"].get(name) != digest]
         if changed:
             raise ValueError(
                 f"the data of {', '.join(changed)} have changed since the checkpoint, so the run cannot go on "
@@ -231,6 +228,7 @@ class Trainer:
         self._cursor.taken = int(plain["validation_taken"])
         randomness.load_state(plain["random"], part("random"), self.device)
 
+    @cached_property
     def _digests(self) -> dict[str, str]:
         return {
             name: rows.digest() for name, rows in {**self._domains, "validation": self._validation}.items()
@@ -266,6 +264,12 @@ class Trainer:
         keep = 0.0 if np.isnan(before) else NOISE_MEMORY
         self.sampler.noise[place] = keep * np.nan_to_num(before) + (1 - keep) * spread
         return loss
+
+    def _set_learning_rate(self) -> float:
+        rate = schedules.learning_rate(self._config.optimizer, step=self.steps_done, steps=self._config.steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        return rate
 
     def _trained(self) -> list[Tensor]:
         return [p for p in self.model.parameters() if p.requires_grad]

@@ -109,6 +109,8 @@ def test_train_from_python_with_ones_own_model(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "mixture.json").read_text())["finished"]
     with pytest.raises(OSError, match="there is a run in .* already"):
         go(60, "run")
+    with pytest.raises(ValueError, match="steps is 50 here and 60 there"):
+        go(50, "run", resume=True)
     again = go(60, "run", resume=True)
     assert all(
         torch.equal(a, b) for a, b in zip(done.model.parameters(), again.model.parameters(), strict=True)

@@ -171,4 +171,4 @@ def test_arguments_are_the_same_after_writing(tmp_path: Path) -> None:
     settings.write(config, tmp_path / "again.yaml")
     again = settings.read(tmp_path / "again.yaml")
     assert config.domains["a"].arguments == again.domains["a"].arguments == {"day": "2024-01-01"}
-    assert settings.differences(config, again) == {}
+    assert settings.differences(config, again) == []

@@ -54,7 +54,7 @@ def main(*, out: Path, steps: int | None, seeds: int, workers: int, figures: boo
     _tell(console, rows, out)
     if figures:
         for row in rows:
-            folder = out / "runs" / f"{row['arm']}-{row['seed']}"
+            folder = _run(out, row)
             runs.write([folder], folder)
         say(console, f"look at {report.write(out, out)[-1]}")
 
@@ -68,11 +68,13 @@ def _tell(console: Console, rows: Sequence[Row], out: Path) -> None:
     column, label = report.loss_column(rows)
     table = Table("arm", "seed", label, "weights at the end", box=None)
     for row in rows:
-        artefact = json.loads(
-            (out / "runs" / f"{row['arm']}-{row['seed']}" / mixture.FILE).read_text("utf-8")
-        )
+        artefact = json.loads((_run(out, row) / mixture.FILE).read_text("utf-8"))
         last = "  ".join(f"{name} {weight:.2f}" for name, weight in artefact["weights"]["last"].items())
         table.add_row(str(row["arm"]), str(row["seed"]), f"{row[column]:.4f}", last)
     show(console, table)
     for line in report.findings(rows):
         say(console, line)
+
+
+def _run(out: Path, row: Row) -> Path:
+    return arms.folder(out, str(row["arm"]), int(row["seed"]))
