@@ -21,11 +21,14 @@ class WeightedSum:
 
     Args:
         parameters: whose gradients are summed.
+        lazy: take the memory when the first gradient comes.
     """
 
-    def __init__(self, parameters: Parameters) -> None:
-        self._buffers = [torch.zeros_like(p, requires_grad=False) for p in parameters.tensors]
-        self._filled = [False] * len(self._buffers)
+    def __init__(self, parameters: Parameters, *, lazy: bool = False) -> None:
+        self._buffers: Gradients = [
+            None if lazy else torch.zeros_like(p, requires_grad=False) for p in parameters.tensors
+        ]
+        self._filled = [False] * len(parameters)
 
     def add(self, gradients: Gradients, factor: float) -> None:
         """Add ``factor * gradients``.
@@ -37,16 +40,33 @@ class WeightedSum:
         for i, gradient in enumerate(gradients):
             if gradient is None:
                 continue
-            if self._filled[i]:
-                self._buffers[i].add_(gradient.detach(), alpha=factor)
+            buffer = self._buffers[i]
+            if buffer is None:
+                self._buffers[i] = gradient.detach() * factor
+            elif self._filled[i]:
+                buffer.add_(gradient.detach(), alpha=factor)
             else:
-                torch.mul(gradient.detach(), factor, out=self._buffers[i])
+                torch.mul(gradient.detach(), factor, out=buffer)
+            self._filled[i] = True
+
+    def take(self, gradients: Gradients, factor: float) -> None:
+        """Add ``factor * gradients``, using the gradients' own memory where there is none yet.
+
+        Args:
+            gradients: one per parameter, not to be used again.
+            factor: weight times scale.
+        """
+        for i, gradient in enumerate(gradients):
+            if gradient is not None and self._buffers[i] is None:
+                self._buffers[i] = gradient.detach() if factor == 1 else gradient.detach().mul_(factor)
                 self._filled[i] = True
+                gradients[i] = None
+        self.add(gradients, factor)
 
     @property
     def gradients(self) -> Gradients:
         """The sum so far, ``None`` for parameters that no domain touched."""
-        return [b if filled else None for b, filled in zip(self._buffers, self._filled, strict=True)]
+        return [self._buffers[i] if filled else None for i, filled in enumerate(self._filled)]
 
     def __bool__(self) -> bool:
         return any(self._filled)
@@ -58,7 +78,7 @@ class WeightedSum:
     @property
     def nbytes(self) -> int:
         """The memory of the buffers."""
-        return sum(buffer.nbytes for buffer in self._buffers)
+        return sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import numpy as np
@@ -21,13 +21,18 @@ from mixwell.outer import OuterStep
 from mixwell.parameters import Gradients, Parameters
 from mixwell.records import RoundRecord
 from mixwell.rounds import RoundClock
+from mixwell.row_batch import RowBatch, places_of, rows_expected
 from mixwell.scopes import Scope, Scopes
+from mixwell.segments import Segments
 from mixwell.signals import Hypergradient, Signal
-from mixwell.traces.base import Combined
+from mixwell.traces.base import Combined, RowWatch
 from mixwell.updates import Update
 from mixwell.weights import Vector
 
 _VALIDATION = "validation"
+# Losses of rows are weighted by no less, so that the gradient of a domain can be had from the weighted one.
+_LEAST_WEIGHT = 1e-20
+_ONE_WAY = "mixer.batch and mixer.domain cannot be used in one step; call mixer.step() between"
 
 
 @final
@@ -49,6 +54,13 @@ class Mixer:
         mixer.weights.average
 
     Every T steps (a round) the weights take one step against the signal (Algorithms 1 to 3 of the paper).
+
+    Where batches are mixed already, give the domain of each row instead, and losses by row (this needs
+    ``signal=Hypergradient(traces=ProjectedTraces())``)::
+
+        with mixer.batch(labels) as batch:
+            batch.weigh(losses(model, rows)).backward()
+        mixer.step()
 
     Args:
         model: the model; its parameters' names appear in messages and state.
@@ -111,10 +123,10 @@ class Mixer:
         self._signal.attach(optimizer, self._parameters, self.weights.names)
         self.rounds: list[RoundRecord] = []
         """The records of the finished rounds."""
-        self._sum = WeightedSum(self._parameters)
+        self._sum = WeightedSum(self._parameters, lazy=self._signal.takes_rows)
         self._scopes = Scopes(self._parameters, graphs=self._signal.needs_graph)
-        self._step_begun = False
         self._round_begun = False
+        self._clear_step()
         self._clear_round()
 
     def __repr__(self) -> str:
@@ -186,10 +198,10 @@ class Mixer:
             RuntimeError: the calls are out of order.
         """
         index = self.weights.index(name)
-        if self._clock.round_done:
+        self._expect_round_open()
+        if self._rows_given:
             raise RuntimeError(
-                f"round {len(self.rounds)} is done after step {self.steps_done}: compute a validation gradient "
-                "in `with mixer.validation():` and call mixer.update() before more training"
+                "mixer.batch and mixer.domain cannot be used in one step; call mixer.step() between"
             )
         self._shares.check(name, share, self.steps_done)
         with self._scopes.collect(name, self.steps_done) as scope:
@@ -200,6 +212,58 @@ class Mixer:
                 self._losses.add(name, scope.loss, share)
             scope.gradients = []  # so that a kept scope does not keep its gradient alive
         self._shares.give(name, share)
+
+    @contextmanager
+    def batch(
+        self, labels: Tensor | Sequence[Any], *, counts: Mapping[str, float] | None = None
+    ) -> Generator[RowBatch]:
+        """One mixed batch; inside, call ``batch.weigh(losses).backward()`` with the losses of its rows.
+
+        The loss of row i, of domain d, is weighted by ``w_d / n_d``, so that one ordinary backward pass gives
+        ``.grad = sum_d w_d g_d``, and the signal tells the domains apart by what the layers see.
+
+        Args:
+            labels: for every row the name of its domain, or its number in the order of ``domains``.
+            counts: ``n_d`` by domain. By default the number of rows in this batch (times the inclusion
+                probability), so that every domain counts by its weight alone. Give the total of all batches where
+                a step has several (gradient accumulation), and the expected number where the loader draws domains
+                at random: with rows drawn by the weights, ``{d: w_d * rows}``, the loss is the ordinary mean.
+
+        Yields:
+            The batch, which weighs the losses.
+
+        Raises:
+            ValueError: a label is wrong or a domain is given twice, a loss or gradient is missing or not finite,
+                or the signal needs one batch per domain.
+            RuntimeError: the calls are out of order.
+        """
+        self._expect_round_open()
+        if self._sum or (self._shares and not self._rows_given):
+            raise RuntimeError(
+                "mixer.batch and mixer.domain cannot be used in one step; call mixer.step() between"
+            )
+        names = self.weights.names
+        segments = Segments(places_of(labels, names), len(names))
+        expected = rows_expected(segments, names, counts, self._shares.inclusion)
+        if counts is None:
+            for place, _, _ in segments.present:
+                self._shares.check(names[place], 1.0, self.steps_done)
+        weights = np.maximum(self.weights.values, _LEAST_WEIGHT)
+        watching = self._signal.rows(segments, weights) if self._begin_step() else nullcontext(RowWatch())
+        first = not self._rows_given
+        self._rows_given = True
+        try:
+            with self._scopes.accumulate("batch", self.steps_done, first=first), watching as watch:
+                batch = RowBatch(segments, (weights / expected)[segments.labels], watch)
+                yield batch
+        except BaseException:
+            self._clear_step()  # with it goes what batches before it left
+            raise
+        self._look_at(batch, segments, expected)
+        self._counted = counts is not None
+        for place, _, _ in segments.present:
+            if counts is None:
+                self._shares.give(names[place], 1.0)
 
     def step(self) -> None:
         """One training step: ``.grad = sum_j w_j g_j``, clipped if set, then ``optimizer.step()``.
@@ -213,11 +277,12 @@ class Mixer:
         self._scopes.expect_closed("mixer.step()")
         if self._clock.round_done:
             raise RuntimeError("the round is done: call mixer.validation() and mixer.update() before a step")
-        self._shares.check_step(self.steps_done)
+        if not self._counted:
+            self._shares.check_step(self.steps_done)
         self._parameters.expect_all_of(self._optimizer)
         try:
             with torch.no_grad():
-                if self._sum:
+                if self._sum or (self._rows_given and not self._rows_lost):
                     self._descend()
         finally:
             self._parameters.clear_gradients()
@@ -247,9 +312,9 @@ class Mixer:
         with torch.no_grad():
             if self._accept(_VALIDATION, scope):
                 if self._validation is None:
-                    self._validation = WeightedSum(self._parameters)
-                self._validation.add(scope.gradients, share)
+                    self._validation = WeightedSum(self._parameters, lazy=True)
                 self._parts.add(share, self._signal.scores(scope.gradients) if share < 1 else None)
+                self._validation.take(scope.gradients, share)
                 self._losses.add(_VALIDATION, scope.loss, share)
             else:
                 self._validation_lost = True
@@ -296,7 +361,7 @@ class Mixer:
             RuntimeError: in the middle of a step.
         """
         self._scopes.expect_closed("mixer.state_dict()")
-        if self._shares:
+        if self._shares or self._rows_given:
             raise RuntimeError(
                 "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
                 "mixer.update()"
@@ -398,19 +463,53 @@ class Mixer:
     def _fold(self, index: int, gradients: Gradients, scale: float) -> None:
         """A gradient goes into its trace and into the weighted sum, and is then free."""
         weight = float(self.weights.values[index])
-        if self._clock.in_round:
-            if not self._round_begun:
-                self._begin_round(None)
-            if not self._step_begun:
-                self._signal.begin_step(remaining=self._clock.remaining)
-                self._step_begun = True
+        if self._begin_step():
             self._signal.fold(index, gradients, scale=scale, weight=weight)
         self._sum.add(gradients, weight * scale)
 
+    def _begin_step(self) -> bool:
+        """Whether the step belongs to a round; the signal then knows that it has begun."""
+        if not self._clock.in_round:
+            return False
+        if not self._round_begun:
+            self._begin_round(None)
+        if not self._step_begun:
+            self._signal.begin_step(remaining=self._clock.remaining)
+            self._step_begun = True
+        return True
+
+    def _look_at(self, batch: RowBatch, segments: Segments, expected: Vector) -> None:
+        """Keep the losses of a mixed batch, and leave its step out where something is not finite."""
+        names = self.weights.names
+        wrong = self._signal.non_finite() if self._step_begun else []
+        problems = {names[place]: "gradient" for place in wrong}
+        if batch.losses is not None:
+            losses = batch.losses.double().cpu().numpy()
+            for place, _, _ in segments.present:
+                own = losses[segments.labels == place]
+                if not np.isfinite(own).all():
+                    problems[names[place]] = f"loss ({own[~np.isfinite(own)][0]:g})"
+                else:
+                    self._losses.add(names[place], own.mean(), len(own) / float(expected[place]))
+        if not self._step_begun and not problems:  # no signal has looked at the gradients
+            parameter = self._parameters.non_finite([p.grad for p in self._parameters.tensors])
+            if parameter is not None:
+                problems["batch"] = f"gradient of parameter {parameter}"
+        for name, problem in problems.items():
+            self._rows_lost = True
+            self._nonfinite.reject(
+                name,
+                f"non-finite {problem} in a row of {name!r} at step {self.steps_done}, which is left out",
+                "Look at that batch, or lower the learning rate",
+            )
+
     def _descend(self) -> None:
-        combined = self._sum.gradients
-        for parameter, gradient in zip(self._parameters.tensors, combined, strict=True):
-            parameter.grad = gradient
+        if self._rows_given:
+            combined: Gradients = [p.grad for p in self._parameters.tensors]
+        else:
+            combined = self._sum.gradients
+            for parameter, gradient in zip(self._parameters.tensors, combined, strict=True):
+                parameter.grad = gradient
         norm, clip = None, 1.0
         if self._clip_norm is not None:
             norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.tensors, self._clip_norm))
@@ -461,6 +560,13 @@ class Mixer:
         )
         return None
 
+    def _expect_round_open(self) -> None:
+        if self._clock.round_done:
+            raise RuntimeError(
+                f"round {len(self.rounds)} is done after step {self.steps_done}: compute a validation gradient "
+                "in `with mixer.validation():` and call mixer.update() before more training"
+            )
+
     def _expect_round_done(self, call: str) -> None:
         if not self._clock.round_done:
             raise RuntimeError(
@@ -471,6 +577,9 @@ class Mixer:
         self._shares.clear()
         self._sum.clear()
         self._step_begun = False
+        self._rows_given = False
+        self._rows_lost = False
+        self._counted = False
 
     def _clear_round(self) -> None:
         self._validation: WeightedSum | None = None

@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, final
 
 import torch
@@ -30,17 +32,22 @@ class Response:
 
     Args:
         rate: eta times what momentum makes of it until the end of the round.
-        scale: the diagonal of P, or ``None`` for the identity.
+        preconditioner: computes the diagonal of P, ``None`` for the identity.
         folded: whether ``rate`` stands for several steps' momentum, so that a decay must be kept in bounds.
         decoupled: the fraction of the parameter that decoupled weight decay takes (eta lambda).
         coupled: lambda of weight decay that is added to the gradient.
     """
 
     rate: float
-    scale: Tensor | None = None
+    preconditioner: Callable[[], Tensor] | None = None
     folded: bool = False
     decoupled: float = 0.0
     coupled: float = 0.0
+
+    @cached_property
+    def scale(self) -> Tensor | None:
+        """The diagonal of P as it was when first asked for, ``None`` for the identity."""
+        return None if self.preconditioner is None else self.preconditioner()
 
     def precondition(self, gradient: Tensor) -> Tensor:
         """``P g``.
@@ -72,7 +79,7 @@ class Response:
         factor = 1.0 - self.decoupled - self.rate * clip * curved
         if self.coupled:
             factor = factor - self.rate * self.coupled * (1.0 if self.scale is None else self.scale)
-        if not self.folded and self.scale is None:
+        if not self.folded and self.preconditioner is None:
             return factor
         return factor.clamp_min(0.0) if isinstance(factor, Tensor) else max(factor, 0.0)
 
@@ -119,6 +126,17 @@ class OptimizerModel(ABC):
     def moments(self) -> int:
         """How many tensors per parameter and domain the derivatives of the optimiser's own state take."""
         return 0
+
+    def preconditioner(self, index: int) -> Tensor | None:
+        """The diagonal of P of a parameter as it is now.
+
+        Args:
+            index: which parameter.
+
+        Returns:
+            A new tensor, ``None`` for the identity.
+        """
+        return None
 
     preconditions: bool = False
     """Whether gradients are divided by a running size of their own, element by element."""
@@ -292,20 +310,33 @@ class AdamModel(OptimizerModel):
         if not state:
             coupled = 0.0 if decoupled else decay
             return Response(rate=0.0, folded=True, decoupled=decoupled_share, coupled=coupled)
-        beta1, beta2 = (float(b) for b in group["betas"])
-        step = int(state["step"])
-        second = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
-        scale = _inverse_root(second / (1 - beta2**step), float(group["eps"]))
         sign = -1.0 if group["maximize"] else 1.0
         return Response(
-            rate=sign * lr * _momentum_share(beta1, step + 1, remaining),
-            scale=scale,
+            rate=sign * lr * _momentum_share(float(group["betas"][0]), int(state["step"]) + 1, remaining),
+            preconditioner=lambda: _inverse_root(*self._second_moment(index)),
             folded=True,
             decoupled=decoupled_share,
             coupled=0.0 if decoupled else sign * decay,
         )
 
     preconditions = True
+
+    def preconditioner(self, index: int) -> Tensor | None:
+        """``1 / (sqrt(v^) + eps)`` of the last step.
+
+        Args:
+            index: which parameter.
+
+        Returns:
+            A new tensor, ``None`` before the first step.
+        """
+        return _inverse_root(*self._second_moment(index)) if self.state(index) else None
+
+    def _second_moment(self, index: int) -> tuple[Tensor, float]:
+        """``v^`` and eps."""
+        group, state = self.group(index), self.state(index)
+        second = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
+        return second / (1 - float(group["betas"][1]) ** int(state["step"])), float(group["eps"])
 
     def check_advance(self, moments: int) -> None:
         """Refuse AMSGrad, whose running maximum is not differentiated.
@@ -394,6 +425,7 @@ def _inverse_root(second: Tensor, eps: float) -> Tensor:
     return second.sqrt().clamp_min(floor).add_(eps).reciprocal_()
 
 
+@lru_cache(maxsize=256)
 def _momentum_share(beta: float, step: int, remaining: int) -> float:
     """``sum_{i<n} (1-b) b^i / (1 - b^(step+i))``: the share of a gradient's momentum that acts in n steps."""
     if beta == 0:

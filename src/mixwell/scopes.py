@@ -82,14 +82,7 @@ class Scopes:
             ValueError: there is no gradient when the block ends.
         """
         self.expect_closed(f"the block of {name!r}")
-        stray = self._parameters.stray_gradient()
-        if stray is not None:
-            raise RuntimeError(
-                f"parameter {stray} has a gradient before the block of {name!r} begins; it would be counted "
-                "as part of it. Call .backward() inside the mixer's blocks only, or optimizer.zero_grad() "
-                "before them"
-            )
-        self._parameters.clear_gradients()
+        self._expect_no_gradients(name)
         self._open = name
         scope = Scope()
         try:
@@ -104,7 +97,50 @@ class Scopes:
             self._open = None
             self._parameters.clear_gradients()
         if all(g is None for g in scope.gradients):
-            raise ValueError(
-                f"{name!r} left no gradient on any trained parameter (step {step}): call loss.backward() "
-                "inside the block, on a batch that is not empty"
+            raise _no_gradient(name, step)
+
+    @contextmanager
+    def accumulate(self, name: str, step: int, *, first: bool) -> Generator[None]:
+        """Let ``.backward()`` accumulate inside, on the parameters themselves.
+
+        Args:
+            name: what is computed, for messages.
+            step: the number of the step, for messages.
+            first: whether it is the first of the step, before which there must be no gradients.
+
+        Yields:
+            Nothing. Where the block fails, the parameters have no gradients afterwards.
+
+        Raises:
+            ValueError: there is no gradient when the block ends.
+        """
+        self.expect_closed(f"the block of {name!r}")
+        if first:
+            self._expect_no_gradients(name)
+        self._open = name
+        try:
+            yield
+            if all(p.grad is None for p in self._parameters.tensors):
+                raise _no_gradient(name, step)
+        except BaseException:
+            self._parameters.clear_gradients()
+            raise
+        finally:
+            self._open = None
+
+    def _expect_no_gradients(self, name: str) -> None:
+        stray = self._parameters.stray_gradient()
+        if stray is not None:
+            raise RuntimeError(
+                f"parameter {stray} has a gradient before the block of {name!r} begins; it would be counted "
+                "as part of it. Call .backward() inside the mixer's blocks only, or optimizer.zero_grad() "
+                "before them"
             )
+        self._parameters.clear_gradients()
+
+
+def _no_gradient(name: str, step: int) -> ValueError:
+    return ValueError(
+        f"{name!r} left no gradient on any trained parameter (step {step}): call loss.backward() "
+        "inside the block, on a batch that is not empty"
+    )

@@ -27,9 +27,8 @@ def measured(shape, *, scale=None, rate=0.01, **settings):
     weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     validation = torch.randn(5, dtype=torch.float64)
     before = model.theta.detach().clone()
-    curvature.begin_round(
-        RoundStart(names(3), weights.tolist(), [validation], lambda: [Response(rate=rate, scale=scale)])
-    )
+    response = Response(rate=rate, preconditioner=None if scale is None else lambda: scale)
+    curvature.begin_round(RoundStart(names(3), weights.tolist(), [validation], lambda: [response]))
     assert torch.equal(model.theta, before)
     assert model.theta.grad is None
     return curvature, quadratic.hessian(weights), validation

@@ -11,7 +11,7 @@ PUBLIC = {
     "AuditedTraces", "BFloat16Traces", "Cap", "CarriedTraces", "Constraint", "Curvature", "DenseTraces",
     "Deterministic", "DiagonalCurvature", "EpochCap", "Every", "ExactCurvature", "Fidelity", "Floor", "Horizon",
     "Hypergradient", "IsotropicCurvature", "Loader", "MeasuredCurvature", "MirrorDescent", "Mixer",
-    "PerTensorCurvature", "Prior", "RoundRecord", "SelfTunedMirrorDescent", "Signal", "SketchedTraces",
+    "PerTensorCurvature", "Prior", "ProjectedTraces", "RoundRecord", "SelfTunedMirrorDescent", "Signal", "SketchedTraces",
     "Still", "Stochastic", "SubsetTraces", "TraceError", "Traces", "Update", "Weights", "__version__",
     "measure_fidelity", "train",
 }  # fmt: skip

@@ -44,6 +44,8 @@ class Gpt(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
         turns = torch.outer(torch.arange(context).float(), 10_000.0 ** -torch.arange(0, 1, 2 * heads / width))
         self.register_buffer("cosine", turns.cos(), persistent=False)
         self.register_buffer("sine", turns.sin(), persistent=False)
@@ -70,7 +72,7 @@ class Gpt(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.cosine[:length], self.sine[:length])  # type: ignore[index]
-        return functional.linear(self.norm(x), self.embedding.weight)
+        return self.head(self.norm(x))
 
 
 class _Block(nn.Module):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from mixwell.parameters import Gradients, Parameters
-from mixwell.traces.base import Combined, Json
+from mixwell.segments import Segments
+from mixwell.traces.base import Combined, Json, RowWatch
 from mixwell.weights import Vector
 
 
@@ -17,8 +19,13 @@ class Signal(ABC):
     """Something measured per domain over a round, which says how the weights should move.
 
     The mixer calls, for each round, ``begin_round``; for each step ``begin_step``, ``fold`` once or more per
-    domain, ``end_step``; and at the end ``scores``.
+    domain (or ``rows`` around each mixed batch), ``end_step``; and at the end ``scores``.
     """
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a mixed batch can be told apart by domain."""
+        return False
 
     @property
     def needs_graph(self) -> bool:
@@ -63,6 +70,22 @@ class Signal(ABC):
             scale: its factor (share of the batch over inclusion probability).
             weight: the domain's weight.
         """
+
+    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+        """A mixed batch; its backward pass runs inside.
+
+        Args:
+            segments: which rows belong to which domain.
+            weights: by which the losses of the rows are weighted, positive, shape ``(m,)``.
+
+        Raises:
+            ValueError: this signal needs one batch per domain.
+        """
+        raise ValueError(f"{self!r} needs one batch per domain (mixer.domain), not a mixed one")
+
+    def non_finite(self) -> list[int]:
+        """The domains whose gradients of the mixed batches of this step are not finite."""
+        return []
 
     @abstractmethod
     def end_step(self, combined: Combined) -> None:

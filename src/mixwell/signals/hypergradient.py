@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import final
 
 import torch
@@ -14,9 +15,10 @@ from mixwell import curvature as curvatures
 from mixwell.curvature import Curvature, RoundStart
 from mixwell.optimizers import Response, model_of
 from mixwell.parameters import Gradients, Parameters
+from mixwell.segments import Segments
 from mixwell.signals.base import Signal
 from mixwell.traces import AuditedTraces, CarriedTraces, Combined, DenseTraces, StepModel, Traces
-from mixwell.traces.base import Json
+from mixwell.traces.base import Json, RowWatch
 from mixwell.weights import Vector
 
 
@@ -57,6 +59,11 @@ class Hypergradient(Signal):
     def needs_graph(self) -> bool:
         """Whether the curvature takes exact products."""
         return self.curvature.exact_products
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether the traces can tell a mixed batch apart."""
+        return self.traces.takes_rows
 
     def attach(self, optimizer: Optimizer, parameters: Parameters, domains: Sequence[str]) -> None:
         """Take the memory of the traces.
@@ -114,6 +121,22 @@ class Hypergradient(Signal):
                 products = self._hessian_products(self._domains[domain], gradients, trace)
                 self.traces.add_product(other, products, weight * scale)
         self.traces.add(domain, [None if g is None else g.detach() for g in gradients], scale)
+
+    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+        """Let the traces watch a mixed batch.
+
+        Args:
+            segments: which rows belong to which domain.
+            weights: by which the losses of the rows are weighted, positive, shape ``(m,)``.
+
+        Returns:
+            A context, which gives what is to be told the weighted losses.
+        """
+        return self.traces.rows(segments, weights)
+
+    def non_finite(self) -> list[int]:
+        """The domains whose gradients of the mixed batches of this step are not finite."""
+        return self.traces.non_finite()
 
     def end_step(self, combined: Combined) -> None:
         """Let the traces see the combined gradient.

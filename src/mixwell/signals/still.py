@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
 import numpy as np
@@ -10,8 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mixwell.parameters import Gradients, Parameters
+from mixwell.segments import Segments
 from mixwell.signals.base import Signal
-from mixwell.traces.base import Combined, Json
+from mixwell.traces.base import Combined, Json, RowWatch
 from mixwell.weights import Vector
 
 
@@ -21,6 +23,23 @@ class Still(Signal):
 
     def __repr__(self) -> str:
         return "Still()"
+
+    @property
+    def takes_rows(self) -> bool:
+        """Nothing need be told apart."""
+        return True
+
+    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+        """Nothing.
+
+        Args:
+            segments: not used.
+            weights: not used.
+
+        Returns:
+            A context that does nothing.
+        """
+        return nullcontext(RowWatch())
 
     def attach(self, optimizer: Optimizer, parameters: Parameters, domains: Sequence[str]) -> None:
         """Learn of the run.

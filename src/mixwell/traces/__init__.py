@@ -5,6 +5,7 @@ from mixwell.traces.base import Combined, StepModel, Traces
 from mixwell.traces.bfloat16 import BFloat16Traces
 from mixwell.traces.carried import CarriedTraces
 from mixwell.traces.dense import DenseTraces
+from mixwell.traces.projected import ProjectedTraces
 from mixwell.traces.sketched import SketchedTraces
 from mixwell.traces.subset import SubsetTraces
 
@@ -14,6 +15,7 @@ __all__ = [
     "CarriedTraces",
     "Combined",
     "DenseTraces",
+    "ProjectedTraces",
     "SketchedTraces",
     "StepModel",
     "SubsetTraces",

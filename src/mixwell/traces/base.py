@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from mixwell.optimizers import OptimizerModel, Response
 from mixwell.parameters import Gradients, Parameters
+from mixwell.segments import Segments
 from mixwell.weights import Vector
 
 Json = dict[str, object]
@@ -102,11 +104,26 @@ def empty_trace(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter, dtype=kind, requires_grad=False)
 
 
+class RowWatch:
+    """A mixed batch whose gradients are being told apart by domain."""
+
+    def weighted(self, losses: Tensor) -> None:
+        """The weighted losses of the rows are there; their sum is differentiated next.
+
+        Args:
+            losses: shape ``(rows,)``.
+        """
+
+
 class Traces(ABC):
     """The traces of m domains.
 
-    A round is ``reset``, then for each step ``begin_step``, ``add`` for every domain, ``end_step``; then ``dot``.
+    A round is ``reset``, then for each step ``begin_step``, ``add`` for every domain (or ``rows`` around a mixed
+    batch), ``end_step``; then ``dot``.
     """
+
+    takes_rows: bool = False
+    """Whether a mixed batch can be told apart by domain."""
 
     @abstractmethod
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
@@ -143,6 +160,25 @@ class Traces(ABC):
             gradients: its gradient at the parameters before the step.
             scale: its factor (share of the batch over inclusion probability).
         """
+
+    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+        """Fold the gradients of a mixed batch in, whose backward pass runs inside.
+
+        Args:
+            segments: which rows belong to which domain.
+            weights: by which the losses of the rows are weighted, positive, shape ``(m,)``.
+
+        Raises:
+            ValueError: these traces cannot.
+        """
+        raise ValueError(
+            f"{self!r} cannot tell a mixed batch apart: give one batch per domain (mixer.domain), or use "
+            "Hypergradient(traces=ProjectedTraces())"
+        )
+
+    def non_finite(self) -> list[int]:
+        """The domains whose gradients of the mixed batches of this step are not finite."""
+        return []
 
     def end_step(self, combined: Combined) -> None:
         """The combined gradient is known; the optimiser has not stepped yet.

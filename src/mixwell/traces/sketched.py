@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters
+from mixwell.projections import random_signs
 from mixwell.traces.base import Combined, Json, StepModel, Traces
 from mixwell.traces.dense import SMALLEST_SCALE
 from mixwell.weights import Vector
@@ -200,11 +201,7 @@ class SketchedTraces(Traces):
         for index, signs in enumerate(self._signs):
             if signs.is_meta:  # where memory is only counted
                 continue
-            # A seed per tensor, drawn on the CPU, so that the device makes no difference.
-            mixed = np.random.SeedSequence([self.seed, round_index, index]).generate_state(1, np.uint64)[0]
-            generator = torch.Generator().manual_seed(int(mixed >> 1))
-            drawn = torch.randint(0, 2, signs.shape, generator=generator, dtype=torch.int8)
-            signs.copy_(drawn.mul_(2).sub_(1))
+            signs.copy_(random_signs(signs.shape, [self.seed, round_index, index], dtype=torch.int8))
 
     def _sketch_into(
         self, targets: dict[int, Tensor], tensors: Iterable[Tensor | None], factors: list[float]

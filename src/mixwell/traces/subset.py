@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from typing import final
 
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters
-from mixwell.traces.base import Combined, Json, StepModel, Traces
+from mixwell.segments import Segments
+from mixwell.traces.base import Combined, Json, RowWatch, StepModel, Traces
 from mixwell.traces.carried import CarriedTraces
 from mixwell.traces.dense import DenseTraces
 from mixwell.weights import Vector
@@ -38,6 +40,7 @@ class SubsetTraces(Traces):
             raise ValueError(
                 "CarriedTraces differentiate the whole step and need all parameters, not a subset"
             )
+        self.takes_rows = self.inner.takes_rows
 
     def __repr__(self) -> str:
         shown = getattr(self.select, "__name__", "function") if callable(self.select) else list(self.select)
@@ -93,6 +96,22 @@ class SubsetTraces(Traces):
             scale: its factor.
         """
         self.inner.add(domain, self._selected(gradients), scale)
+
+    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+        """Let the inner traces watch a mixed batch.
+
+        Args:
+            segments: which rows belong to which domain.
+            weights: by which the losses of the rows are weighted.
+
+        Returns:
+            A context, which gives what is to be told the weighted losses.
+        """
+        return self.inner.rows(segments, weights)
+
+    def non_finite(self) -> list[int]:
+        """The domains whose gradients are not finite in the selected part."""
+        return self.inner.non_finite()
 
     def end_step(self, combined: Combined) -> None:
         """Pass the selected part on.

@@ -1,0 +1,223 @@
+"""Random projections of gradients that keep inner products: an m x d trace becomes m x r x r per layer.
+
+For a linear layer with inputs X and output gradients dY (a row per sample) the gradient of the weights is
+``G = dY^T X``. With random A and B, whose entries are independent signs over ``sqrt(r)``,
+
+    ``B^T G A = (dY B)^T (X A)``   and   ``E <B^T G A, B^T V A> = <G, V>``
+
+so neither G nor that of any domain need ever be formed (the idea is known from influence functions: Park et
+al., "TRAK" (2023); Choe et al., "What is your data worth to GPT?" (LoGra, 2024)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixwell.parameters import Parameters
+
+
+def random_signs(shape: Sequence[int], key: Sequence[int], *, dtype: torch.dtype) -> Tensor:
+    """Independent signs, the same for the same key on every machine.
+
+    Args:
+        shape: of the result.
+        key: whole numbers, such as seed, round and index.
+        dtype: of the result.
+
+    Returns:
+        A tensor of +1 and -1 on the CPU.
+    """
+    mixed = np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0]
+    generator = torch.Generator().manual_seed(int(mixed >> 1))
+    return torch.randint(0, 2, tuple(shape), generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(dtype)
+
+
+@final
+class Projection:
+    """``B^T G A`` for the gradient G of one parameter, seen as a matrix: its first dimension by all others.
+
+    A side that is no longer than the rank is left as it is, and so is a vector.
+
+    Args:
+        parameter: whose gradients are projected.
+        rank: r.
+    """
+
+    def __init__(self, parameter: Tensor, rank: int) -> None:
+        flat = parameter.dim() < 2
+        self.outputs = 1 if flat else parameter.shape[0]
+        self.inputs = parameter.numel() // max(self.outputs, 1)
+        self.shape = (min(self.outputs, rank), self.inputs if flat else min(self.inputs, rank))
+        """Of the projected gradient."""
+        self.dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self._device = parameter.device
+        self._sides: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def draw(self, key: Sequence[int]) -> None:
+        """Take new A and B.
+
+        Args:
+            key: whole numbers that say which.
+        """
+        self._sides = {}
+        lengths = {"outputs": (self.outputs, self.shape[0]), "inputs": (self.inputs, self.shape[1])}
+        for place, (side, (length, rank)) in enumerate(lengths.items()):
+            if length > rank:
+                if self._device.type == "meta":  # where memory is only counted
+                    signs = torch.empty(length, rank, dtype=self.dtype, device=self._device)
+                else:
+                    signs = random_signs((length, rank), [*key, place], dtype=self.dtype).to(self._device)
+                self._sides[side, self.dtype] = signs.mul_(1 / math.sqrt(rank))
+
+    def side(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        """A or B.
+
+        Args:
+            name: ``"inputs"`` for A, ``"outputs"`` for B.
+            dtype: that is wanted (a copy in it is kept).
+
+        Returns:
+            Shape ``(length, r)``, or ``None`` where that side is not projected.
+        """
+        own = self._sides.get((name, self.dtype))
+        if own is None or dtype == self.dtype:
+            return own
+        if (name, dtype) not in self._sides:
+            self._sides[name, dtype] = own.to(dtype)
+        return self._sides[name, dtype]
+
+    def project_inputs(self, values: Tensor) -> Tensor:
+        """``X A``.
+
+        Args:
+            values: shape ``(..., inputs)``.
+
+        Returns:
+            Shape ``(..., r)``.
+        """
+        side = self.side("inputs", values.dtype)
+        return values if side is None else values @ side
+
+    def project_outputs(self, values: Tensor) -> Tensor:
+        """``dY B``.
+
+        Args:
+            values: shape ``(..., outputs)``.
+
+        Returns:
+            Shape ``(..., r)``.
+        """
+        side = self.side("outputs", values.dtype)
+        return values if side is None else values @ side
+
+    def project(self, gradient: Tensor) -> Tensor:
+        """``B^T G A``.
+
+        Args:
+            gradient: of the parameter's shape.
+
+        Returns:
+            Shape :attr:`shape`, in float32 or better.
+        """
+        matrix = gradient.detach().reshape(self.outputs, self.inputs)
+        return self.project_outputs(self.project_inputs(matrix).to(self.dtype).t()).t()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of A and B."""
+        return sum(side.nbytes for side in self._sides.values())
+
+
+@final
+class Projections:
+    """The projections of all parameters, one after the other in a row of ``size`` numbers.
+
+    Args:
+        parameters: whose gradients are projected.
+        rank: r.
+        seed: of the random matrices.
+    """
+
+    def __init__(self, parameters: Parameters, rank: int, seed: int) -> None:
+        self._seed = seed
+        self.each = [Projection(p, rank) for p in parameters.tensors]
+        """The projection of each parameter."""
+        sizes = [one.shape[0] * one.shape[1] for one in self.each]
+        ends = np.cumsum(sizes).tolist()
+        self.places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        """Where the projection of each parameter is in a row."""
+        self.size: int = ends[-1]
+        """The length of a row."""
+        self.device = parameters.tensors[0].device
+        self.dtype = max((one.dtype for one in self.each), key=lambda kind: torch.finfo(kind).bits)
+
+    def draw(self, round_index: int) -> None:
+        """Take new random matrices.
+
+        Args:
+            round_index: the number of the round.
+        """
+        for index, one in enumerate(self.each):
+            one.draw([self._seed, round_index, index])
+
+    def empty_rows(self, count: int) -> Tensor:
+        """Zeros.
+
+        Args:
+            count: how many rows.
+
+        Returns:
+            Shape ``(count, size)``.
+        """
+        return torch.zeros(count, self.size, dtype=self.dtype, device=self.device)
+
+    def block(self, rows: Tensor, index: int) -> Tensor:
+        """The part of a parameter.
+
+        Args:
+            rows: shape ``(n, size)``.
+            index: which parameter.
+
+        Returns:
+            A view of shape ``(n, r, r)``.
+        """
+        return rows[:, self.places[index]].view(len(rows), *self.each[index].shape)
+
+    def project(self, gradients: Iterable[Tensor | None]) -> Tensor:
+        """One row for gradients of all parameters.
+
+        Args:
+            gradients: one per parameter, ``None`` for zero.
+
+        Returns:
+            Shape ``(size,)``.
+        """
+        row = self.empty_rows(1)
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                self.block(row, index)[0].copy_(self.each[index].project(whole(gradient)))
+        return row[0]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all random matrices."""
+        return sum(one.nbytes for one in self.each)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be spread over processes (a ``DTensor``, as FSDP has them), brought together.
+
+    Args:
+        tensor: any.
+
+    Returns:
+        The tensor itself where it is an ordinary one.
+    """
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()

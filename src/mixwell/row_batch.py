@@ -1,0 +1,127 @@
+"""One mixed batch whose rows carry a domain label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixwell.segments import Labels, Segments
+from mixwell.traces.base import RowWatch
+from mixwell.weights import Vector
+
+
+@final
+class RowBatch:
+    """What ``with mixer.batch(labels) as batch`` gives: the weights of the rows.
+
+    Args:
+        segments: which rows belong to which domain.
+        factors: of the rows' losses, shape ``(rows,)``.
+        watch: is told the weighted losses.
+    """
+
+    def __init__(self, segments: Segments, factors: Vector, watch: RowWatch) -> None:
+        self._segments = segments
+        self._factors = torch.from_numpy(factors)
+        self._watch = watch
+        self.losses: Tensor | None = None
+        """The loss of every row, shape ``(rows,)``, once they were weighted."""
+
+    def weigh(self, losses: Tensor) -> Tensor:
+        """The loss to call ``.backward()`` on: ``sum_i w_d(i) / n_d(i) * loss_i``, d(i) the domain of row i.
+
+        Args:
+            losses: one per row, or with more dimensions after the first (tokens), of which the mean is taken.
+
+        Returns:
+            One number.
+
+        Raises:
+            ValueError: there is not one loss per row.
+            RuntimeError: it is called twice.
+        """
+        if self.losses is not None:
+            raise RuntimeError("weigh was called twice in one block; open a block for each batch")
+        if losses.dim() < 1 or losses.shape[0] != len(self._segments):
+            raise ValueError(
+                f"weigh takes one loss for each of the {len(self._segments)} rows (cross_entropy(..., "
+                f"reduction='none')); got shape {tuple(losses.shape)}"
+            )
+        if losses.dim() > 1:
+            losses = losses.flatten(1).mean(dim=1)
+        self.losses = losses.detach()
+        weighted = losses * self._factors.to(losses)
+        self._watch.weighted(weighted)
+        return weighted.sum()
+
+
+def places_of(labels: Tensor | Sequence[Any], names: Sequence[str]) -> Labels:
+    """The number of every row's domain.
+
+    Args:
+        labels: a name or a number for every row.
+        names: of the domains.
+
+    Returns:
+        Shape ``(rows,)``.
+
+    Raises:
+        ValueError: there is no row, or a label is not that of a domain.
+    """
+    places = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if places.dtype.kind == "U":
+        index = {name: place for place, name in enumerate(names)}
+        unknown = sorted(set(places.tolist()) - set(index))
+        if unknown:
+            raise ValueError(f"unknown domain {unknown[0]!r}; the domains are {', '.join(names)}")
+        places = np.array([index[label] for label in places.tolist()])
+    if places.ndim != 1 or not len(places):
+        raise ValueError(
+            f"labels must have one entry for every row, and there must be rows; got shape {places.shape}"
+        )
+    if places.dtype.kind not in "iu" or places.min() < 0 or places.max() >= len(names):
+        raise ValueError(
+            f"labels must be names of domains, or whole numbers from 0 to {len(names) - 1}; got {places.min()} to "
+            f"{places.max()} ({places.dtype})"
+        )
+    return places.astype(np.int64)
+
+
+def rows_expected(
+    segments: Segments,
+    names: Sequence[str],
+    counts: Mapping[str, float] | None,
+    inclusion: Mapping[str, float],
+) -> Vector:
+    """The number by which the sum over the rows of each domain is divided.
+
+    Args:
+        segments: which rows belong to which domain.
+        names: of the domains.
+        counts: as the user gave them, or ``None``.
+        inclusion: how often a domain is in a step.
+
+    Returns:
+        Shape ``(m,)``; NaN where nothing is known of a domain, which then must not have rows.
+
+    Raises:
+        ValueError: a count is missing or not positive.
+    """
+    if counts is None:
+        often = np.array([inclusion.get(name, 1.0) for name in names])
+        return np.where(segments.counts > 0, segments.counts * often, np.nan)
+    unknown = sorted(set(counts) - set(names))
+    if unknown:
+        raise ValueError(f"unknown domain {unknown[0]!r} in counts; the domains are {', '.join(names)}")
+    expected = np.array([counts.get(name, np.nan) for name in names], dtype=np.float64)
+    for place, _, _ in segments.present:
+        if not (np.isfinite(expected[place]) and expected[place] > 0):
+            raise ValueError(
+                f"counts must say how many rows of {names[place]!r} a step has, as it is in the batch; got "
+                f"{counts.get(names[place])}"
+            )
+    return expected

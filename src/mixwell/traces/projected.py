@@ -1,0 +1,321 @@
+"""Traces from one ordinary backward pass on a mixed batch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal, cast, final
+
+import torch
+from torch import Tensor
+
+from mixwell import processes
+from mixwell.layers import Sums
+from mixwell.parameters import Gradients, Parameters
+from mixwell.projections import Projections
+from mixwell.segments import Segments
+from mixwell.traces.base import Combined, Json, RowWatch, StepModel, Traces
+from mixwell.watching import Watcher
+from mixwell.weights import Vector
+
+
+@final
+class ProjectedTraces(Traces):
+    """The trace of every domain, projected to ``r x r`` numbers per layer (:mod:`mixwell.projections`).
+
+    From one mixed batch whose rows carry a domain label: the weighted loss runs one ordinary backward pass, and
+    hooks on the layers add ``(dY B)^T (X A)`` over each domain's rows. Its cost does not depend on the number
+    of domains, and no gradient of a domain is ever formed. Biases and norms are exact. Given one batch per
+    domain, the gradients themselves are projected.
+
+    ``z_j <- (1 - eta lambda - eta gamma) z_j + eta g_j`` runs on the projections, the preconditioner of Adam
+    being applied at the end of the round, to the validation gradient: it changes slowly, and a projected
+    gradient cannot be scaled element by element. Random matrices are drawn anew for every round, so that
+    their errors do not add up over rounds.
+
+    Linear layers (also the ``Conv1D`` of transformers), embeddings, convolutions, LayerNorm and RMSNorm are
+    known; a layer of another kind that has no parts is run again for the rows of each domain. A parameter that is
+    used otherwise (a positional table that the model adds by itself, multi-head attention of PyTorch) is named
+    and treated as ``rest`` says. In the first step of every round the sum over the domains is compared with the
+    gradient itself, so that none is missed.
+
+    Args:
+        rank: r. The error of an inner product falls with 1/r; the time grows with r.
+        rest: ``"leave-out"`` parameters that hooks do not cover, as if they did not depend on the weights, or take
+            them ``"per-domain"`` by one more backward pass for each domain.
+        check: look at the first batch twice, to see that the rows stay apart in all layers.
+        seed: of the random matrices.
+
+    Raises:
+        ValueError: the rank is below 1 or ``rest`` is unknown.
+    """
+
+    takes_rows = True
+
+    def __init__(
+        self,
+        rank: int = 16,
+        *,
+        rest: Literal["leave-out", "per-domain"] = "leave-out",
+        check: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if rank < 1:
+            raise ValueError(f"the rank of a projection must be at least 1, got {rank}")
+        if rest not in ("leave-out", "per-domain"):
+            raise ValueError(f"rest must be 'leave-out' or 'per-domain', got {rest!r}")
+        self.rank = int(rank)
+        self.rest = rest
+        self.check = check
+        self.seed = int(seed)
+
+    def __repr__(self) -> str:
+        return f"ProjectedTraces({self.rank}, rest={self.rest!r}, seed={self.seed})"
+
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
+        """Take ``2 m`` rows of projected gradients, and the random matrices.
+
+        Args:
+            parameters: what is trained.
+            domains: the number m.
+            step: what a step does.
+        """
+        self._parameters = parameters
+        self._step = step
+        self._projections = Projections(parameters, self.rank, self.seed)
+        self._stored = self._projections.empty_rows(domains)
+        self._gathered = self._projections.empty_rows(domains)
+        self._rows_weights: Vector | None = None
+        self._watcher: Watcher | None = None
+        self._unchecked = self.check
+        self._named: set[int] = set()
+        self.reset(0)
+        self._factors(1.0)
+
+    def reset(self, round_index: int) -> None:
+        """Set all traces to zero and draw new projections.
+
+        Args:
+            round_index: the number of the round that begins.
+        """
+        self._round = round_index
+        self._stored.zero_()
+        self._gathered.zero_()
+        self._empty = True
+        self._projections.draw(round_index)
+
+    def begin_step(self, step: StepModel) -> None:
+        """Forget what an abandoned step gathered.
+
+        Args:
+            step: what the step does.
+        """
+        self._step = step
+        self._rows_weights = None
+        self._gathered.zero_()
+
+    def add(self, domain: int, gradients: Gradients, scale: float) -> None:
+        """Project a gradient of one domain.
+
+        Args:
+            domain: which.
+            gradients: its gradient.
+            scale: its factor.
+        """
+        self._gathered[domain].add_(self._projections.project(gradients), alpha=scale)
+
+    @contextmanager
+    def rows(self, segments: Segments, weights: Vector) -> Generator[RowWatch]:
+        """Gather the gradients of a mixed batch.
+
+        Args:
+            segments: which rows belong to which domain.
+            weights: by which the losses of the rows are weighted, positive, shape ``(m,)``.
+
+        Yields:
+            What is to be told the weighted losses.
+        """
+        if self._watcher is None:
+            self._watcher = Watcher(self._parameters)
+            self._name_uncovered()
+        self._sums = Sums(self._projections, segments, torch.zeros_like(self._gathered))
+        watch = _Watch(self, self._watcher, self._sums)
+        with self._watcher.watch(self._sums):
+            yield watch
+        for index in watch.taken:
+            self._projections.block(self._sums.rows, index).copy_(self._projections.block(watch.rows, index))
+        inverse = torch.from_numpy(1 / weights).to(self._gathered)
+        self._gathered.add_(self._sums.rows.mul_(inverse.unsqueeze(1)))
+        self._rows_weights = weights
+
+    def look_at(self, losses: Tensor, sums: Sums) -> None:
+        """Check the first batch that has rows of two domains, where that is wanted.
+
+        Args:
+            losses: of the rows, weighted.
+            sums: of the batch.
+        """
+        if self._unchecked and len(sums.segments.present) > 1:
+            assert self._watcher is not None
+            self._unchecked = False
+            self._watcher.check(losses, sums)
+            self._name_uncovered()
+
+    def non_finite(self) -> list[int]:
+        """The domains whose gathered gradient is not finite."""
+        sums = self._gathered.sum(dim=1)
+        if bool(sums.isfinite().all()):
+            return []
+        return [j for j, row in enumerate(self._gathered) if not bool(row.isfinite().all())]
+
+    def end_step(self, combined: Combined) -> None:
+        """``z_j <- shrink * z_j + rate * g_j``, now that the clipping of this step is known.
+
+        Args:
+            combined: what the optimiser is about to be given.
+        """
+        if self._empty and self._rows_weights is not None:
+            self._find_uncovered(self._rows_weights, combined)
+        shrinks, rates = self._factors(combined.clip)
+        for index, gradient in enumerate(combined.gradients):
+            if gradient is None:  # the optimiser leaves it alone
+                shrinks[index], rates[index] = 1.0, 0.0
+            if index in self._left_out:
+                rates[index] = 0.0
+        for part, shrink, rate in self._runs(shrinks, rates):
+            self._stored[:, part].mul_(shrink).add_(self._gathered[:, part], alpha=rate)
+        self._gathered.zero_()
+        self._empty = False
+
+    def dot(self, vector: Gradients) -> Vector:
+        """``<B^T (P vector) A, z_j>``, the traces averaged over the processes where there are several.
+
+        Args:
+            vector: one tensor per parameter.
+
+        Returns:
+            Shape ``(m,)``.
+        """
+        row = self._projections.project(self._preconditioned(vector))
+        return (processes.mean(self._stored) @ row).double().cpu().numpy()
+
+    @property
+    def uncovered(self) -> dict[str, str]:
+        """The parameters whose gradients hooks cannot tell apart, and why; known after the first mixed batch."""
+        found = {} if self._watcher is None else self._watcher.uncovered
+        return {self._parameters.names[index]: reason for index, reason in found.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of traces and random matrices."""
+        return self._stored.nbytes + self._gathered.nbytes + self._projections.nbytes
+
+    def state(self) -> tuple[Json, dict[str, Tensor]]:
+        """The traces; the random matrices follow from the seed and the round."""
+        values: Json = {"round": self._round, "empty": self._empty}
+        return values, {"stored": self._stored}
+
+    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
+        """Take up traces and draw their projections again.
+
+        Args:
+            values: the number of the round.
+            tensors: the traces.
+        """
+        self.reset(int(cast("int", values["round"])))
+        self._empty = bool(values["empty"])
+        self._stored.copy_(tensors["stored"])
+
+    def _preconditioned(self, vector: Gradients) -> Iterator[Tensor | None]:
+        # P v, one parameter at a time; that of parameters that are left out is zero.
+        left_out = self._left_out
+        for index, gradient in enumerate(vector):
+            if gradient is None or index in left_out:
+                yield None
+                continue
+            scale = self._step.optimizer.preconditioner(index)
+            yield gradient if scale is None else gradient * scale
+
+    @property
+    def _left_out(self) -> set[int]:
+        if self.rest == "per-domain" or self._watcher is None:
+            return set()
+        return set(self._watcher.uncovered)
+
+    def _factors(self, clip: float) -> tuple[list[float], list[float]]:
+        """The decay and the rate of every parameter in this step."""
+        refused = (
+            "projected traces need one decay per parameter: use IsotropicCurvature or PerTensorCurvature, and "
+            "AdamW instead of Adam with weight decay; or use DenseTraces"
+        )
+        step = replace(self._step, clip=clip)
+        if step.optimizer.preconditions and any(response.coupled for response in step.responses):
+            raise ValueError(refused)
+        shrinks = [step.shrink(index) for index in range(len(self._parameters))]
+        numbers = [float(shrink) for shrink in shrinks if not isinstance(shrink, Tensor)]
+        if len(numbers) < len(shrinks):
+            raise ValueError(refused)
+        return numbers, [step.rate(index) for index in range(len(self._parameters))]
+
+    def _runs(self, shrinks: list[float], rates: list[float]) -> list[tuple[slice, float, float]]:
+        """Neighbouring parameters with the same factors as one."""
+        runs: list[tuple[slice, float, float]] = []
+        for place, shrink, rate in zip(self._projections.places, shrinks, rates, strict=True):
+            if runs and runs[-1][1:] == (shrink, rate):
+                runs[-1] = (slice(runs[-1][0].start, place.stop), shrink, rate)
+            else:
+                runs.append((place, shrink, rate))
+        return runs
+
+    def _find_uncovered(self, weights: Vector, combined: Combined) -> None:
+        """Compare the weighted sum of what was gathered with the gradient itself."""
+        assert self._watcher is not None
+        factors = torch.from_numpy(weights * combined.clip).to(self._gathered).unsqueeze(1)
+        seen = replace(self._sums, rows=processes.mean(factors * self._gathered))
+        self._watcher.compare(seen, self._projections.project(combined.gradients))
+        self._name_uncovered()
+
+    def _name_uncovered(self) -> None:
+        assert self._watcher is not None
+        fresh = [i for i in self._watcher.uncovered if i not in self._named]
+        if not fresh:
+            return
+        self._named.update(fresh)
+        if len(self._watcher.uncovered) == len(self._parameters):
+            raise ValueError(
+                "no layer of the model can be watched, so a mixed batch cannot be told apart by domain; is it "
+                "compiled? Give one batch per domain (mixer.domain)"
+            )
+        share = sum(self._parameters.tensors[i].numel() for i in fresh) / self._parameters.numel
+        named = "; ".join(f"{self._parameters.names[i]} {self._watcher.uncovered[i]}" for i in fresh[:8]) + (
+            "; ..." if len(fresh) > 8 else ""
+        )
+        what = (
+            "left out of the traces" if self.rest == "leave-out" else "taken by one more pass for each domain"
+        )
+        warnings.warn(f"{share:.2%} of the parameters are {what}: {named}", stacklevel=2)
+
+
+@final
+class _Watch(RowWatch):
+    """A mixed batch that is being watched."""
+
+    def __init__(self, traces: ProjectedTraces, watcher: Watcher, sums: Sums) -> None:
+        self._traces, self._watcher, self._sums = traces, watcher, sums
+        self.rows = sums.rows
+        self.taken: set[int] = set()
+        """The parameters whose gradients are in :attr:`rows`, by one more pass for each domain."""
+
+    def weighted(self, losses: Tensor) -> None:
+        """Look at the first batch, and take what hooks do not cover where that is wanted.
+
+        Args:
+            losses: of the rows.
+        """
+        self._traces.look_at(losses, self._sums)
+        if self._traces.rest == "per-domain" and self._watcher.uncovered:
+            extra = replace(self._sums, rows=torch.zeros_like(self._sums.rows))
+            self._watcher.add_uncovered(losses, extra)
+            self.rows, self.taken = extra.rows, set(self._watcher.uncovered)
