@@ -9,50 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixwell.projections import Projection, Projections
-from mixwell.segments import Segments
-
-
-@final
-@dataclass(frozen=True)
-class Sums:
-    """Where the gradients of a mixed batch are added up.
-
-    Args:
-        projections: of the parameters.
-        segments: which rows belong to which domain.
-        rows: one row of projected gradients per domain, shape ``(m, size)``.
-    """
-
-    projections: Projections
-    segments: Segments
-    rows: Tensor
-
-    def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
-        """Add ``outputs^T inputs`` of every domain.
-
-        Args:
-            index: which parameter.
-            outputs: projected, shape ``(rows, length, a)``.
-            inputs: projected, shape ``(rows, length, b)``.
-        """
-        self.segments.add_products(self.projections.block(self.rows, index), outputs, inputs)
-
-    def add_vectors(self, index: int, gradients: Tensor) -> None:
-        """Add the gradients of a vector, such as a bias.
-
-        Args:
-            index: which parameter.
-            gradients: shape ``(rows, length, n)``.
-        """
-        self.segments.add_sums(self.projections.block(self.rows, index).flatten(1), gradients)
+from mixwell.sums import Sums
 
 
 class Layer(ABC):
@@ -108,7 +71,7 @@ class LinearLayer(Layer):
         """
         if self.weight is None:
             return None
-        return sums.projections.each[self.weight].project_inputs(sums.segments.split(inputs[0]))
+        return sums.inputs(self.weight, sums.segments.split(inputs[0]))
 
     def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
         """``(dY B)^T (X A)``.
@@ -120,7 +83,7 @@ class LinearLayer(Layer):
         """
         split = sums.segments.split(gradient)
         if self.weight is not None:
-            sums.add_products(self.weight, sums.projections.each[self.weight].project_outputs(split), kept)
+            sums.add_products(self.weight, sums.outputs(self.weight, split), kept)
         if self.bias is not None:
             sums.add_vectors(self.bias, split)
 
@@ -141,7 +104,7 @@ class TransposedLinearLayer(Layer):
         """
         if self.weight is None:
             return None
-        return sums.projections.each[self.weight].project_outputs(sums.segments.split(inputs[0]))
+        return sums.outputs(self.weight, sums.segments.split(inputs[0]))
 
     def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
         """``(X B)^T (dY A)``.
@@ -153,17 +116,17 @@ class TransposedLinearLayer(Layer):
         """
         split = sums.segments.split(gradient)
         if self.weight is not None:
-            sums.add_products(self.weight, kept, sums.projections.each[self.weight].project_inputs(split))
+            sums.add_products(self.weight, kept, sums.inputs(self.weight, split))
         if self.bias is not None:
             sums.add_vectors(self.bias, split)
 
 
 @final
 class EmbeddingLayer(Layer):
-    """A linear layer whose inputs are one-hot, so that rows of B stand for them."""
+    """A table of which rows are looked up."""
 
     def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:
-        """The indices.
+        """The indices, -1 for those that are not trained.
 
         Args:
             inputs: one tensor of whole numbers.
@@ -172,26 +135,20 @@ class EmbeddingLayer(Layer):
         Returns:
             Shape ``(rows, length)``.
         """
-        return sums.segments.split(inputs[0].unsqueeze(-1)).squeeze(-1)
+        looked_up = sums.segments.split(inputs[0].unsqueeze(-1)).squeeze(-1)
+        padding = self.module.padding_idx
+        return looked_up if padding is None else looked_up.masked_fill(looked_up == padding, -1)
 
     def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
-        """``B[indices]^T (dY A)``.
+        """The gradients of the rows that were looked up.
 
         Args:
             kept: the indices.
             gradient: dY.
             sums: where to add.
         """
-        if self.weight is None:
-            return
-        projection = sums.projections.each[self.weight]
-        table = projection.side("outputs", projection.dtype)
-        if table is None:
-            table = torch.eye(projection.outputs, dtype=projection.dtype, device=gradient.device)
-        chosen = functional.embedding(kept, table)
-        if self.module.padding_idx is not None:
-            chosen = chosen.masked_fill((kept == self.module.padding_idx).unsqueeze(-1), 0.0)
-        sums.add_products(self.weight, chosen, projection.project_inputs(sums.segments.split(gradient)))
+        if self.weight is not None:
+            sums.add_lookups(self.weight, kept, sums.segments.split(gradient))
 
 
 @final
@@ -263,8 +220,9 @@ class ConvolutionLayer(Layer):
             raise ValueError(
                 f"it sees {inputs[0].shape[0]} images, not the {len(sums.segments)} of the batch"
             )
-        filters = _filters(sums.projections.each[self.weight], self.module.weight, inputs[0].dtype)
         of = self.module
+        matrix = sums.input_matrix(self.weight, inputs[0].dtype)
+        filters = _filters(matrix, of.weight, inputs[0].dtype)
         seen = self._convolve(inputs[0], filters, stride=of.stride, padding=of.padding, dilation=of.dilation)
         return _places_first(seen)
 
@@ -278,15 +236,14 @@ class ConvolutionLayer(Layer):
         """
         split = _places_first(gradient)
         if self.weight is not None:
-            sums.add_products(self.weight, sums.projections.each[self.weight].project_outputs(split), kept)
+            sums.add_products(self.weight, sums.outputs(self.weight, split), kept)
         if self.bias is not None:
             sums.add_vectors(self.bias, split)
 
 
-def _filters(projection: Projection, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    side = projection.side("inputs", dtype)
-    if side is None:
-        side = torch.eye(projection.inputs, dtype=dtype, device=weight.device)
+def _filters(matrix: Tensor | None, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The columns of a matrix, or of the identity, as filters."""
+    side = torch.eye(weight[0].numel(), dtype=dtype, device=weight.device) if matrix is None else matrix
     filters = side.t().reshape(-1, *weight.shape[1:])
     channels_last = weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last)
     return filters.contiguous(memory_format=torch.channels_last) if channels_last else filters
@@ -343,9 +300,8 @@ class AnyLayer(Layer):
             )
             gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
             for index, one in zip(self.places.values(), gradients, strict=True):
-                if one is not None:
-                    projected = sums.projections.each[index].project(one)
-                    sums.projections.block(sums.rows, index)[domain].add_(projected)
+                if one is not None and index not in sums.ignored:
+                    sums.add_gradient(index, domain, one)
 
 
 def layer_of(module: nn.Module, places: Mapping[str, int]) -> Layer | None:

@@ -9,10 +9,11 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mixwell import horizons, state
+from mixwell import horizons, processes, state
 from mixwell.accumulation import LossMeans, ScoreParts, Shares, WeightedSum
 from mixwell.constraints import Constraint
 from mixwell.horizons import Horizon
@@ -25,8 +26,9 @@ from mixwell.row_batch import RowBatch, places_of, rows_expected
 from mixwell.scopes import Scope, Scopes
 from mixwell.segments import Segments
 from mixwell.signals import Hypergradient, Signal
-from mixwell.traces.base import Combined, RowWatch
+from mixwell.traces.base import Combined
 from mixwell.updates import Update
+from mixwell.watching import RowWatch
 from mixwell.weights import Vector
 
 _VALIDATION = "validation"
@@ -215,7 +217,7 @@ class Mixer:
 
     @contextmanager
     def batch(
-        self, labels: Tensor | Sequence[Any], *, counts: Mapping[str, float] | None = None
+        self, labels: Tensor | NDArray[Any] | Sequence[Any], *, counts: Mapping[str, float] | None = None
     ) -> Generator[RowBatch]:
         """One mixed batch; inside, call ``batch.weigh(losses).backward()`` with the losses of its rows.
 
@@ -512,7 +514,9 @@ class Mixer:
                 parameter.grad = gradient
         norm, clip = None, 1.0
         if self._clip_norm is not None:
-            norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.tensors, self._clip_norm))
+            norm = float(
+                processes.whole(torch.nn.utils.clip_grad_norm_(self._parameters.tensors, self._clip_norm))
+            )
             if not np.isfinite(norm):
                 self._nonfinite.reject(
                     "combined gradient",

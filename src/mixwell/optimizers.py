@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from mixwell import processes
 from mixwell.parameters import Parameters
 
 
@@ -335,7 +336,7 @@ class AdamModel(OptimizerModel):
     def _second_moment(self, index: int) -> tuple[Tensor, float]:
         """``v^`` and eps."""
         group, state = self.group(index), self.state(index)
-        second = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
+        second = processes.whole(state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"])
         return second / (1 - float(group["betas"][1]) ** int(state["step"])), float(group["eps"])
 
     def check_advance(self, moments: int) -> None:
@@ -422,7 +423,7 @@ def _inverse_root(second: Tensor, eps: float) -> Tensor:
     """``1 / (max(sqrt(v), rms / 10) + eps)``, rms that of ``sqrt(v)`` where v is positive."""
     seen = torch.count_nonzero(second).clamp_min(1)
     floor = (second.sum() / seen).sqrt() / 10
-    return second.sqrt().clamp_min(floor).add_(eps).reciprocal_()
+    return second.sqrt().clamp_min_(floor).add_(eps).reciprocal_()
 
 
 @lru_cache(maxsize=256)

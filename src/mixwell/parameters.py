@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mixwell import processes
+
 Gradients = list[Tensor | None]
 """One gradient per parameter, ``None`` where it has none."""
 
@@ -152,7 +154,7 @@ class Parameters:
         present = [(n, g) for n, g in zip(self.names, gradients, strict=True) if g is not None and g.numel()]
         if not present:
             return None
-        sums = [gradient.detach().sum().double() for _, gradient in present]
+        sums = [processes.own_part(gradient.detach()).sum().double() for _, gradient in present]
         if bool(torch.stack([value.to(sums[0].device) for value in sums]).isfinite().all()):
             return None
         return next((name for name, g in present if not bool(torch.isfinite(g).all())), None)

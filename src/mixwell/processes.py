@@ -2,8 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether a tensor is spread over processes (a ``DTensor``, as FSDP has them).
+
+    Args:
+        tensor: any.
+
+    Returns:
+        Whether it is.
+    """
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be spread over processes, brought together; all processes must call it.
+
+    Args:
+        tensor: any.
+
+    Returns:
+        The tensor itself where it is an ordinary one.
+    """
+    spread: Any = tensor
+    return spread.full_tensor() if is_spread(tensor) else tensor
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor that may be spread.
+
+    Args:
+        tensor: any.
+
+    Returns:
+        The tensor itself where it is an ordinary one.
+    """
+    spread: Any = tensor
+    return spread.to_local() if is_spread(tensor) else tensor
 
 
 def mean(tensor: Tensor) -> Tensor:

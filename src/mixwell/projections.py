@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mixwell import processes
 from mixwell.parameters import Parameters
 
 
@@ -201,23 +202,10 @@ class Projections:
         row = self.empty_rows(1)
         for index, gradient in enumerate(gradients):
             if gradient is not None:
-                self.block(row, index)[0].copy_(self.each[index].project(whole(gradient)))
+                self.block(row, index)[0].copy_(self.each[index].project(processes.whole(gradient)))
         return row[0]
 
     @property
     def nbytes(self) -> int:
         """The memory of all random matrices."""
         return sum(one.nbytes for one in self.each)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may be spread over processes (a ``DTensor``, as FSDP has them), brought together.
-
-    Args:
-        tensor: any.
-
-    Returns:
-        The tensor itself where it is an ordinary one.
-    """
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()

@@ -7,10 +7,11 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mixwell.segments import Labels, Segments
-from mixwell.traces.base import RowWatch
+from mixwell.watching import RowWatch
 from mixwell.weights import Vector
 
 
@@ -59,7 +60,7 @@ class RowBatch:
         return weighted.sum()
 
 
-def places_of(labels: Tensor | Sequence[Any], names: Sequence[str]) -> Labels:
+def places_of(labels: Tensor | NDArray[Any] | Sequence[Any], names: Sequence[str]) -> Labels:
     """The number of every row's domain.
 
     Args:

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, final
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from mixwell.layers import Layer, Sums, layer_of
+from mixwell import processes
+from mixwell.fused_linear import fused_linear
+from mixwell.layers import Layer, LinearLayer, layer_of
 from mixwell.parameters import Gradients, Parameters
+from mixwell.projections import Projections
+from mixwell.sums import Sums
+
+Rest = Literal["leave-out", "per-domain"]
 
 # What a row may leave in another row's gradient, relative to its own, before they count as mixed.
 MIXED = 1e-6
 # How far what hooks saw may be from the gradient itself, before a parameter counts as not covered. bfloat16 stays
 # well below it.
 TOLERANCE = 0.05
+
+
+class RowWatch:
+    """A mixed batch whose gradients are being told apart by domain."""
+
+    def weighted(self, losses: Tensor) -> None:
+        """The weighted losses of the rows are there; their sum is differentiated next.
+
+        Args:
+            losses: shape ``(rows,)``.
+        """
 
 
 @final
@@ -31,17 +47,24 @@ class Watcher:
 
     Args:
         parameters: what is trained.
+        rest: what to do with parameters that hooks do not cover: ``"leave-out"``, or take them ``"per-domain"`` by
+            one more backward pass for each domain. Either is told in a warning that names them.
+        check: look at the first batch twice, to see that rows stay apart and hooks cover what they seem to.
+
+    Raises:
+        ValueError: there is no layer that can be watched.
     """
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, *, rest: Rest, check: bool) -> None:
         assert parameters.model is not None
-        self._parameters = parameters
+        # A second backward pass is too much for parameters that are spread over processes.
+        spread = any(processes.is_spread(p) for p in parameters.tensors)
+        self._parameters, self._rest, self._unchecked = parameters, rest, check and not spread
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
         self._layers: list[tuple[str, nn.Module, Layer]] = []
+        self._named: set[int] = set()
         self.uncovered: dict[int, str] = {}
         """By index the parameters whose gradients cannot be told apart, and why."""
-        reasons: dict[int, str] = {}
-        covered: set[int] = set()
         for name, module in parameters.model.named_modules():
             own = module.named_parameters(recurse=False, remove_duplicate=False)
             places = {key: trained[id(p)] for key, p in own if id(p) in trained}
@@ -49,77 +72,101 @@ class Watcher:
                 continue
             layer = layer_of(module, places)
             if layer is None:
-                kind = type(module).__name__
-                reasons |= dict.fromkeys(
-                    places.values(), f"belongs to a {kind}, whose rows are not told apart"
-                )
+                reason = f"belongs to a {type(module).__name__}, whose rows are not told apart"
+                self.uncovered |= dict.fromkeys(places.values(), reason)
             else:
-                covered |= set(places.values())
                 self._layers.append((name, module, layer))
-        for index in trained.values():
-            if index in reasons or index not in covered:
-                self.uncovered[index] = reasons.get(index, "belongs to no layer")
         self._paused = False
         self._probe: Callable[[str, Layer, Any, Tensor], None] | None = None
+        self.tell()
 
     @contextmanager
-    def watch(self, sums: Sums) -> Generator[None]:
+    def watch(self, sums: Sums) -> Generator[RowWatch]:
         """Add up the gradients of the backward passes inside.
 
         Args:
             sums: where to.
 
         Yields:
-            Nothing.
+            What is to be told the weighted losses.
         """
-        handles = [
-            module.register_forward_hook(self._hook(name, layer, sums), with_kwargs=True)
-            for name, module, layer in self._layers
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        sums.ignored = self.uncovered
+        with ExitStack() as stack:
+            for name, module, layer in self._layers:
+                if sums.fused and isinstance(layer, LinearLayer) and not self._unchecked:
+                    stack.enter_context(fused_linear(module, layer.weight, layer.bias, sums))
+                else:
+                    hook = self._hook(name, layer, sums)
+                    stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            yield _Watch(self, sums)
 
-    def add_uncovered(self, losses: Tensor, sums: Sums) -> None:
-        """One backward pass per domain over the parameters that hooks do not cover.
+    def look_at(self, losses: Tensor, sums: Sums) -> None:
+        """Check the first batch that has rows of two domains, and take what hooks do not cover.
 
         Args:
             losses: of the rows, weighted.
-            sums: where to add.
+            sums: of the batch.
         """
-        wanted = [(i, self._parameters.tensors[i]) for i in self.uncovered]
-        wanted = [(i, p) for i, p in wanted if p.requires_grad]
-        ordered = sums.segments.sorted(losses)
-        self._paused = True
-        try:
-            for domain, begin, end in sums.segments.present:
-                found = torch.autograd.grad(
-                    ordered[begin:end].sum(), [p for _, p in wanted], retain_graph=True, allow_unused=True
-                )
-                gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
-                for (index, _), gradient in zip(wanted, gradients, strict=True):
-                    if gradient is not None:
-                        projected = sums.projections.each[index].project(gradient)
-                        sums.projections.block(sums.rows, index)[domain].add_(projected)
-        finally:
-            self._paused = False
+        if self._unchecked and len(sums.segments.present) > 1:
+            self._unchecked = False
+            self._check(losses, sums)
+            self.tell()
+        if self._rest == "per-domain" and self.uncovered:
+            self._add_uncovered(losses, sums)
 
-    def check(self, losses: Tensor, sums: Sums) -> None:
-        """One backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?
+    def compare(self, seen: Tensor, gradient: Tensor, projections: Projections) -> list[int]:
+        """Find parameters whose gradient is not what hooks saw: they are used outside their layer.
 
         Args:
-            losses: of the rows, weighted.
-            sums: of the batch, with at least two domains in it.
+            seen: by the hooks, projected, by domain, shape ``(m, size)``.
+            gradient: the sum over all domains, projected, shape ``(size,)``.
+            projections: of the parameters.
+
+        Returns:
+            Those that were not known to be so before.
+        """
+        fresh: list[int] = []
+        for index, place in enumerate(projections.places):
+            parts, whole = seen[:, place], gradient[place]
+            apart = float((parts.sum(dim=0) - whole).norm())
+            if index not in self.uncovered and apart > TOLERANCE * float(
+                parts.norm(dim=1).sum() + whole.norm()
+            ):
+                fresh.append(index)
+        self.uncovered |= dict.fromkeys(fresh, "is used outside its own layer's forward pass")
+        return fresh
+
+    def tell(self) -> None:
+        """Name the parameters that hooks do not cover, each once.
 
         Raises:
-            ValueError: a layer has the rows in another dimension than the first, or mixes rows.
+            ValueError: there are no others.
         """
-        domain = sums.segments.present[0][0]
-        own = torch.from_numpy(sums.segments.labels == domain).to(losses.device)
+        fresh = [i for i in self.uncovered if i not in self._named]
+        if not fresh:
+            return
+        self._named.update(fresh)
+        if len(self.uncovered) == len(self._parameters):
+            raise ValueError(
+                "no layer of the model can be watched, so a mixed batch cannot be told apart by domain; is it "
+                "compiled? Give one batch per domain (mixer.domain)"
+            )
+        share = sum(self._parameters.tensors[i].numel() for i in fresh) / self._parameters.numel
+        named = [f"{self._parameters.names[i]} ({self.uncovered[i]})" for i in fresh[:8]]
+        more = ["..."] if len(fresh) > 8 else []
+        what = (
+            "left out of the traces"
+            if self._rest == "leave-out"
+            else "taken by one more pass for each domain"
+        )
+        warnings.warn(f"{share:.2%} of the parameters are {what}: {', '.join(named + more)}", stacklevel=2)
+
+    def _check(self, losses: Tensor, sums: Sums) -> None:
+        """One backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?"""
+        own = torch.from_numpy(sums.segments.labels == sums.segments.present[0][0]).to(losses.device)
         mixed: list[str] = []
-        seen = replace(sums, rows=torch.zeros_like(sums.rows))
+        seen, projections = sums.checking()
+        seen.ignored = self.uncovered
 
         def probe(name: str, layer: Layer, kept: Any, gradient: Tensor) -> None:
             sizes = sums.segments.split(gradient.unsqueeze(-1)).abs().amax(dim=(1, 2))
@@ -153,20 +200,25 @@ class Watcher:
         gradients: Gradients = [None] * len(self._parameters)
         for (index, _), gradient in zip(trained, found, strict=True):
             gradients[index] = gradient
-        self.compare(seen, sums.projections.project(gradients))
+        self.compare(seen.rows, projections.project(gradients), projections)
 
-    def compare(self, seen: Sums, gradient: Tensor) -> None:
-        """Find parameters whose gradient is not what the hooks saw: they are used outside their layer.
-
-        Args:
-            seen: by the hooks, by domain.
-            gradient: the sum of all domains, projected, shape ``(size,)``.
-        """
-        for index, place in enumerate(seen.projections.places):
-            parts, whole = seen.rows[:, place], gradient[place]
-            apart = float((parts.sum(dim=0) - whole).norm())
-            if apart > TOLERANCE * float(parts.norm(dim=1).sum() + whole.norm()):
-                self.uncovered.setdefault(index, "is used outside its own layer's forward pass")
+    def _add_uncovered(self, losses: Tensor, sums: Sums) -> None:
+        """One backward pass per domain over the parameters that hooks do not cover."""
+        wanted = [(i, self._parameters.tensors[i]) for i in self.uncovered]
+        wanted = [(i, p) for i, p in wanted if p.requires_grad]
+        ordered = sums.segments.sorted(losses)
+        self._paused = True
+        try:
+            for domain, begin, end in sums.segments.present:
+                found = torch.autograd.grad(
+                    ordered[begin:end].sum(), [p for _, p in wanted], retain_graph=True, allow_unused=True
+                )
+                gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
+                for (index, _), gradient in zip(wanted, gradients, strict=True):
+                    if gradient is not None:
+                        sums.add_gradient(index, domain, gradient)
+        finally:
+            self._paused = False
 
     def _hook(self, name: str, layer: Layer, sums: Sums) -> Callable[..., None]:
         def forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -195,3 +247,12 @@ class Watcher:
             output.register_hook(backward)
 
         return forward
+
+
+@final
+class _Watch(RowWatch):
+    def __init__(self, watcher: Watcher, sums: Sums) -> None:
+        self._watcher, self._sums = watcher, sums
+
+    def weighted(self, losses: Tensor) -> None:
+        self._watcher.look_at(losses, self._sums)

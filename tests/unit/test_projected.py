@@ -199,17 +199,55 @@ def _warnings_are_errors():
 @pytest.mark.parametrize("labels", [LABELS, SHUFFLED], ids=["sorted", "shuffled"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_without_projection_they_are_dense_traces(problem: str, kind: str, labels: Tensor) -> None:
+@pytest.mark.parametrize(
+    "make_traces", [lambda: ProjectedTraces(EXACT), mixwell.DenseTraces], ids=["projected", "dense"]
+)
+def test_a_mixed_batch_gives_what_one_batch_per_domain_gives(
+    make_traces, problem: str, kind: str, labels: Tensor
+) -> None:
     make, draw = PROBLEMS[problem]
     model = make().double()
     twin = copy.deepcopy(model)
     steps, validation = steps_of(draw, 4)
     weights = {"a": 0.5, "b": 0.2, "c": 0.3}
     left = by_domain(model, OPTIMIZERS[kind](model.parameters()), steps, validation, labels, weights=weights)
-    right = mixed(twin, OPTIMIZERS[kind](twin.parameters()), steps, validation, labels, weights=weights)
+    optimizer = OPTIMIZERS[kind](twin.parameters())
+    right = mixed(twin, optimizer, steps, validation, labels, make_traces(), weights=weights)
     np.testing.assert_allclose(scores(right), scores(left), rtol=1e-9)
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_dense_traces_of_adam_from_mixed_batches() -> None:
+    model = Tokens().double()
+    twin = copy.deepcopy(model)
+    steps, validation = steps_of(tokens, 5)
+    left = by_domain(model, torch.optim.AdamW(model.parameters(), lr=0.01), steps, validation, SHUFFLED)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=0.01)
+    right = mixed(twin, optimizer, steps, validation, SHUFFLED, mixwell.DenseTraces())
+    np.testing.assert_allclose(scores(right), scores(left), rtol=1e-6)
+
+
+def test_linear_layers_with_autocast_frozen_parts_and_blocks() -> None:
+    """Wider than one block of the fused linear layer; under autocast gradients are of that precision."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(700, 400), nn.Tanh(), nn.Linear(400, 3))
+    model[2].bias.requires_grad_(False)
+    steps = [(torch.randn(6, 700), torch.randint(0, 3, (6,))) for _ in range(3)]
+    results = []
+    for feed, precision in (
+        (by_domain, None),
+        (mixed, None),
+        (by_domain, torch.bfloat16),
+        (mixed, torch.bfloat16),
+    ):
+        twin = copy.deepcopy(model)
+        optimizer = torch.optim.SGD([p for p in twin.parameters() if p.requires_grad], lr=0.1)
+        options = {"traces": mixwell.DenseTraces()} if feed is mixed else {}
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision is not None):
+            results.append(scores(feed(twin, optimizer, steps, steps[0], LABELS, **options)))
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
+    np.testing.assert_allclose(results[3], results[2], rtol=0.03, atol=0.01 * abs(results[2]).max())
 
 
 def test_clipping_is_that_of_the_step_itself() -> None:
@@ -600,8 +638,8 @@ def test_parameters_out_of_sight_are_named_and_left_out(check: bool) -> None:
     assert set(traces.uncovered) == {"embedding.weight", "position"}
     texts = [str(one.message) for one in told]
     assert len(texts) == 2
-    assert "position belongs to a Loose" in texts[0]
-    assert "embedding.weight is used outside" in texts[1]
+    assert "position (belongs to a Loose" in texts[0]
+    assert "embedding.weight (is used outside" in texts[1]
 
 
 def test_parameters_out_of_sight_taken_by_one_pass_per_domain() -> None:
@@ -659,7 +697,7 @@ def test_rows_that_batch_norm_mixes_are_refused_unless_accepted() -> None:
         rows.weigh(row_losses(model, batch))
     assert all(p.grad is None for p in model.parameters())
     mixer = new_mixer(model, traces=ProjectedTraces(check=False))
-    with pytest.warns(UserWarning, match=r"norm.weight belongs to a BatchNorm1d"):
+    with pytest.warns(UserWarning, match=r"norm.weight \(belongs to a BatchNorm1d"):
         run(mixer, model, [batch])
 
 
@@ -783,11 +821,11 @@ def test_errors_for_people() -> None:
         pass
     with pytest.raises(RuntimeError, match="between steps"):
         mixer.state_dict()
-    dense = Mixer(model, torch.optim.SGD(model.parameters(), lr=0.1), DOMAINS, horizon=2)
     model.zero_grad()
+    carried = new_mixer(model, traces=mixwell.CarriedTraces())
     with (
-        pytest.raises(ValueError, match=r"DenseTraces\(\) cannot tell a mixed batch apart"),
-        dense.batch(LABELS),
+        pytest.raises(ValueError, match=r"CarriedTraces\(\) cannot tell a mixed batch apart"),
+        carried.batch(LABELS),
     ):
         pass
     with pytest.raises(ValueError, match="at least 1"):

@@ -11,9 +11,9 @@ PUBLIC = {
     "AuditedTraces", "BFloat16Traces", "Cap", "CarriedTraces", "Constraint", "Curvature", "DenseTraces",
     "Deterministic", "DiagonalCurvature", "EpochCap", "Every", "ExactCurvature", "Fidelity", "Floor", "Horizon",
     "Hypergradient", "IsotropicCurvature", "Loader", "MeasuredCurvature", "MirrorDescent", "Mixer",
-    "PerTensorCurvature", "Prior", "ProjectedTraces", "RoundRecord", "SelfTunedMirrorDescent", "Signal", "SketchedTraces",
-    "Still", "Stochastic", "SubsetTraces", "TraceError", "Traces", "Update", "Weights", "__version__",
-    "measure_fidelity", "train",
+    "PerTensorCurvature", "Prior", "ProjectedTraces", "RoundRecord", "SelfTunedMirrorDescent", "Signal",
+    "SketchedTraces", "Still", "Stochastic", "SubsetTraces", "TraceError", "Traces", "Update", "Weights",
+    "__version__", "measure_fidelity", "train",
 }  # fmt: skip
 
 

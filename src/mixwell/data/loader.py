@@ -80,6 +80,20 @@ class Loader:
             mixer.inclusion = self.sampler.inclusion(weights)
             yield self.by_domain(weights)
 
+    def follow_mixed(self, mixer: Mixer) -> Iterator[tuple[Any, Tensor]]:
+        """Mixed batches for every step of a mixer, until its budget is spent.
+
+        Args:
+            mixer: whose weights to follow. It is told how often each domain is there.
+
+        Yields:
+            The rows of all domains, and for each the number of its domain, for ``mixer.batch(labels)``.
+        """
+        places = torch.tensor([mixer.weights.index(name) for name in self.sampler.names])
+        for parts in self.follow(mixer):
+            rows, labels = self._labelled(parts)
+            yield rows, places[labels]
+
     def by_domain(self, weights: Vector) -> dict[str, Any]:
         """The next batch, domain by domain.
 
@@ -100,10 +114,12 @@ class Loader:
         Returns:
             The rows of all domains one after the other, and the number of each row's domain, shape ``(rows,)``.
         """
-        parts = self.by_domain(weights)
+        return self._labelled(self.by_domain(weights))
+
+    def _labelled(self, parts: Mapping[str, Any]) -> tuple[Any, Tensor]:
         drawn = {name: self.sampler.names.index(name) for name in parts}
         labels = [np.full(_length(part), drawn[name]) for name, part in parts.items()]
-        return _joined(list(parts.values())), torch.from_numpy(np.concatenate(labels))
+        return joined(list(parts.values())), torch.from_numpy(np.concatenate(labels))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, as plain values."""
@@ -129,12 +145,20 @@ def _has_columns(batch: Any) -> bool:
     return isinstance(batch, tuple | list) and isinstance(batch[0], Tensor | Mapping | tuple | list)
 
 
-def _joined(batches: list[Any]) -> Any:
+def joined(batches: list[Any]) -> Any:
+    """Several batches as one.
+
+    Args:
+        batches: tensors, mappings, tuples or lists, all of the same form.
+
+    Returns:
+        Their rows one after the other, in the same form.
+    """
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(batches)
     if isinstance(first, Mapping):
-        return {key: _joined([one[key] for one in batches]) for key in first}
+        return {key: joined([one[key] for one in batches]) for key in first}
     if _has_columns(first):
-        return same_kind(first, [_joined([one[place] for one in batches]) for place in range(len(first))])
+        return same_kind(first, [joined([one[place] for one in batches]) for place in range(len(first))])
     return [value for one in batches for value in one]

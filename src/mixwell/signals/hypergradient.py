@@ -18,7 +18,8 @@ from mixwell.parameters import Gradients, Parameters
 from mixwell.segments import Segments
 from mixwell.signals.base import Signal
 from mixwell.traces import AuditedTraces, CarriedTraces, Combined, DenseTraces, StepModel, Traces
-from mixwell.traces.base import Json, RowWatch
+from mixwell.traces.base import Json
+from mixwell.watching import RowWatch
 from mixwell.weights import Vector
 
 

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from mixwell.parameters import Gradients, Parameters
 from mixwell.segments import Segments
 from mixwell.signals.base import Signal
-from mixwell.traces.base import Combined, Json, RowWatch
+from mixwell.traces.base import Combined, Json
+from mixwell.watching import RowWatch
 from mixwell.weights import Vector
 
 

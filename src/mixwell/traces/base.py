@@ -14,6 +14,7 @@ from torch import Tensor
 from mixwell.optimizers import OptimizerModel, Response
 from mixwell.parameters import Gradients, Parameters
 from mixwell.segments import Segments
+from mixwell.watching import RowWatch
 from mixwell.weights import Vector
 
 Json = dict[str, object]
@@ -102,17 +103,6 @@ def empty_trace(parameter: Tensor) -> Tensor:
     """
     kind = torch.promote_types(parameter.dtype, torch.float32)
     return torch.zeros_like(parameter, dtype=kind, requires_grad=False)
-
-
-class RowWatch:
-    """A mixed batch whose gradients are being told apart by domain."""
-
-    def weighted(self, losses: Tensor) -> None:
-        """The weighted losses of the rows are there; their sum is differentiated next.
-
-        Args:
-            losses: shape ``(rows,)``.
-        """
 
 
 class Traces(ABC):

@@ -70,8 +70,9 @@ class BFloat16Traces(FoldedTraces):
     def _fade(self, stored: Tensor, factor: float | Tensor) -> None:
         self._store(stored, stored.float().mul_(factor))
 
-    def _accumulate(self, stored: Tensor, gradient: Tensor, rate: float) -> None:
-        self._store(stored, stored.float().add_(gradient, alpha=rate))
+    def _accumulate(self, stored: Tensor, gradient: Tensor, precondition: Tensor | None, rate: float) -> None:
+        term = gradient if precondition is None else gradient * precondition
+        self._store(stored, stored.float().add_(term, alpha=rate))
 
     def _store(self, stored: Tensor, value: Tensor) -> None:
         stored.copy_(round_stochastically(value, self._generators[stored.device]))

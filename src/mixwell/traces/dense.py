@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import cast, final
 
 import numpy as np
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters, inner_products
+from mixwell.segments import Segments
 from mixwell.traces.base import Combined, Json, StepModel, Traces, empty_trace
+from mixwell.traces.rows import TraceSums
+from mixwell.watching import RowWatch, Watcher
 from mixwell.weights import Vector
 
 # Below this the scalar that stands for the decay is multiplied into the tensors, long before they overflow.
@@ -24,6 +28,8 @@ class FoldedTraces(Traces):
     parameter, shared by all domains: ``z = scale * stored``. So a step reads and writes each trace once, when
     its gradient is added.
     """
+
+    takes_rows = True
 
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         """Take ``m`` times the parameters' memory.
@@ -39,6 +45,7 @@ class FoldedTraces(Traces):
         self._shrunk = [1.0] * len(parameters)
         self._empty = True
         self._step = step
+        self._watcher: Watcher | None = None
 
     def reset(self, round_index: int) -> None:
         """Set all traces to zero.
@@ -82,10 +89,47 @@ class FoldedTraces(Traces):
             scale: its factor.
         """
         for index, gradient in enumerate(gradients):
-            rate = self._step.rate(index) * scale / self._scale[index]
-            if gradient is not None and rate:
-                response = self._step.responses[index]
-                self._accumulate(self._stored[domain][index], response.precondition(gradient), rate)
+            if gradient is not None:
+                self.fold(domain, index, gradient, scale)
+
+    def fold(
+        self, domain: int, index: int, gradient: Tensor, scale: float, part: slice | None = None
+    ) -> None:
+        """``stored_j += rate * scale * P g_j / decay`` for one parameter.
+
+        Args:
+            domain: which.
+            index: which parameter.
+            gradient: its gradient.
+            scale: its factor.
+            part: of which rows of the parameter the gradient is; ``None`` for all.
+        """
+        rate = self._step.rate(index) * scale / self._scale[index]
+        if not rate:
+            return
+        stored, precondition = self._stored[domain][index], self._step.responses[index].scale
+        if part is not None:
+            stored = stored[part]
+            precondition = None if precondition is None else precondition[part]
+        self._accumulate(stored, gradient, precondition, rate)
+
+    @contextmanager
+    def rows(self, segments: Segments, weights: Vector) -> Generator[RowWatch]:
+        """Fold in the gradients of a mixed batch, layer by layer as its backward pass comes to them.
+
+        Parameters that hooks on layers do not cover are taken by one more backward pass for each domain.
+
+        Args:
+            segments: which rows belong to which domain.
+            weights: by which the losses of the rows are weighted, positive, shape ``(m,)``.
+
+        Yields:
+            What is to be told the weighted losses.
+        """
+        if self._watcher is None:
+            self._watcher = Watcher(self._parameters, rest="per-domain", check=True)
+        with self._watcher.watch(TraceSums(self, self._parameters, segments, weights)) as watch:
+            yield watch
 
     def end_step(self, combined: Combined) -> None:
         """Correct what was assumed before the step.
@@ -153,8 +197,8 @@ class FoldedTraces(Traces):
         stored.mul_(factor)
 
     @abstractmethod
-    def _accumulate(self, stored: Tensor, gradient: Tensor, rate: float) -> None:
-        """``stored += rate * gradient``."""
+    def _accumulate(self, stored: Tensor, gradient: Tensor, precondition: Tensor | None, rate: float) -> None:
+        """``stored += rate * P gradient``."""
 
 
 @final
@@ -167,5 +211,8 @@ class DenseTraces(FoldedTraces):
     def _zeros(self, parameter: Tensor) -> Tensor:
         return empty_trace(parameter)
 
-    def _accumulate(self, stored: Tensor, gradient: Tensor, rate: float) -> None:
-        stored.add_(gradient, alpha=rate)
+    def _accumulate(self, stored: Tensor, gradient: Tensor, precondition: Tensor | None, rate: float) -> None:
+        if precondition is None:
+            stored.add_(gradient, alpha=rate)
+        else:
+            stored.addcmul_(gradient, precondition, value=rate)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, cast, final
+from typing import cast, final, get_args
 
 import torch
 from torch import Tensor
 
 from mixwell import processes
-from mixwell.layers import Sums
 from mixwell.parameters import Gradients, Parameters
 from mixwell.projections import Projections
 from mixwell.segments import Segments
-from mixwell.traces.base import Combined, Json, RowWatch, StepModel, Traces
-from mixwell.watching import Watcher
+from mixwell.sums import ProjectedSums
+from mixwell.traces.base import Combined, Json, StepModel, Traces
+from mixwell.watching import Rest, RowWatch, Watcher
 from mixwell.weights import Vector
 
 
@@ -58,16 +57,16 @@ class ProjectedTraces(Traces):
         self,
         rank: int = 16,
         *,
-        rest: Literal["leave-out", "per-domain"] = "leave-out",
+        rest: Rest = "leave-out",
         check: bool = True,
         seed: int = 0,
     ) -> None:
         if rank < 1:
             raise ValueError(f"the rank of a projection must be at least 1, got {rank}")
-        if rest not in ("leave-out", "per-domain"):
+        if rest not in get_args(Rest):
             raise ValueError(f"rest must be 'leave-out' or 'per-domain', got {rest!r}")
         self.rank = int(rank)
-        self.rest = rest
+        self.rest: Rest = rest
         self.check = check
         self.seed = int(seed)
 
@@ -89,8 +88,6 @@ class ProjectedTraces(Traces):
         self._gathered = self._projections.empty_rows(domains)
         self._rows_weights: Vector | None = None
         self._watcher: Watcher | None = None
-        self._unchecked = self.check
-        self._named: set[int] = set()
         self.reset(0)
         self._factors(1.0)
 
@@ -138,30 +135,13 @@ class ProjectedTraces(Traces):
             What is to be told the weighted losses.
         """
         if self._watcher is None:
-            self._watcher = Watcher(self._parameters)
-            self._name_uncovered()
-        self._sums = Sums(self._projections, segments, torch.zeros_like(self._gathered))
-        watch = _Watch(self, self._watcher, self._sums)
-        with self._watcher.watch(self._sums):
+            self._watcher = Watcher(self._parameters, rest=self.rest, check=self.check)
+        sums = ProjectedSums(self._projections, segments, len(self._stored))
+        with self._watcher.watch(sums) as watch:
             yield watch
-        for index in watch.taken:
-            self._projections.block(self._sums.rows, index).copy_(self._projections.block(watch.rows, index))
         inverse = torch.from_numpy(1 / weights).to(self._gathered)
-        self._gathered.add_(self._sums.rows.mul_(inverse.unsqueeze(1)))
+        self._gathered.add_(sums.rows.mul_(inverse.unsqueeze(1)))
         self._rows_weights = weights
-
-    def look_at(self, losses: Tensor, sums: Sums) -> None:
-        """Check the first batch that has rows of two domains, where that is wanted.
-
-        Args:
-            losses: of the rows, weighted.
-            sums: of the batch.
-        """
-        if self._unchecked and len(sums.segments.present) > 1:
-            assert self._watcher is not None
-            self._unchecked = False
-            self._watcher.check(losses, sums)
-            self._name_uncovered()
 
     def non_finite(self) -> list[int]:
         """The domains whose gathered gradient is not finite."""
@@ -182,8 +162,6 @@ class ProjectedTraces(Traces):
         for index, gradient in enumerate(combined.gradients):
             if gradient is None:  # the optimiser leaves it alone
                 shrinks[index], rates[index] = 1.0, 0.0
-            if index in self._left_out:
-                rates[index] = 0.0
         for part, shrink, rate in self._runs(shrinks, rates):
             self._stored[:, part].mul_(shrink).add_(self._gathered[:, part], alpha=rate)
         self._gathered.zero_()
@@ -229,20 +207,10 @@ class ProjectedTraces(Traces):
         self._stored.copy_(tensors["stored"])
 
     def _preconditioned(self, vector: Gradients) -> Iterator[Tensor | None]:
-        # P v, one parameter at a time; that of parameters that are left out is zero.
-        left_out = self._left_out
+        # P v, one parameter at a time.
         for index, gradient in enumerate(vector):
-            if gradient is None or index in left_out:
-                yield None
-                continue
-            scale = self._step.optimizer.preconditioner(index)
-            yield gradient if scale is None else gradient * scale
-
-    @property
-    def _left_out(self) -> set[int]:
-        if self.rest == "per-domain" or self._watcher is None:
-            return set()
-        return set(self._watcher.uncovered)
+            scale = None if gradient is None else self._step.optimizer.preconditioner(index)
+            yield gradient if gradient is None or scale is None else processes.whole(gradient) * scale
 
     def _factors(self, clip: float) -> tuple[list[float], list[float]]:
         """The decay and the rate of every parameter in this step."""
@@ -273,49 +241,7 @@ class ProjectedTraces(Traces):
         """Compare the weighted sum of what was gathered with the gradient itself."""
         assert self._watcher is not None
         factors = torch.from_numpy(weights * combined.clip).to(self._gathered).unsqueeze(1)
-        seen = replace(self._sums, rows=processes.mean(factors * self._gathered))
-        self._watcher.compare(seen, self._projections.project(combined.gradients))
-        self._name_uncovered()
-
-    def _name_uncovered(self) -> None:
-        assert self._watcher is not None
-        fresh = [i for i in self._watcher.uncovered if i not in self._named]
-        if not fresh:
-            return
-        self._named.update(fresh)
-        if len(self._watcher.uncovered) == len(self._parameters):
-            raise ValueError(
-                "no layer of the model can be watched, so a mixed batch cannot be told apart by domain; is it "
-                "compiled? Give one batch per domain (mixer.domain)"
-            )
-        share = sum(self._parameters.tensors[i].numel() for i in fresh) / self._parameters.numel
-        named = "; ".join(f"{self._parameters.names[i]} {self._watcher.uncovered[i]}" for i in fresh[:8]) + (
-            "; ..." if len(fresh) > 8 else ""
-        )
-        what = (
-            "left out of the traces" if self.rest == "leave-out" else "taken by one more pass for each domain"
-        )
-        warnings.warn(f"{share:.2%} of the parameters are {what}: {named}", stacklevel=2)
-
-
-@final
-class _Watch(RowWatch):
-    """A mixed batch that is being watched."""
-
-    def __init__(self, traces: ProjectedTraces, watcher: Watcher, sums: Sums) -> None:
-        self._traces, self._watcher, self._sums = traces, watcher, sums
-        self.rows = sums.rows
-        self.taken: set[int] = set()
-        """The parameters whose gradients are in :attr:`rows`, by one more pass for each domain."""
-
-    def weighted(self, losses: Tensor) -> None:
-        """Look at the first batch, and take what hooks do not cover where that is wanted.
-
-        Args:
-            losses: of the rows.
-        """
-        self._traces.look_at(losses, self._sums)
-        if self._traces.rest == "per-domain" and self._watcher.uncovered:
-            extra = replace(self._sums, rows=torch.zeros_like(self._sums.rows))
-            self._watcher.add_uncovered(losses, extra)
-            self.rows, self.taken = extra.rows, set(self._watcher.uncovered)
+        seen, whole = processes.mean(factors * self._gathered), self._projections.project(combined.gradients)
+        for index in self._watcher.compare(seen, whole, self._projections):
+            self._gathered[:, self._projections.places[index]] = 0.0
+        self._watcher.tell()

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters
 from mixwell.segments import Segments
-from mixwell.traces.base import Combined, Json, RowWatch, StepModel, Traces
+from mixwell.traces.base import Combined, Json, StepModel, Traces
 from mixwell.traces.carried import CarriedTraces
 from mixwell.traces.dense import DenseTraces
+from mixwell.watching import RowWatch
 from mixwell.weights import Vector
 
 

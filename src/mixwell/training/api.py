@@ -23,6 +23,7 @@ def train(
     out: str | Path,
     model: nn.Module | Mapping[str, Any] | None = None,
     loss: Loss | None = None,
+    row_losses: Loss | None = None,
     context: int | None = None,
     test: Any = None,
     resume: bool = False,
@@ -38,6 +39,8 @@ def train(
         out: the run's directory.
         model: the model, or what a config file would say of one; by default a small GPT.
         loss: ``loss(model, batch)``, the mean over the batch; needed with a model of one's own.
+        row_losses: ``row_losses(model, batch)``, the loss of every row, which ``mixer={"traces": "projected"}``
+            needs with a model of one's own.
         context: tokens of a row, where a model of one's own is trained on text.
         test: the same as ``validation``, of rows that nothing is learned from.
         resume: continue the run in ``out`` if there is one. The same model and data must be given.
@@ -81,6 +84,8 @@ def train(
         raise ValueError(
             "a model of one's own and its loss belong together: give both, or neither for a built-in model"
         )
+    if row_losses is not None and not own:
+        raise ValueError("row_losses is for a model of one's own; the built-in ones have theirs")
     if context is not None and not own:
         raise ValueError(
             "context is for a model of one's own; of others it is a setting, model={'context': 256}"
@@ -96,7 +101,7 @@ def train(
     trainable = None
     if isinstance(model, nn.Module) and loss is not None:
         plain["model"] = {"kind": "given", "name": type(model).__name__, "context": context}
-        trainable = Trainable(model, loss, context)
+        trainable = Trainable(model, loss, context, row_losses=row_losses)
     elif model is not None:
         plain["model"] = model
     config = settings.check(plain, where="mixwell.train")

@@ -90,9 +90,10 @@ def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
             console,
             f"arithmetic     {made.extra_arithmetic:.1%} more than plain training (validation gradients)",
         )
-        chosen = config.mixer.traces
+        chosen = config.traces
         kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in made.memory.items())
         say(console, f"memory         {_bytes(made.memory[chosen])} more than plain training ({kinds})")
+        say(console, f"traces         {chosen}. For this model: {made.advice}")
     ratio = made.seconds / made.plain_seconds
     times = f"{made.seconds * 1000:.0f} ms per step, {ratio:.2f} times that of fixed weights"
     say(

@@ -134,8 +134,8 @@ class PythonConfig(Section):
 
     kind: Literal["python"]
     entry: str
-    """`module:function`; it is called with `arguments` and gives the model and its loss function
-    `loss(model, batch)`, the mean over the batch."""
+    """`module:function`; it is called with `arguments` and gives the model, its loss function
+    `loss(model, batch)`, the mean over the batch, and (for `projected` traces) one for every row."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Of the Python function."""
     context: Whole | None = None
@@ -206,8 +206,11 @@ class MixerConfig(Section):
     """alpha of mirror descent; `auto` is tuned from the hypergradients seen."""
     curvature: NotNegative = 0.01
     """gamma of H = gamma I."""
-    traces: Literal["dense", "bfloat16", "sketched"] = "dense"
-    """Where the hypergradient is summed up: m copies of the parameters, half of that, or a sketch."""
+    traces: Literal["auto", "projected", "dense", "bfloat16", "sketched"] = "auto"
+    """Where the hypergradient is summed up: projections from one mixed batch, m copies of the parameters, half of
+    that, or a sketch. `auto` is `projected` for language models that are not compiled, else `dense`."""
+    rank: Whole = 16
+    """Of projected traces: more is more exact and slower."""
     sketch_size: Whole = 65_536
     """Numbers per domain of sketched traces."""
     warmup: Annotated[int, Field(ge=0, strict=True)] = 0
@@ -272,6 +275,14 @@ class Config(Section):
     base: Path = Path()
     """The folder to which relative paths refer; by default that of the file."""
 
+    @property
+    def traces(self) -> Literal["projected", "dense", "bfloat16", "sketched"]:
+        """The kind of traces that `auto` means here, or that was chosen."""
+        if self.mixer.traces != "auto":
+            return self.mixer.traces
+        language = isinstance(self.model, GptConfig | TransformersConfig)
+        return "projected" if language and not self.compile else "dense"
+
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, given: Any) -> Any:
@@ -302,6 +313,11 @@ class Config(Section):
         if isinstance(self.mixer.horizon, int) and self.mixer.horizon > self.steps:
             raise ValueError(
                 f"mixer.horizon is {self.mixer.horizon}, more than the {self.steps} steps of the run; lower it"
+            )
+        if self.compile and self.mixer.traces == "projected":
+            raise ValueError(
+                "mixer.traces: projected watches the layers of the model, which compile hides; set compile: false "
+                "or another kind of traces"
             )
         if (self.mixer.prior is None) != (self.mixer.prior_strength == 0):
             raise ValueError("mixer.prior and mixer.prior_strength belong together: give both, or neither")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -11,7 +11,7 @@ from mixwell.constraints import Cap, Constraint, EpochCap, Floor, Prior
 from mixwell.data.sampler import Sampler
 from mixwell.mixer import Mixer
 from mixwell.signals import Hypergradient, Still
-from mixwell.traces import BFloat16Traces, DenseTraces, SketchedTraces, Traces
+from mixwell.traces import BFloat16Traces, DenseTraces, ProjectedTraces, SketchedTraces, Traces
 from mixwell.training.config import Config, MixerConfig
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def build(
         budget=config.steps,
         # Fixed weights have one round, so that the validation set is read once.
         horizon=horizon if learned else config.steps,
-        signal=hypergradient(mixing) if learned else Still(),
+        signal=hypergradient(config) if learned else Still(),
         update=step_size if learned else 1.0,
         constraints=_constraints(mixing, cap) if learned else [],
         weights=_initial_weights(mixing, sizes),
@@ -65,22 +65,23 @@ def build(
     return mixer, sampler
 
 
-def hypergradient(mixing: MixerConfig) -> Hypergradient:
-    """The signal that learns weights.
+def hypergradient(config: Config) -> Hypergradient:
+    """The signal that a config asks for.
 
     Args:
-        mixing: its settings.
+        config: the settings.
 
     Returns:
         A new one.
     """
-    return Hypergradient(mixing.curvature, _traces(mixing))
-
-
-def _traces(mixing: MixerConfig) -> Traces:
-    if mixing.traces == "bfloat16":
-        return BFloat16Traces()
-    return SketchedTraces(mixing.sketch_size) if mixing.traces == "sketched" else DenseTraces()
+    mixing = config.mixer
+    kinds: dict[str, Callable[[], Traces]] = {
+        "projected": lambda: ProjectedTraces(mixing.rank),
+        "dense": DenseTraces,
+        "bfloat16": BFloat16Traces,
+        "sketched": lambda: SketchedTraces(mixing.sketch_size),
+    }
+    return Hypergradient(mixing.curvature, kinds[config.traces]())
 
 
 def _constraints(mixing: MixerConfig, cap: EpochCap | None) -> list[Constraint]:

@@ -54,6 +54,7 @@ class Plan:
         seconds: of a step with the mixer, the least of three.
         plain_seconds: of a step with fixed weights.
         steps: of the run.
+        advice: which kind of traces to take, and why.
     """
 
     parameters: int
@@ -65,6 +66,7 @@ class Plan:
     seconds: float
     plain_seconds: float
     steps: int
+    advice: str
 
     @property
     def total_seconds(self) -> float:
@@ -109,7 +111,38 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
         seconds=seconds,
         plain_seconds=plain,
         steps=config.steps,
+        advice=advice(config, trainable, data),
     )
+
+
+def advice(config: Config, trainable: Trainable, data: Data) -> str:
+    """Which kind of traces to take.
+
+    Projected ones cost least in time and memory wherever layers can be watched and losses are known by row. Dense
+    ones are exact, and cost m copies of the parameters and a backward pass for each domain; bfloat16 ones are
+    half of that.
+
+    Args:
+        config: the settings.
+        trainable: model and loss.
+        data: the rows.
+
+    Returns:
+        A sentence.
+    """
+    if config.compile:
+        return "a compiled model cannot be watched: dense traces, or bfloat16 where their memory is short"
+    if trainable.row_losses is None:
+        return "with a function for the losses of rows, projected traces would be cheaper (traces: projected)"
+    if any(
+        isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for m in trainable.model.modules()
+    ):
+        return "BatchNorm mixes the rows of a batch: dense traces, or bfloat16 where their memory is short"
+    if any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in trainable.model.modules()):
+        return "dense traces are as fast for convolutions; projected ones where memory is short"
+    if len(data.domains) > 8 or config.traces == "projected":
+        return "projected traces; dense ones to compare with (mixwell fidelity tells how good either is)"
+    return "projected traces are cheaper (traces: projected); dense ones are exact"
 
 
 def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
@@ -127,8 +160,13 @@ def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
     optimizer = optimization.build(config.optimizer, list(shadows))
     found: dict[str, int] = {}
     for kind in get_args(MixerConfig.model_fields["traces"].annotation):
-        signal = mixing.hypergradient(config.mixer.model_copy(update={"traces": kind}))
+        if kind == "auto":
+            continue
+        chosen = config.model_copy(update={"mixer": config.mixer.model_copy(update={"traces": kind})})
+        signal = mixing.hypergradient(chosen)
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
+        if signal.takes_rows and kind != "projected":  # one batch per domain, whose gradients are summed up
+            found[kind] += sum(p.nbytes for p in parameters)
     return found
 
 

@@ -35,12 +35,14 @@ class Trainable:
         loss: of the model on a batch, the mean over its rows.
         context: tokens of a row, where the rows are text.
         vocabulary: the number of tokens, where the rows are text and it matters.
+        row_losses: the loss of every row of a batch, shape ``(rows,)``; ``None`` where only their mean is known.
     """
 
     model: nn.Module
     loss: Loss
     context: int | None = None
     vocabulary: int | None = None
+    row_losses: Loss | None = None
 
 
 def build(config: Config, *, vocabulary: int) -> Trainable:
@@ -56,11 +58,12 @@ def build(config: Config, *, vocabulary: int) -> Trainable:
     match config.model:
         case GptConfig() as chosen:
             model = Gpt(vocabulary, **chosen.model_dump(exclude={"kind"}))
-            return Trainable(model, next_token_loss, chosen.context, vocabulary)
+            return Trainable(model, next_token_loss, chosen.context, vocabulary, next_token_losses)
         case TransformersConfig() as chosen:
             return _transformers(chosen, base=config.base, vocabulary=vocabulary)
         case CnnConfig() as chosen:
-            return Trainable(small_cnn(chosen.channels, classes=chosen.classes), classification_loss)
+            model = small_cnn(chosen.channels, classes=chosen.classes)
+            return Trainable(model, classification_loss, row_losses=classification_losses)
         case PythonConfig() as chosen:
             return _python(chosen, base=config.base)
         case GivenConfig() as chosen:
@@ -79,8 +82,20 @@ def next_token_loss(model: nn.Module, rows: Tensor) -> Tensor:
     Returns:
         One number.
     """
-    logits = model(rows[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+    return next_token_losses(model, rows).mean()
+
+
+def next_token_losses(model: nn.Module, rows: Tensor) -> Tensor:
+    """The same for every row: the mean over its tokens.
+
+    Args:
+        model: gives logits of shape ``(rows, length, vocabulary)``.
+        rows: tokens, shape ``(rows, length + 1)``.
+
+    Returns:
+        Shape ``(rows,)``.
+    """
+    return _token_losses(model(rows[:, :-1]), rows)
 
 
 def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -93,13 +108,34 @@ def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tenso
     Returns:
         One number.
     """
+    return classification_losses(model, batch).mean()
+
+
+def classification_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The cross-entropy of every row's label.
+
+    Args:
+        model: gives logits of shape ``(rows, classes)``.
+        batch: inputs and labels.
+
+    Returns:
+        Shape ``(rows,)``.
+    """
     inputs, labels = batch
-    return functional.cross_entropy(model(inputs).float(), labels)
+    return functional.cross_entropy(model(inputs).float(), labels, reduction="none")
+
+
+def _transformers_losses(model: nn.Module, rows: Tensor) -> Tensor:
+    return _token_losses(model(input_ids=rows[:, :-1], use_cache=False).logits, rows)
 
 
 def _transformers_loss(model: nn.Module, rows: Tensor) -> Tensor:
-    logits = model(input_ids=rows[:, :-1], use_cache=False).logits
-    return functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+    return _transformers_losses(model, rows).mean()
+
+
+def _token_losses(logits: Tensor, rows: Tensor) -> Tensor:
+    losses = functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="none")
+    return losses.view(len(rows), -1).mean(dim=1)
 
 
 def _transformers(chosen: TransformersConfig, *, base: Path, vocabulary: int) -> Trainable:
@@ -134,17 +170,18 @@ def _transformers(chosen: TransformersConfig, *, base: Path, vocabulary: int) ->
         raise ValueError(
             f"model.context is {chosen.context}, but the model in {path} takes at most {longest}"
         )
-    return Trainable(model, _transformers_loss, chosen.context, model.config.vocab_size)
+    size = model.config.vocab_size
+    return Trainable(model, _transformers_loss, chosen.context, size, _transformers_losses)
 
 
 def _python(chosen: PythonConfig, *, base: Path) -> Trainable:
     made: Any = entries.call(chosen.entry, chosen.arguments, base=base, key="model.entry")
-    if not (
-        isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])
-    ):
+    parts: list[Any] = list(cast("tuple[Any, ...]", made)) if isinstance(made, tuple) else []
+    if len(parts) not in (2, 3) or not isinstance(parts[0], nn.Module) or not all(map(callable, parts[1:])):
         raise ValueError(
             f"model.entry: {chosen.entry} must return (model, loss) with a torch.nn.Module and a function "
-            f"loss(model, batch); got {type(made).__name__}"
+            "loss(model, batch), or (model, loss, row_losses) with one that gives the loss of every row; got "
+            f"{type(made).__name__}"
         )
-    model, loss = cast("tuple[nn.Module, Loss]", made)
-    return Trainable(model, loss, chosen.context, chosen.vocabulary)
+    model, loss, *more = parts
+    return Trainable(model, loss, chosen.context, chosen.vocabulary, more[0] if more else None)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mixwell.data.loader import joined
 from mixwell.data.rows import Rows, same_kind
 from mixwell.data.shuffles import Cursor, Indices
 from mixwell.fidelity import Fidelity, measure_fidelity
@@ -63,11 +64,12 @@ class Trainer:
         self._forward = self.model
         if config.compile:
             self._forward = cast("nn.Module", torch.compile(self.model, dynamic=True))
-        self._loss = trainable.loss
+        self._loss, self._row_losses = trainable.loss, trainable.row_losses
         self._domains, self._validation = dict(domains), validation
         self._optimizer = optimization.build(config.optimizer, self._trained())
         sizes = {name: len(rows) for name, rows in domains.items()}
         self.mixer, self.sampler = mixing.build(config, self.model, self._optimizer, sizes)
+        self._mixed = self._takes_mixed_batches()
         self._cursor = Cursor(len(validation), f"seed {config.seed}, validation set")
         wanted = config.mixer.validation_rows
         rows = VALIDATION_BATCHES * config.batch.rows if wanted == "auto" else wanted
@@ -99,11 +101,12 @@ class Trainer:
         measuring = self.sampler.rule == "noise" and self._round_begins()
         drawn = self.sampler.draw(weights)
         losses: dict[str, float] = {}
-        for name, indices in drawn.items():
-            if measuring and len(indices) > 1:
-                losses[name] = self._measured_backward(name, indices)
-            else:
-                losses[name] = self._backward(name, indices)
+        if self._mixed and not measuring:
+            losses = self._mixed_backward(drawn)
+        else:
+            for name, indices in drawn.items():
+                one = self._measured_backward if measuring and len(indices) > 1 else self._backward
+                losses[name] = one(name, indices)
         self.mixer.step()
         present = {name: weights[self.mixer.weights.index(name)] for name in losses}
         loss = sum(losses[name] * weight for name, weight in present.items()) / sum(present.values())
@@ -172,7 +175,7 @@ class Trainer:
             self._loss,
             batches,
             _moved(validation, self.device),
-            signal=lambda: mixing.hypergradient(self._config.mixer),
+            signal=lambda: mixing.hypergradient(self._config),
             weights=self.mixer.weights.last,
             clip_norm=self._config.optimizer.clip_norm,
         )
@@ -246,6 +249,27 @@ class Trainer:
             total += float(loss.detach()) * len(part) / len(indices)
         return total
 
+    def _mixed_backward(self, drawn: Mapping[str, Indices]) -> dict[str, float]:
+        """One backward pass over the rows of all domains, or several over parts of them."""
+        assert self._row_losses is not None
+        names = self.mixer.weights.names
+        labels = np.concatenate([np.full(len(own), names.index(name)) for name, own in drawn.items()])
+        indices = np.concatenate(list(drawn.values()))
+        often = self.mixer.inclusion
+        counts = {name: len(own) * often[name] for name, own in drawn.items()}
+        found: list[Tensor] = []
+        places = np.arange(len(labels))
+        for part in self._parts(places, at_most=self._config.batch.micro_rows or len(places)):
+            own = [(name, indices[part[labels[part] == names.index(name)]]) for name in drawn]
+            rows = joined([self._domains[name].batch(chosen) for name, chosen in own if len(chosen)])
+            with self.mixer.batch(labels[part], counts=counts) as batch:
+                with self._autocast():
+                    losses = self._row_losses(self._forward, _moved(rows, self.device))
+                batch.weigh(losses).backward()
+            found.append(losses.detach())
+        each = torch.cat(found).float().cpu().numpy()
+        return {name: float(each[labels == names.index(name)].mean()) for name in drawn}
+
     def _measured_backward(self, name: str, indices: Indices) -> float:
         def backward(half: Indices) -> float:
             total = 0.0
@@ -264,6 +288,18 @@ class Trainer:
         keep = 0.0 if np.isnan(before) else NOISE_MEMORY
         self.sampler.noise[place] = keep * np.nan_to_num(before) + (1 - keep) * spread
         return loss
+
+    def _takes_mixed_batches(self) -> bool:
+        """Whether a step is one batch of all domains' rows, as in plain training; else it is one for each."""
+        learned = self._config.mixer.method == "mixwell"
+        if learned and self._config.traces != "projected":
+            return False
+        if learned and self._row_losses is None:
+            raise ValueError(
+                "mixer.traces: projected needs the loss of every row: let the Python function give (model, loss, "
+                "row_losses), or mixwell.train(..., row_losses=...), or choose dense traces"
+            )
+        return self._row_losses is not None
 
     def _set_learning_rate(self) -> float:
         rate = schedules.learning_rate(self._config.optimizer, step=self.steps_done, steps=self._config.steps)

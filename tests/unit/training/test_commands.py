@@ -29,15 +29,16 @@ def test_plan_tells_what_a_run_costs(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("traces", ["dense", "bfloat16", "sketched"])
+@pytest.mark.parametrize("traces", ["projected", "dense", "bfloat16", "sketched"])
 def test_planned_memory_is_what_the_run_takes(traces: str, tmp_path: Path) -> None:
     from mixwell.training import plan
     from mixwell.training.trainer import Trainer
 
     config = settings.read(write_config(tmp_path, mixer={"traces": traces, "sketch_size": 500}))
     trainable, rows = Run(config, tmp_path / "none").load()
-    taken = Trainer(config, trainable, rows.domains, rows.validation).mixer.nbytes
-    assert plan.memory(config, list(trainable.model.parameters()))[traces] == taken
+    trainer = Trainer(config, trainable, rows.domains, rows.validation)
+    trainer.step()
+    assert plan.memory(config, list(trainable.model.parameters()))[traces] == trainer.mixer.nbytes
 
 
 def test_a_tokeniser_of_ones_own(tmp_path: Path) -> None:
