@@ -33,7 +33,7 @@ class Response:
 
     Args:
         rate: eta times what momentum makes of it until the end of the round.
-        preconditioner: computes the diagonal of P, ``None`` for the identity.
+        preconditioner: computes the diagonal of P as it is when called, ``None`` for the identity.
         folded: whether ``rate`` stands for several steps' momentum, so that a decay must be kept in bounds.
         decoupled: the fraction of the parameter that decoupled weight decay takes (eta lambda).
         coupled: lambda of weight decay that is added to the gradient.
@@ -127,17 +127,6 @@ class OptimizerModel(ABC):
     def moments(self) -> int:
         """How many tensors per parameter and domain the derivatives of the optimiser's own state take."""
         return 0
-
-    def preconditioner(self, index: int) -> Tensor | None:
-        """The diagonal of P of a parameter as it is now.
-
-        Args:
-            index: which parameter.
-
-        Returns:
-            A new tensor, ``None`` for the identity.
-        """
-        return None
 
     preconditions: bool = False
     """Whether gradients are divided by a running size of their own, element by element."""
@@ -321,17 +310,6 @@ class AdamModel(OptimizerModel):
         )
 
     preconditions = True
-
-    def preconditioner(self, index: int) -> Tensor | None:
-        """``1 / (sqrt(v^) + eps)`` of the last step.
-
-        Args:
-            index: which parameter.
-
-        Returns:
-            A new tensor, ``None`` before the first step.
-        """
-        return _inverse_root(*self._second_moment(index)) if self.state(index) else None
 
     def _second_moment(self, index: int) -> tuple[Tensor, float]:
         """``v^`` and eps."""

@@ -7,6 +7,12 @@ For a linear layer with inputs X and output gradients dY (a row per sample) the 
 
 so neither G nor that of any domain need ever be formed (the idea is known from influence functions: Park et
 al., "TRAK" (2023); Choe et al., "What is your data worth to GPT?" (LoGra, 2024)).
+
+Gradients are nearly of low rank, and then a few directions make most of the error: for one of rank one the
+standard deviation of the inner product is ``2 |G| |V| / sqrt(r)``. But V is the validation gradient, whose leading
+directions hardly change from one round to the next. So half of the columns of A are an orthonormal basis Q of the
+leading directions of the last validation gradient, and the rest ``(I - Q Q^T) S`` with random signs S: what lies
+in these directions is exact, only what lies outside is random, and the expectation is the same.
 """
 
 from __future__ import annotations
@@ -58,23 +64,56 @@ class Projection:
         """Of the projected gradient."""
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._device = parameter.device
+        lengths = {"outputs": (self.outputs, self.shape[0]), "inputs": (self.inputs, self.shape[1])}
+        self._lengths = {side: (length, r) for side, (length, r) in lengths.items() if length > r}
+        most = min(self.outputs, self.inputs)
+        self.bases = {
+            side: torch.zeros(length, min(r // 2, most), dtype=self.dtype, device=self._device)
+            for side, (length, r) in self._lengths.items()
+        }
+        """Q by side, zeros where all columns are random."""
         self._sides: dict[tuple[str, torch.dtype], Tensor] = {}
 
+    def aim(self, gradient: Tensor | None) -> None:
+        """Choose the directions that are kept exactly.
+
+        Args:
+            gradient: whose leading directions they are, of the parameter's shape; ``None`` for none.
+        """
+        for basis in self.bases.values():
+            basis.zero_()
+        if gradient is None or not self.bases or not bool(gradient.any() & gradient.isfinite().all()):
+            return
+        matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
+        columns = max(basis.shape[1] for basis in self.bases.values())
+        # Two steps of subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011).
+        start = random_signs((self.inputs, min(columns, self.inputs)), [0], dtype=self.dtype).to(self._device)
+        for _ in range(2):
+            start = torch.linalg.qr(matrix.t() @ torch.linalg.qr(matrix @ start).Q).Q
+        for side, found in (("outputs", torch.linalg.qr(matrix @ start).Q), ("inputs", start)):
+            if side in self.bases:
+                self.bases[side].copy_(found[:, : self.bases[side].shape[1]])
+
     def draw(self, key: Sequence[int]) -> None:
-        """Take new A and B.
+        """Take new random columns of A and B.
 
         Args:
             key: whole numbers that say which.
         """
         self._sides = {}
-        lengths = {"outputs": (self.outputs, self.shape[0]), "inputs": (self.inputs, self.shape[1])}
-        for place, (side, (length, rank)) in enumerate(lengths.items()):
-            if length > rank:
-                if self._device.type == "meta":  # where memory is only counted
-                    signs = torch.empty(length, rank, dtype=self.dtype, device=self._device)
-                else:
-                    signs = random_signs((length, rank), [*key, place], dtype=self.dtype).to(self._device)
-                self._sides[side, self.dtype] = signs.mul_(1 / math.sqrt(rank))
+        for place, (side, (length, rank)) in enumerate(self._lengths.items()):
+            if self._device.type == "meta":  # where memory is only counted
+                self._sides[side, self.dtype] = torch.empty(
+                    length, rank, dtype=self.dtype, device=self._device
+                )
+                continue
+            basis = self.bases[side]
+            exact = basis.shape[1] if basis.numel() and bool(basis.any()) else 0
+            drawn = random_signs((length, rank - exact), [*key, place], dtype=self.dtype).to(self._device)
+            drawn.mul_(1 / math.sqrt(rank - exact))
+            if exact:
+                drawn = torch.cat([basis, drawn - basis @ (basis.t() @ drawn)], dim=1)
+            self._sides[side, self.dtype] = drawn
 
     def side(self, name: str, dtype: torch.dtype) -> Tensor | None:
         """A or B.
@@ -131,8 +170,8 @@ class Projection:
 
     @property
     def nbytes(self) -> int:
-        """The memory of A and B."""
-        return sum(side.nbytes for side in self._sides.values())
+        """The memory of A and B and the bases in them."""
+        return sum(one.nbytes for one in (*self._sides.values(), *self.bases.values()))
 
 
 @final
@@ -157,6 +196,15 @@ class Projections:
         """The length of a row."""
         self.device = parameters.tensors[0].device
         self.dtype = max((one.dtype for one in self.each), key=lambda kind: torch.finfo(kind).bits)
+
+    def aim(self, gradients: Iterable[Tensor | None]) -> None:
+        """Choose the directions that are kept exactly.
+
+        Args:
+            gradients: one per parameter, whose leading directions they are.
+        """
+        for one, gradient in zip(self.each, gradients, strict=True):
+            one.aim(None if gradient is None else processes.whole(gradient))
 
     def draw(self, round_index: int) -> None:
         """Take new random matrices.

@@ -17,6 +17,8 @@ import mixwell
 from mixwell import Hypergradient, Mixer, ProjectedTraces
 from mixwell.comparison import tangent_cosine
 from mixwell.models.gpt import Gpt
+from mixwell.parameters import Parameters
+from mixwell.projections import Projections
 
 DOMAINS = ["a", "b", "c"]
 LABELS = torch.tensor([0, 0, 1, 2, 2, 2])
@@ -354,6 +356,41 @@ def test_projections_are_drawn_anew_for_every_round_and_for_every_parameter() ->
     assert torch.equal(first, traces._projections.each[0].side("inputs", torch.float32))
 
 
+def test_leading_directions_of_the_last_validation_gradient_are_exact() -> None:
+    """Where the validation gradient is of low rank and stays the same, its inner products have no error."""
+    torch.manual_seed(0)
+    rank, size = 8, 60
+    parameter = nn.Parameter(torch.zeros(size, size, dtype=torch.float64))
+    parameters = Parameters(("x",), (parameter,), (0,))
+    wanted = torch.randn(size, 3).double() @ torch.randn(3, size).double()
+    other = torch.randn(size, size).double()
+    errors = []
+    for aimed in (False, True):
+        found = []
+        for seed in range(100):
+            projections = Projections(parameters, rank, seed)
+            projections.aim([wanted if aimed else None])
+            projections.draw(0)
+            found.append(float(projections.project([wanted]) @ projections.project([other])))
+        errors.append(np.array(found) - float((wanted * other).sum()))
+    assert abs(errors[1]).max() < 1e-9 * abs(errors[0]).max()
+    assert abs(errors[0].mean()) < 4 * errors[0].std() / 10
+
+
+def test_directions_that_are_exact_leave_the_rest_unbiased() -> None:
+    torch.manual_seed(0)
+    parameter = nn.Parameter(torch.zeros(30, 40, dtype=torch.float64))
+    parameters = Parameters(("x",), (parameter,), (0,))
+    left, right, aim = (torch.randn(30, 40).double() for _ in range(3))
+    found = []
+    for seed in range(400):
+        projections = Projections(parameters, 6, seed)
+        projections.aim([aim])
+        projections.draw(0)
+        found.append(float(projections.project([left]) @ projections.project([right])))
+    assert abs(np.mean(found) - float((left * right).sum())) < 4 * np.std(found) / 20
+
+
 def test_given_one_batch_per_domain_the_result_is_the_same() -> None:
     model = Tokens().double()
     twin = copy.deepcopy(model)
@@ -562,8 +599,12 @@ def test_resumed_in_mid_round_bit_for_bit(tmp_path) -> None:
     model, mixer = start()
     run(mixer, model, steps)
     finish(mixer, model, validation)
+    run(mixer, model, steps)
+    finish(mixer, model, validation)
 
     first, stopped = start()
+    run(stopped, first, steps)
+    finish(stopped, first, validation)
     run(stopped, first, steps[:3])
     stopped.save(tmp_path / "mixer.safetensors")
     second, resumed = start()

@@ -94,7 +94,7 @@ class Hypergradient(Signal):
             weights: of the domains, shape ``(m,)``.
             validation: the validation gradient at the current parameters, ``None`` in the first round.
         """
-        self.traces.reset(round_index)
+        self.traces.reset(round_index, validation)
         self.curvature.begin_round(
             RoundStart(self._domains, weights.tolist(), validation, lambda: self._responses(remaining=1))
         )

@@ -63,13 +63,14 @@ class AuditedTraces(Traces):
         self.inner.allocate(parameters, domains, step)
         self._dense.allocate(parameters, domains, step)
 
-    def reset(self, round_index: int) -> None:
+    def reset(self, round_index: int, validation: Gradients | None = None) -> None:
         """Set both to zero.
 
         Args:
             round_index: the number of the round that begins.
+            validation: the validation gradient that ended the round before, where there was one.
         """
-        self.inner.reset(round_index)
+        self.inner.reset(round_index, validation)
         self._dense.reset(round_index)
 
     def begin_step(self, step: StepModel) -> None:

@@ -126,11 +126,12 @@ class Traces(ABC):
         """
 
     @abstractmethod
-    def reset(self, round_index: int) -> None:
+    def reset(self, round_index: int, validation: Gradients | None = None) -> None:
         """Set all traces to zero.
 
         Args:
             round_index: the number of the round that begins.
+            validation: the validation gradient that ended the round before, where there was one.
         """
 
     @abstractmethod

@@ -54,11 +54,12 @@ class CarriedTraces(Traces):
             [[torch.zeros_like(z) for _ in range(self._count)] for z in trace] for trace in self.z
         ]
 
-    def reset(self, round_index: int) -> None:
+    def reset(self, round_index: int, validation: Gradients | None = None) -> None:
         """Set all traces and derivatives of moments to zero.
 
         Args:
             round_index: not used.
+            validation: not used.
         """
         for tensors in (*self.z, *self._source, *(k for domain in self._moments for k in domain)):
             for tensor in tensors:

@@ -47,11 +47,12 @@ class FoldedTraces(Traces):
         self._step = step
         self._watcher: Watcher | None = None
 
-    def reset(self, round_index: int) -> None:
+    def reset(self, round_index: int, validation: Gradients | None = None) -> None:
         """Set all traces to zero.
 
         Args:
             round_index: not used.
+            validation: not used.
         """
         for trace in self._stored:
             for stored in trace:

@@ -32,7 +32,8 @@ class ProjectedTraces(Traces):
     ``z_j <- (1 - eta lambda - eta gamma) z_j + eta g_j`` runs on the projections, the preconditioner of Adam
     being applied at the end of the round, to the validation gradient: it changes slowly, and a projected
     gradient cannot be scaled element by element. Random matrices are drawn anew for every round, so that
-    their errors do not add up over rounds.
+    their errors do not add up over rounds, around the leading directions of the last validation gradient, which
+    are exact (in the first round with Adam, of its first gradient; with SGD all is random then).
 
     Linear layers (also the ``Conv1D`` of transformers), embeddings, convolutions, LayerNorm and RMSNorm are
     known; a layer of another kind that has no parts is run again for the rows of each domain. A parameter that is
@@ -41,7 +42,7 @@ class ProjectedTraces(Traces):
     gradient itself, so that none is missed.
 
     Args:
-        rank: r. The error of an inner product falls with 1/r; the time grows with r.
+        rank: r. More is more exact and slower.
         rest: ``"leave-out"`` parameters that hooks do not cover, as if they did not depend on the weights, or take
             them ``"per-domain"`` by one more backward pass for each domain.
         check: look at the first batch twice, to see that the rows stay apart in all layers.
@@ -55,7 +56,7 @@ class ProjectedTraces(Traces):
 
     def __init__(
         self,
-        rank: int = 16,
+        rank: int = 32,
         *,
         rest: Rest = "leave-out",
         check: bool = True,
@@ -91,16 +92,19 @@ class ProjectedTraces(Traces):
         self.reset(0)
         self._factors(1.0)
 
-    def reset(self, round_index: int) -> None:
+    def reset(self, round_index: int, validation: Gradients | None = None) -> None:
         """Set all traces to zero and draw new projections.
 
         Args:
             round_index: the number of the round that begins.
+            validation: the validation gradient that ended the round before, where there was one.
         """
         self._round = round_index
         self._stored.zero_()
         self._gathered.zero_()
         self._empty = True
+        missing: Gradients = [None] * len(self._parameters)
+        self._projections.aim(missing if validation is None else validation)
         self._projections.draw(round_index)
 
     def begin_step(self, step: StepModel) -> None:
@@ -162,6 +166,12 @@ class ProjectedTraces(Traces):
         for index, gradient in enumerate(combined.gradients):
             if gradient is None:  # the optimiser leaves it alone
                 shrinks[index], rates[index] = 1.0, 0.0
+        if self._round == 0 and self._empty and not any(rates):
+            # Adam's first step leaves no trace, so that its gradient can say which directions matter.
+            self._projections.aim(combined.gradients)
+            self._projections.draw(self._round)
+            self._gathered.zero_()
+            return
         for part, shrink, rate in self._runs(shrinks, rates):
             self._stored[:, part].mul_(shrink).add_(self._gathered[:, part], alpha=rate)
         self._gathered.zero_()
@@ -191,9 +201,9 @@ class ProjectedTraces(Traces):
         return self._stored.nbytes + self._gathered.nbytes + self._projections.nbytes
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """The traces; the random matrices follow from the seed and the round."""
+        """The traces, and the directions that are exact; the random columns follow from the seed and the round."""
         values: Json = {"round": self._round, "empty": self._empty}
-        return values, {"stored": self._stored}
+        return values, {"stored": self._stored, **self._bases()}
 
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         """Take up traces and draw their projections again.
@@ -203,14 +213,24 @@ class ProjectedTraces(Traces):
             tensors: the traces.
         """
         self.reset(int(cast("int", values["round"])))
+        for name, basis in self._bases().items():
+            basis.copy_(tensors[name])
+        self._projections.draw(self._round)
         self._empty = bool(values["empty"])
         self._stored.copy_(tensors["stored"])
+
+    def _bases(self) -> dict[str, Tensor]:
+        each = zip(self._parameters.names, self._projections.each, strict=True)
+        return {f"{name}.{side}": basis for name, one in each for side, basis in one.bases.items()}
 
     def _preconditioned(self, vector: Gradients) -> Iterator[Tensor | None]:
         # P v, one parameter at a time.
         for index, gradient in enumerate(vector):
-            scale = None if gradient is None else self._step.optimizer.preconditioner(index)
-            yield gradient if gradient is None or scale is None else processes.whole(gradient) * scale
+            precondition = self._step.responses[index].preconditioner
+            if gradient is None or precondition is None:
+                yield gradient
+            else:
+                yield processes.whole(gradient) * precondition()
 
     def _factors(self, clip: float) -> tuple[list[float], list[float]]:
         """The decay and the rate of every parameter in this step."""

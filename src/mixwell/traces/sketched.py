@@ -82,11 +82,12 @@ class SketchedTraces(Traces):
         for group in self._groups:
             self._shrink(group, step)
 
-    def reset(self, round_index: int) -> None:
+    def reset(self, round_index: int, validation: Gradients | None = None) -> None:
         """Set all sketches to zero and draw new signs.
 
         Args:
             round_index: the number of the round that begins.
+            validation: not used.
         """
         for stored in self._stored.values():
             stored.zero_()

@@ -72,13 +72,14 @@ class SubsetTraces(Traces):
             raise ValueError(f"no parameter is selected; names: {list(parameters.names)}")
         self.inner.allocate(parameters.subset(self._indices), domains, step.subset(self._indices))
 
-    def reset(self, round_index: int) -> None:
+    def reset(self, round_index: int, validation: Gradients | None = None) -> None:
         """Set all traces to zero.
 
         Args:
             round_index: the number of the round that begins.
+            validation: the validation gradient that ended the round before, where there was one.
         """
-        self.inner.reset(round_index)
+        self.inner.reset(round_index, None if validation is None else self._selected(validation))
 
     def begin_step(self, step: StepModel) -> None:
         """Fade the traces.

@@ -209,7 +209,7 @@ class MixerConfig(Section):
     traces: Literal["auto", "projected", "dense", "bfloat16", "sketched"] = "auto"
     """Where the hypergradient is summed up: projections from one mixed batch, m copies of the parameters, half of
     that, or a sketch. `auto` is `projected` for language models that are not compiled, else `dense`."""
-    rank: Whole = 16
+    rank: Whole = 32
     """Of projected traces: more is more exact and slower."""
     sketch_size: Whole = 65_536
     """Numbers per domain of sketched traces."""
