@@ -44,7 +44,7 @@ def rate(rows: int, domains: int, batch: int, rule: Rule, *, samples: int, seed:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--samples", type=int, default=1_000_000, help="at least; per domain 32,768")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--out", type=Path, default=Path("bench/results/sampler.json"))
     options = parser.parse_args()
