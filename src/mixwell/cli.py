@@ -14,6 +14,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # rich would take half of the time of --help, and [default: ...] for markup, which it leaves out
+    rich_markup_mode=None,
 )
 Given = TypeVar("Given")
 reproduce = typer.Typer(
@@ -77,7 +79,7 @@ def bounds_command(
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/bounds"),
     figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
 ) -> None:
-    """The theorems beside measurements on problems with known constants, and the best T. Resumable."""
+    """The theorems beside measurements, and the best T. On problems with known constants; resumable."""
     from mixwell.experiments.bounds import command
     from mixwell.sweeps import cores
 
@@ -125,7 +127,7 @@ def mnist_command(
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/mnist"),
     figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
 ) -> None:
-    """The paper's MNIST experiment: final loss, accuracy and weights against the horizon. Resumable."""
+    """The paper's MNIST experiment. Final loss, accuracy and weights against the horizon; resumable."""
     from mixwell.experiments.mnist import command
     from mixwell.sweeps import cores
 
@@ -161,14 +163,14 @@ def init_command(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("mixwell.yaml"),
 ) -> None:
     """Write a commented config file to start from."""
-    from mixwell.training import command
+    from mixwell.training import template
 
-    command.init(path)
+    template.write(path)
 
 
 @app.command("plan")
 def plan_command(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Tell what a run will cost: parameters, memory, weight updates, time per step (measured on a few)."""
+    """Tell what a run will cost. Parameters, memory, weight updates, time per step (measured on a few)."""
     from mixwell.training import command
 
     command.show_plan(config, overrides=overrides or ())
@@ -193,7 +195,7 @@ def run_command(
 def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")], report: Report = True
 ) -> None:
-    """Continue a run that was stopped, killed or cut off, as if nothing had happened."""
+    """Continue a run that was stopped, as if nothing had happened. It may also have been killed or cut off."""
     from mixwell.training import command
 
     command.resume(folder, report=report)
@@ -204,7 +206,7 @@ def fidelity_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")],
     steps: Annotated[int, typer.Option(help="Training steps of the comparison.")] = 20,
 ) -> None:
-    """Is the hypergradient right on my model? Trains some steps again with every weight moved, and compares."""
+    """Tell whether the hypergradient is right. Trains some steps again with every weight moved, and compares."""
     from mixwell.training import command
 
     command.measure_fidelity(folder, steps=steps)
@@ -218,7 +220,7 @@ def demo_command(
     workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
     figures: Annotated[bool, typer.Option(help="Write the report page.")] = True,
 ) -> None:
-    """Learn a mixture of text that is on this machine, and compare it with uniform mixing. No download."""
+    """Learn a mixture of text that is on this machine. Compares it with uniform mixing; no download."""
     from mixwell.experiments.demo import command
     from mixwell.sweeps import cores
 
@@ -234,7 +236,7 @@ def tokenizer_command(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Train a tokeniser (byte-level BPE) on the text of a config's domains."""
+    """Train a tokeniser (byte-level BPE) on a config's text domains."""
     from mixwell.training import command
 
     command.train_tokenizer(config, size=size, out=out, overrides=overrides or ())
@@ -250,7 +252,7 @@ def report_command(
         Path | None, typer.Option(help="Where to. [default: the only folder, or report/ beside several]")
     ] = None,
 ) -> None:
-    """Draw the figures and the HTML report; several runs, or several folders of MNIST runs, side by side."""
+    """Draw the figures and the HTML report. Several runs, or folders of MNIST runs, stand side by side."""
     from mixwell.report import folders as reports
 
     common = folders[0] if len(folders) == 1 else folders[0].resolve().parent / "report"

@@ -69,6 +69,19 @@ def test_help_and_version(tmp_path: Path) -> None:
     assert "--horizons" in mixwell("reproduce", "quadratic", "--help", cwd=tmp_path).stdout
 
 
+def test_help_tells_defaults_and_cuts_no_summary(tmp_path: Path) -> None:
+    shown, _ = inside("run", "--help", cwd=tmp_path)
+    assert "[default: runs/ and the config's name]" in " ".join(shown.split())
+    for words in ([], ["reproduce"]):
+        shown, _ = inside(*words, "--help", cwd=tmp_path)
+        assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_an_unknown_option_is_named(tmp_path: Path) -> None:
+    _, err = inside("run", "--outt", cwd=tmp_path, status=2)
+    assert "No such option: --outt (Possible options: --out)" in err
+
+
 SMALL = ["--channels", "2", "--batch-size", "4", "--train-size", "60", "--validation-size", "50"]
 
 

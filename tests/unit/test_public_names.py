@@ -30,5 +30,8 @@ def imported_by(statement: str) -> set[str]:
 
 
 def test_the_command_line_and_the_package_are_light() -> None:
-    assert "torch" not in imported_by("import mixwell.cli")
+    assert "torch" not in imported_by("import mixwell.cli, mixwell.training.template")
+    assert not {"torch", "numpy", "rich"} & imported_by(
+        "from mixwell.cli import app; app(['run', '--help'], standalone_mode=False)"
+    )
     assert not {"matplotlib", "transformers", "pandas"} & imported_by("import mixwell; mixwell.Mixer")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import ceil, floor, inf
+from operator import add, sub
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mixwell.constraints import project
 from mixwell.weights import Vector
 
-Counts = NDArray[np.int64]
 # Sums of shares are rounded; what is this near to a whole number counts as whole.
 ROUNDING = 1e-9
 
@@ -40,7 +41,7 @@ class Apportionment:
 
     Example:
         >>> batches = Apportionment(4, 3)
-        >>> [batches.next(np.array([0.5, 0.3, 0.2])).tolist() for _ in range(5)]
+        >>> [batches.next(np.array([0.5, 0.3, 0.2])) for _ in range(5)]
         [[2, 1, 1], [2, 1, 1], [2, 2, 0], [2, 1, 1], [2, 1, 1]]
 
     References:
@@ -57,10 +58,16 @@ class Apportionment:
             )
         self.total = total
         self.least = least
-        self.carry = np.zeros(domains)
+        self.carry = [0.0] * domains
         """What is due to each domain from before, within rounding of zero in sum; the state."""
+        self._shares = b""
+        self._targets: list[float] = []
+        self._least: list[int] = []
+        self._most: list[int] = []
 
-    def next(self, shares: Vector, *, most: Counts | None = None) -> Counts:
+    # Lists and not arrays: domains are few, and NumPy takes longer for a call than Python for ten of them.
+
+    def next(self, shares: Vector, *, most: Sequence[int] | None = None) -> list[int]:
         """The counts of the next batch. A domain to which a whole row is due by its share has at least one.
 
         Args:
@@ -68,37 +75,64 @@ class Apportionment:
             most: rows that a domain can give at all; where it has fewer than ``least`` it gives those.
 
         Returns:
-            Whole numbers that sum to the batch's size, shape ``(m,)``; to less only where all domains
+            Whole numbers that sum to the batch's size, one for each domain; to less only where all domains
             together can give no more.
         """
-        targets = self.total * np.asarray(shares, dtype=np.float64)
-        due = self.carry + targets
-        # Where less than a row is due, one at most: then a domain is in a batch just as often as its share says.
-        whole = np.floor(targets + ROUNDING).astype(np.int64)
-        able = np.where(whole < 1, 1, self.total)
-        most = able if most is None else np.minimum(most, able)
-        least = np.minimum(np.minimum(max(self.least, 1), whole), most)
-        counts = np.clip(np.floor(due + ROUNDING).astype(np.int64), least, most)
-        rest = int(min(self.total, most.sum()) - counts.sum())
-        while rest > 0:
-            counts[self._first_due(due - counts, targets, counts < most)] += 1
-            rest -= 1
+        self._follow(shares)
+        lows, highs, total = self._least, self._most, self.total
+        if most is not None:
+            highs = list(map(min, highs, most))
+            lows = list(map(min, lows, highs))
+            total = min(total, sum(highs))
+        due = list(map(add, self.carry, self._targets))
+        counts = [
+            low if (whole := floor(wanted + ROUNDING)) < low else whole if whole < high else high
+            for wanted, low, high in zip(due, lows, highs, strict=True)
+        ]
+        rest = total - sum(counts)
+        if rest > 0:
+            self._hand_out(rest, counts, due, highs)
         while rest < 0:
-            counts[np.where(counts > least, due - counts, np.inf).argmin()] -= 1
+            above = [j for j, low in enumerate(lows) if counts[j] > low]
+            counts[min(above, key=lambda j: due[j] - counts[j])] -= 1
             rest += 1
-        self.carry = due - counts
+        self.carry = list(map(sub, due, counts))
         return counts
 
-    @staticmethod
-    def _first_due(left: Vector, targets: Vector, able: NDArray[np.bool_]) -> int:
-        """The domain whose next row must come soonest: after ``ceil((1 - left) / target)`` more batches."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            batches = np.where(left > ROUNDING, np.ceil((1 - left) / targets - ROUNDING), np.inf)
-        waiting = np.where(able, batches, np.inf)
-        if np.isfinite(waiting).any():
-            first = waiting == waiting.min()
-            return int(np.where(first, left, -np.inf).argmax())
-        return int(np.where(able, left, -np.inf).argmax())
+    def _follow(self, shares: Vector) -> None:
+        """What follows from the shares alone; they mostly are those of the batch before."""
+        shares = np.asarray(shares, dtype=np.float64)
+        content = shares.tobytes()
+        if content == self._shares:
+            return
+        targets = self.total * shares
+        whole = np.floor(targets + ROUNDING).astype(np.int64)
+        # Where less than a row is due, one at most: then a domain is in a batch just as often as its share says.
+        most = np.where(whole < 1, 1, self.total)
+        self._targets, self._most = targets.tolist(), most.tolist()
+        self._least = np.minimum(max(self.least, 1), whole).tolist()
+        self._shares = content
+
+    def _hand_out(self, rest: int, counts: list[int], due: list[float], most: list[int]) -> None:
+        """A row each to the domains whose next row must come soonest, those first to which most is due.
+
+        It must come after ``ceil((1 - left) / target)`` more batches. Less than a row is left to each of them, so
+        that none comes twice; what is to be handed out after them goes to whom most is due.
+        """
+        waiting = [
+            (ceil(batches), -left, j)
+            for j, (wanted, count, target) in enumerate(zip(due, counts, self._targets, strict=True))
+            if (left := wanted - count) > ROUNDING
+            and count < most[j]
+            and target
+            and (batches := (1 - left) / target - ROUNDING) < inf
+        ]
+        waiting.sort()
+        for _, _, j in waiting[:rest]:
+            counts[j] += 1
+        for _ in range(rest - len(waiting)):
+            able = [j for j, count in enumerate(counts) if count < most[j]]
+            counts[max(able, key=lambda j: due[j] - counts[j])] += 1
 
 
 def by_weight_and_noise(weights: Vector, noise: Vector) -> Vector:

@@ -9,6 +9,7 @@ begin and end, and however short or long their lines are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, Self, final
 
@@ -35,6 +36,10 @@ _HALF = np.uint64(32)
 _LOW = np.uint64((1 << 32) - 1)
 _CHUNK = 1 << 17
 _SPACE = b" \t\r\n\v\f"
+_SEPARATORS = "\x1c", "\x1d", "\x1e", "\x1f"
+"""What ``str.strip`` takes for space and ``bytes.strip`` does not, in ASCII."""
+_HASH = blake2b(digest_size=_WORD)
+"""Copying it takes less time than making another."""
 
 Hashes = NDArray[np.uint64]
 
@@ -153,6 +158,8 @@ class LineSketch(Sketch):
     def __init__(self, size: int = SIZE) -> None:
         super().__init__(size)
         self._tail = ""
+        self._texts: list[str] = []
+        self._characters = 0
 
     @property
     def unit(self) -> str:
@@ -166,29 +173,72 @@ class LineSketch(Sketch):
             text: may begin and end within a line.
             ends: whether a document ends after it, and so its last line.
         """
-        first, *others = text.split("\n")
-        # leading space goes first, so that a long line is cut at the same place however it arrives
-        self._tail = (self._tail + first).lstrip()[:LONGEST_LINE]
-        if others:
-            *middle, last = others
-            self._hash([self._tail, *middle])
-            self._tail = last.lstrip()[:LONGEST_LINE]
+        # many short documents are cheaper together
+        self._texts.append(text)
+        self._characters += len(text) + 1
         if ends:
-            self.end()
+            self._texts.append("\n")
+        if self._characters >= _CHUNK:
+            self._take()
 
     def end(self) -> None:
         """The line that was begun is complete."""
-        self._hash([self._tail])
+        self._take()
+        self._note(_hashed(_long_enough([self._tail])))
         self._tail = ""
 
-    def _hash(self, lines: list[str]) -> None:
-        long = {
-            stripped if len(stripped) <= LONGEST_LINE else stripped[:LONGEST_LINE].rstrip()
-            for line in lines
-            if len(line) >= LINE_CHARACTERS and len(stripped := line.strip()) >= LINE_CHARACTERS
-        }
-        if long:
-            self._note(b"".join([blake2b(line.encode(), digest_size=_WORD).digest() for line in long]))
+    def _take(self) -> None:
+        text = "".join(self._texts)
+        self._texts.clear()
+        self._characters = 0
+        # so no line within a part has too many characters
+        for start in range(0, len(text), LONGEST_LINE):
+            self._split(text[start : start + LONGEST_LINE])
+
+    def _split(self, text: str) -> None:
+        first, last = text.find("\n"), text.rfind("\n")
+        # leading space goes first, so that a long line is cut at the same place however it arrives
+        begun = (self._tail + (text if first < 0 else text[:first])).lstrip()[:LONGEST_LINE]
+        if first < 0:
+            self._tail = begun
+            return
+        self._tail = text[last + 1 :].lstrip()[:LONGEST_LINE]
+        self._note(_hashed(_long_enough([begun]) + _long_lines(text[first + 1 : last + 1])))
+
+
+def _long_enough(lines: Iterable[str]) -> list[bytes]:
+    """Of lines those that count, without the space around them, in UTF-8."""
+    return [
+        stripped.encode()
+        for line in lines
+        if len(line) >= LINE_CHARACTERS and len(stripped := line.strip()) >= LINE_CHARACTERS
+    ]
+
+
+def _long_lines(text: str) -> list[bytes]:
+    """The same of a text of short lines; what is ASCII, which takes less time as bytes, apart from the rest."""
+    if any(separator in text for separator in _SEPARATORS):
+        return _long_enough(text.split("\n"))
+    lines = text.encode().split(b"\n")
+    others: list[bytes] = []
+    if not text.isascii():
+        others = _long_enough(line.decode() for line in lines if not line.isascii())
+        lines = [line for line in lines if line.isascii()]
+    plain = [
+        stripped
+        for line in lines
+        if len(line) >= LINE_CHARACTERS and len(stripped := line.strip()) >= LINE_CHARACTERS
+    ]
+    return plain + others
+
+
+def _hashed(parts: Iterable[bytes]) -> bytes:
+    digests: list[bytes] = []
+    for part in parts:
+        one = _HASH.copy()
+        one.update(part)
+        digests.append(one.digest())
+    return b"".join(digests)
 
 
 @final
@@ -316,7 +366,7 @@ class BlockSketch(Sketch):
         starts = np.flatnonzero(mixed * _ANCHOR[0] >> _ANCHOR_SHIFT == 0)
         content = tokens.tobytes()
         blocks = {content[4 * start : 4 * (start + BLOCK_TOKENS)] for start in starts.tolist()}
-        self._note(b"".join([blake2b(block, digest_size=_WORD).digest() for block in blocks]))
+        self._note(_hashed(blocks))
         self._tail = tokens[count:]
 
 

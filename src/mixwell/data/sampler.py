@@ -72,6 +72,9 @@ class Sampler:
         self._cursors = {name: Cursor(size, f"seed {seed}, {name}") for name, size in sizes.items()}
         self._cap = cap
         self._batches = 0
+        self._open = np.ones(len(sizes))
+        self._followed: tuple[bytes, ...] = ()
+        self._shares, self._inclusion = np.empty(0), dict[str, float]()
         self.noise = np.full(len(sizes), np.nan)
         """The standard deviation s_j of the gradient of a row, NaN where it is not known."""
 
@@ -84,14 +87,8 @@ class Sampler:
         Returns:
             Shares that sum to one, shape ``(m,)``.
         """
-        if self.rule == "equal":
-            shares = np.full(len(self.names), 1 / len(self.names))
-        elif self.rule == "weight":
-            shares = np.asarray(weights, dtype=np.float64)
-        else:
-            shares = counts.by_weight_and_noise(weights, self.noise)
-        low, high = np.full(len(shares), self.least / self.batch_size), np.ones(len(shares))
-        return counts.within(shares, low, high if self._cap is None else self._cap.bounds(self.names)[1])
+        self._follow(weights)
+        return self._shares.copy()
 
     def inclusion(self, weights: Vector) -> dict[str, float]:
         """How often each domain is in a batch, for those that are not in all.
@@ -102,10 +99,8 @@ class Sampler:
         Returns:
             Probabilities in (0, 1) by domain.
         """
-        expected = self.batch_size * self.shares(weights)
-        # A domain that has been used up is never there, so that any number below one will do.
-        often = {name: float(n) or 0.5 for name, n in zip(self.names, expected, strict=True)}
-        return {name: n for name, n in often.items() if n < 1 - counts.ROUNDING}
+        self._follow(weights)
+        return self._inclusion.copy()
 
     def draw(self, weights: Vector) -> dict[str, Indices]:
         """The rows of the next batch.
@@ -121,11 +116,16 @@ class Sampler:
         """
         most = None
         if self._cap is not None:
-            most = np.minimum(self._cap.left, self.batch_size).astype(np.int64)
-            if not most.any():
+            most = np.minimum(self._cap.left, self.batch_size).astype(np.int64).tolist()
+            if not any(most):
                 raise ValueError("all domains are used up: their caps on epochs allow no more rows")
-        chosen = zip(self.names, self._counts.next(self.shares(weights), most=most), strict=True)
-        rows = {name: self._cursors[name].take(int(n)) for name, n in chosen if n}
+        self._follow(weights)
+        numbers = self._counts.next(self._shares, most=most)
+        rows = {
+            name: cursor.take(count)
+            for (name, cursor), count in zip(self._cursors.items(), numbers, strict=True)
+            if count
+        }
         self._batches += 1
         self._spend()
         return rows
@@ -147,7 +147,7 @@ class Sampler:
             "sizes": {name: cursor.size for name, cursor in self._cursors.items()},
             "taken": self.taken,
             "batches": self._batches,
-            "carry": self._counts.carry.tolist(),
+            "carry": list(self._counts.carry),
             "noise": [None if np.isnan(s) else float(s) for s in self.noise],
         }
 
@@ -169,8 +169,30 @@ class Sampler:
             cursor.taken = int(state["taken"][name])
         self._batches = int(state["batches"])
         self._spend()
-        self._counts.carry = np.array(state["carry"], dtype=np.float64)
+        self._counts.carry = [float(rest) for rest in state["carry"]]
         self.noise = np.array([np.nan if s is None else s for s in state["noise"]], dtype=np.float64)
+
+    def _follow(self, weights: Vector) -> None:
+        """Find the shares, and how often each domain is there, unless all that they follow from is as it was."""
+        weights = np.asarray(weights, dtype=np.float64)
+        high = self._open if self._cap is None else self._cap.bounds(self.names)[1]
+        followed = weights.tobytes(), self.noise.tobytes(), high.tobytes()
+        if followed == self._followed:
+            return
+        if self.rule == "equal":
+            shares = np.full(len(self.names), 1 / len(self.names))
+        elif self.rule == "weight":
+            shares = weights
+        else:
+            shares = counts.by_weight_and_noise(weights, self.noise)
+        low = np.full(len(shares), self.least / self.batch_size)
+        self._shares = counts.within(shares, low, high)
+        # A domain that has been used up is never there, so that any number below one will do.
+        often = {
+            name: float(n) or 0.5 for name, n in zip(self.names, self.batch_size * self._shares, strict=True)
+        }
+        self._inclusion = {name: n for name, n in often.items() if n < 1 - counts.ROUNDING}
+        self._followed = followed
 
     def _spend(self) -> None:
         if self._cap is not None:

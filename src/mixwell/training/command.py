@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mixwell import files
 from mixwell.data import tokenizer as tokenizers
 from mixwell.terminal import say, show
 from mixwell.training import data, fidelity, metrics, plan, settings
@@ -18,27 +16,6 @@ from mixwell.training.data import TEXT
 from mixwell.training.display import Tokenising
 from mixwell.training.run import CHECKPOINTS, Run, open_run
 from mixwell.training.trainer import Trainer
-
-
-def init(path: Path) -> None:
-    """Write a commented config.
-
-    Args:
-        path: where to.
-
-    Raises:
-        ValueError: there is a file already, or it would not be YAML.
-    """
-    if path.suffix == ".toml":
-        raise ValueError(f"the config is written as YAML; give it a name such as {path.with_suffix('.yaml')}")
-    if path.exists():
-        raise ValueError(f"{path} is there already; remove it, or give another name")
-    template = resources.files("mixwell.training").joinpath("templates/config.yaml").read_text("utf-8")
-    files.write(path, template.replace("FILE", str(path)))
-    say(
-        Console(),
-        f"{path} is written: put in your domains and your validation set, then `mixwell plan {path}`",
-    )
 
 
 def run(path: Path, *, out: Path | None, overrides: Sequence[str], report: bool) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixwell.data.counts import Apportionment, by_weight_and_noise, within
+from mixwell.data.counts import ROUNDING, Apportionment, by_weight_and_noise, within
 
 
 def shares(m: int) -> st.SearchStrategy[np.ndarray]:
@@ -31,7 +31,7 @@ def test_while_shares_stay_counts_are_within_one_row_at_all_times(case) -> None:
     batches = Apportionment(total, len(p), least=least)
     seen = np.zeros(len(p))
     for step in range(1, 40):
-        counts = batches.next(p)
+        counts = np.array(batches.next(p))
         assert counts.sum() == total
         assert counts.min() >= least
         seen += counts
@@ -47,7 +47,7 @@ def test_changing_shares_with_room_are_followed_within_one_row(data, m, least) -
     seen, due = np.zeros(m), np.zeros(m)
     for p in data.draw(st.lists(shares(m), min_size=1, max_size=25)):
         p = room / total + (1 - m * room / total) * p
-        counts = batches.next(p)
+        counts = np.array(batches.next(p))
         assert counts.sum() == total
         assert counts.min() >= least
         seen, due = seen + counts, due + total * p
@@ -61,7 +61,7 @@ def test_any_changes_keep_the_sum_and_are_made_up_for(data, m) -> None:
     batches = Apportionment(total, m)
     seen, due = np.zeros(m), np.zeros(m)
     for p in data.draw(st.lists(shares(m), min_size=1, max_size=30)):
-        counts = batches.next(p)
+        counts = np.array(batches.next(p))
         assert counts.sum() == total
         assert counts.min() >= 0
         seen, due = seen + counts, due + total * p
@@ -69,18 +69,55 @@ def test_any_changes_keep_the_sum_and_are_made_up_for(data, m) -> None:
     assert np.abs(seen - due).max() < 1 + np.log(m) + 1e-9
     uniform = np.full(m, 1 / m)
     for _ in range(8 * m):
-        seen, due = seen + batches.next(uniform), due + total * uniform
+        seen, due = seen + np.array(batches.next(uniform)), due + total * uniform
     assert np.abs(seen - due).max() < 1 + 1e-9
 
 
 def test_a_domain_that_cannot_give_more_passes_its_rows_on() -> None:
     batches = Apportionment(10, 3, least=1)
-    counts = batches.next(np.array([0.8, 0.1, 0.1]), most=np.array([3, 9, 0]))
-    assert counts.tolist() == [3, 7, 0]
+    assert batches.next(np.array([0.8, 0.1, 0.1]), most=[3, 9, 0]) == [3, 7, 0]
 
 
 def test_all_domains_together_can_give_too_little() -> None:
-    assert Apportionment(10, 2).next(np.array([0.5, 0.5]), most=np.array([2, 1])).tolist() == [2, 1]
+    assert Apportionment(10, 2).next(np.array([0.5, 0.5]), most=[2, 1]) == [2, 1]
+
+
+def literal(carry: np.ndarray, shares: np.ndarray, total: int, least: int, most: np.ndarray) -> np.ndarray:
+    """The counts as their definition has it: row by row, and everything anew."""
+    targets = total * shares
+    due = carry + targets
+    whole = np.floor(targets + ROUNDING).astype(np.int64)
+    most = np.minimum(most, np.where(whole < 1, 1, total))
+    low = np.minimum(np.minimum(max(least, 1), whole), most)
+    counts = np.clip(np.floor(due + ROUNDING).astype(np.int64), low, most)
+    while counts.sum() < min(total, most.sum()):
+        left, able = due - counts, counts < most
+        with np.errstate(divide="ignore", over="ignore"):
+            batches = np.where(left > ROUNDING, np.ceil((1 - left) / targets - ROUNDING), np.inf)
+        batches = np.where(able, batches, np.inf)
+        first = able & (batches == batches.min())
+        counts[np.where(first, left, -np.inf).argmax()] += 1
+    while counts.sum() > total:
+        counts[np.where(counts > low, due - counts, np.inf).argmin()] -= 1
+    return counts
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 9), st.integers(0, 2))
+def test_counts_and_what_is_carried_are_those_of_the_definition(data, m, least) -> None:
+    total = data.draw(st.integers(max(1, m * least), 12 + m * least))
+    batches, carry = Apportionment(total, m, least=least), np.zeros(m)
+    for p in data.draw(st.lists(shares(m), min_size=1, max_size=4)):
+        zeros = np.array(
+            data.draw(st.lists(st.sampled_from([1.0, 1.0, 0.0, 1e-320]), min_size=m, max_size=m))
+        )
+        p = p * zeros / (p * zeros).sum() if (p * zeros).sum() > 1e-9 else p
+        limits = st.lists(st.integers(0, total), min_size=m, max_size=m)
+        for most in data.draw(st.lists(st.none() | limits, min_size=1, max_size=6)):
+            counts = literal(carry, p, total, least, np.full(m, total) if most is None else np.array(most))
+            carry = carry + total * p - counts
+            assert batches.next(p, most=most) == counts.tolist()
+            assert batches.carry == carry.tolist()
 
 
 def test_a_batch_without_room_is_refused() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from hashlib import blake2b
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mixwell.data import overlap as module
 from mixwell.data.overlap import BlockSketch, LineSketch, PassageSketch, overlap
@@ -66,6 +69,41 @@ def test_short_lines_and_space_do_not_count() -> None:
     line = "x" * 32
     assert overlap(sketch(f"  {line}\t\r\n{line}\n{line}"), sketch(line)) == 1
     assert len(sketch(f"  {line}\t\r\n{line}\n{line}").hashes) == 1
+
+
+def literal(documents: list[str]) -> list[int]:
+    """The hashes of a text's lines as their definition has it."""
+    longest = module.LONGEST_LINE
+    stripped = {line.strip()[:longest].rstrip() for text in documents for line in text.split("\n")}
+    counting = [line.encode() for line in stripped if len(line) >= module.LINE_CHARACTERS]
+    return sorted(int.from_bytes(blake2b(line, digest_size=8).digest(), "little") for line in counting)
+
+
+SEPARATED = "".join(["\x1c\x1d", "s" * 40, "\x1f\n", "\x1e" * 40, "\n"])
+UNICODE = "\u2003" + "Größe, Ⅷ, 数 " * 4 + "\u00a0\n" + "é" * 31 + "\n" + "数" * 32 + "\n"
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_lines_are_those_of_the_definition_however_they_arrive(data) -> None:
+    kinds = [
+        "plain ascii line of more than 32 characters\r\n",
+        "short\n",
+        " \t\v\f",
+        "\n",
+        "y" * 33,
+        SEPARATED,
+    ]
+    kinds += [UNICODE, "x" * 70_000, " " * 70_000]
+    pieces = st.lists(st.sampled_from(kinds) | st.text(max_size=60), max_size=8).map("".join)
+    documents = data.draw(st.lists(pieces, min_size=1, max_size=4))
+    made = LineSketch()
+    for text in documents:
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=3)))
+        for start, end in itertools.pairwise([0, *cuts, len(text)]):
+            made.add(text[start:end])
+        made.add("", ends=True)
+    assert made.hashes.tolist() == literal(documents)
 
 
 def test_documents_end_lines() -> None:

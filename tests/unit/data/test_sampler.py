@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from typing import NamedTuple
 
@@ -14,13 +16,21 @@ from hypothesis import strategies as st
 import mixwell
 from mixwell.constraints import EpochCap
 from mixwell.data.sampler import Sampler
-from mixwell.data.shuffles import Cursor, shuffled
+from mixwell.data.shuffles import Cursor, shuffled, whole_order
 
 
 @settings(deadline=None)
 @given(st.integers(1, 300), st.text(max_size=8))
 def test_a_shuffle_is_a_permutation(size, key) -> None:
     assert sorted(shuffled(np.arange(size), size, key).tolist()) == list(range(size))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3000), st.text(max_size=8))
+def test_whole_orders_and_several_at_once_are_those_of_single_positions(size, key) -> None:
+    order = shuffled(np.arange(size), size, key)
+    assert whole_order(size, key).tolist() == order.tolist()
+    assert shuffled(np.arange(size), size, "other", key)[size:].tolist() == order.tolist()
 
 
 def test_all_orders_of_four_are_equally_frequent() -> None:
@@ -57,6 +67,18 @@ def test_a_cursor_goes_on_from_any_place(size, before, counts) -> None:
         assert whole.take(count).tolist() == later.take(count).tolist()
 
 
+@pytest.mark.parametrize("size", [1, 40, 3_000, 20_000, 10**6, 2**40])
+def test_rows_do_not_depend_on_how_far_is_looked_ahead(size: int) -> None:
+    cursor = Cursor(size, "any", taken=7)
+    taken = np.concatenate([cursor.take(count) for count in (3, 900, 5_000, 1, 30_000, 200, 40_000)])
+    for place in (7, 909, 5_910, 40_000, 76_000):
+        epoch, first = divmod(place, size)
+        expected = shuffled(np.array([first]), size, f"any, epoch {epoch}")
+        assert taken[place - 7] == expected[0]
+        cursor.taken = place  # back to it, as a loaded state does
+        assert cursor.take(1)[0] == expected[0]
+
+
 def weights(m: int) -> st.SearchStrategy[np.ndarray]:
     return st.lists(st.floats(1e-9, 1), min_size=m, max_size=m).map(lambda v: np.array(v) / sum(v))
 
@@ -75,6 +97,19 @@ def test_a_sampler_goes_on_from_its_state_whatever_the_weights_do(data, rule) ->
         assert {k: v.tolist() for k, v in drawn.items()} == {k: v.tolist() for k, v in again.items()}
         assert sum(len(v) for v in drawn.values()) == 16
         assert all(name in drawn for name in sizes)  # the default floor gives each a row
+
+
+def test_shares_follow_whatever_changes() -> None:
+    sampler, w = Sampler({"a": 100, "b": 100}, 10, rule="noise", least=1), np.array([0.5, 0.5])
+    assert sampler.shares(w).tolist() == pytest.approx([0.5, 0.5])
+    sampler.noise[:] = [1.0, 3.0]  # in place, as a trainer does
+    assert sampler.shares(w).tolist() == pytest.approx([0.25, 0.75])
+    w[:] = [0.75, 0.25]
+    assert sampler.shares(w).tolist() == pytest.approx([0.5, 0.5])
+    sampler.shares(w)[:] = 7.0
+    sampler.inclusion(w)["a"] = 7.0
+    assert sampler.shares(w).tolist() == pytest.approx([0.5, 0.5])
+    assert sampler.inclusion(w) == {}
 
 
 def test_equal_counts_do_not_follow_the_weights() -> None:
@@ -195,3 +230,41 @@ def test_a_loader_keeps_a_cap_on_epochs() -> None:
             mixer.update()
     assert mixer.steps_done == 30
     assert loader.sampler.taken == {"few": 20, "many": 220}
+
+
+SIZES = {
+    "few": {"a": 1, "b": 7, "c": 40, "d": 300},
+    "many": {"a": 5_000, "b": 70_000, "c": 1_000_000, "d": 2**40},
+    "16": {f"domain {i}": 10 + 37 * i**3 for i in range(16)},
+}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "rule", "capped", "expected"),
+    [
+        ("few", 16, "weight", False, "14405a1dfaf37483"),
+        ("few", 3, "noise", False, "13744f3618aa309d"),
+        ("few", 32, "weight", True, "acaf99eb99a88b7c"),
+        ("many", 256, "weight", False, "123856c35c5850a2"),
+        ("many", 24, "equal", False, "044d662470f13c76"),
+        ("many", 64, "noise", True, "736a69618b53b20f"),
+        ("16", 5, "weight", False, "cc2533d906c23c7a"),
+        ("16", 500, "noise", False, "6fc64e42f1c0f820"),
+        ("16", 32, "weight", True, "333c7e5051754594"),
+    ],
+)
+def test_the_rows_of_a_seed_stay_what_they_were(sizes, batch, rule, capped, expected) -> None:
+    """A run that is resumed with a later version goes on with the rows it would have had."""
+    rows, steps = SIZES[sizes], 60
+    caps = dict.fromkeys(list(rows)[: len(rows) // 2], 4.0)
+    cap = EpochCap(rows, caps, batch_size=batch, budget=steps) if capped else None
+    sampler = Sampler(rows, batch, rule=rule, cap=cap, seed=11)
+    rng, seen = np.random.default_rng(5), hashlib.blake2b(digest_size=8)
+    w = np.empty(0)
+    for step in range(steps):
+        if step % 7 == 0:
+            w = rng.dirichlet(np.full(len(rows), 0.5)) + 1e-12
+            sampler.noise[rng.integers(len(rows))] = rng.random()
+        drawn = {name: chosen.tolist() for name, chosen in sampler.draw(w).items()}
+        seen.update(json.dumps(drawn).encode())
+    assert seen.hexdigest() == expected

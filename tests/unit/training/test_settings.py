@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mixwell.training import command, settings
+from mixwell.training import settings, template
 from mixwell.training.config import Config
 from training_texts import write_config
 
@@ -34,7 +34,7 @@ def test_toml_means_the_same(tmp_path: Path) -> None:
 
 
 def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path) -> None:
-    command.init(tmp_path / "mixwell.yaml")
+    template.write(tmp_path / "mixwell.yaml")
     text = (tmp_path / "mixwell.yaml").read_text()
     given = settings.read(tmp_path / "mixwell.yaml")
     assert set(given.domains) == {"web", "code", "books"}
@@ -50,7 +50,7 @@ def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path
     assert len(shown) > 20
     assert settings.read(tmp_path / "all.yaml") == given
     with pytest.raises(ValueError, match="is there already"):
-        command.init(tmp_path / "mixwell.yaml")
+        template.write(tmp_path / "mixwell.yaml")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from typing import final
 from mixwell.data.sources.base import FileSource, Piece
 
 PIECE_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 18
+"""What is decoded at once: it stays in a near cache."""
 ERRORS = ("strict", "replace", "ignore")
 NUL = b"\0"
 _TRIES = 1000
@@ -72,21 +74,26 @@ class TextFiles(FileSource):
                 yield Piece(last.text, True, last.read)
 
     def _cut(self, path: Path) -> Iterator[tuple[str, int]]:
-        rest, read = "", 0
+        parts, read, offset = list[str](), 0, 0
         for text, size in self._decoded(path):
-            rest, read = rest + text, read + size
-            if len(rest) < self._piece:
+            parts.append(text)
+            read, offset = read + size, offset + size
+            if size and offset % self._piece:
                 continue
-            at = good_cut(rest)
-            yield rest[:at], read
-            rest, read = rest[at:], 0
-        if rest:
+            rest = "".join(parts)
+            if len(rest) >= self._piece:
+                at = good_cut(rest)
+                yield rest[:at], read
+                rest, read = rest[at:], 0
+            parts = [rest]
+        if rest := "".join(parts):
             yield rest, read
 
     def _decoded(self, path: Path) -> Iterator[tuple[str, int]]:
         wide = is_wide(self.encoding)
         decoder = codecs.getincrementaldecoder(self.encoding)(self.errors)
         offset, lines, begun = 0, 0, False
+        size = self._piece if self._piece % BLOCK_BYTES else BLOCK_BYTES
         try:
             stream = path.open("rb")
         except OSError as error:
@@ -94,7 +101,7 @@ class TextFiles(FileSource):
         with stream:
             while True:
                 try:
-                    block = stream.read(self._piece)
+                    block = stream.read(size)
                 except OSError as error:
                     raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
                 if not wide and NUL in block:
