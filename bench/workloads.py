@@ -25,6 +25,7 @@ from mixwell.models.gpt import Gpt
 Batch = tuple[Tensor, Tensor]
 # A round cycles through so many batches: drawing is no part of what is measured.
 DISTINCT = 8
+LEARNING_RATE = 0.05  # of SGD
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def gpt(width: int = 384, layers: int = 6, heads: int = 6) -> nn.Module:
 
 def sgd(parameters: Iterable[Tensor]) -> Optimizer:
     """Plain."""
-    return torch.optim.SGD(parameters, lr=0.05)
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE)
 
 
 def adamw(parameters: Iterable[Tensor]) -> Optimizer:
