@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from mixwell import environment, files
 
@@ -48,12 +50,14 @@ class Round:
         finish: what a round ends with: the validation gradient and the update of the weights.
         scores: the hypergradient of every round so far, where the variant has one.
         held: the bytes that the variant says it holds beyond plain training.
+        trained: the model and its optimiser, where somebody wants to set them back.
     """
 
     train: Callable[[], None]
     finish: Callable[[], None] = nothing
     scores: list[list[float]] = field(default_factory=list[list[float]])
     held: int = 0
+    trained: tuple[nn.Module, Optimizer] | None = None
 
     def run(self) -> None:
         """The whole round."""
@@ -100,6 +104,12 @@ def ratio(seconds: Seconds, name: str, *, finish: bool = True) -> Spread:
     totals = [a + b for a, b in zip(own["train"], own["finish"], strict=True)] if finish else own["train"]
     found = [mine / base for mine, base in zip(totals, plain, strict=True)]
     return Spread(statistics.median(found), min(found), max(found))
+
+
+def least_ratio(seconds: Seconds, name: str) -> float:
+    """The fastest round of a variant over the fastest plain one: what a quiet machine would tell."""
+    own, plain = seconds[name], seconds[PLAIN]["train"]
+    return (min(own["train"]) + min(own["finish"])) / min(plain)
 
 
 # ----------------------------------------------------------------------------------------------- memory

@@ -1,8 +1,9 @@
 """What mixing costs beside plain training on the same samples: time and memory.
 
-Time is of a whole round of T steps with its validation gradient and weight update, over T plain steps; beside
-it that of the steps alone. Memory is the growth of the peak above that of plain training, in two rounds of one
-step (growth.py shows what T does). "Not mixed, split" is plain training in a batch per domain.
+Time is of a whole round of T steps with its validation gradient and weight update, over T plain steps: the median
+of the turns and their range, the fastest over the fastest plain one, and that of the steps alone. Memory is the
+growth of the peak above that of plain training, in two rounds of one step (growth.py shows what T does). "Not
+mixed, split" is plain training in a batch per domain.
 
     python bench/overhead.py [--only mlp cnn] [--again]
 """
@@ -19,10 +20,10 @@ from measure import (
     Results,
     Seconds,
     extra_memory,
+    least_ratio,
     parser,
     peak_growth,
     ratio,
-    say,
     take_turns,
 )
 from workloads import VARIANTS, WORKLOADS, Workload
@@ -40,9 +41,7 @@ def memory(workload: Workload, variant: str) -> dict[str, int]:
 
 
 def report(name: str, workload: Workload, results: Results) -> None:
-    variants = [PLAIN, *workloads.available(workload.variants)]
-    for missing in [v for v in workload.variants if v not in variants]:
-        say(f"{name}: {missing} is left out, as this mixwell has no mixer.batch")
+    variants = [PLAIN, *workload.variants]
     times = results.get(
         f"{name}/time",
         partial(seconds, name, workload, variants),
@@ -57,13 +56,12 @@ def report(name: str, workload: Workload, results: Results) -> None:
         f"T = {workload.horizon}, {workload.turns} turns; plain: {step:.3f} s per step, "
         f"peak {peaks[PLAIN] / MEGABYTE:.0f} MB"
     )
-    print(
-        f"  {'variant':15}{'time of a round':>22}{'of its steps':>22}   {'extra memory':34} held by the mixer"
-    )
+    print(f"  {'variant':17}{'time of a round':>20}{'fastest':>9}{'its steps alone':>20}   extra memory")
     for variant in variants[1:]:
         print(
-            f"  {variant:15}{ratio(times, variant)!s:>22}{ratio(times, variant, finish=False)!s:>22}   "
-            f"{extra_memory(peaks, variant, size)}  {found[variant]['held'] / size:5.2f} buffers",
+            f"  {variant:17}{ratio(times, variant)!s:>20}{least_ratio(times, variant):8.2f}x"
+            f"{ratio(times, variant, finish=False)!s:>20}   {extra_memory(peaks, variant, size)}"
+            f", of which the mixer holds {found[variant]['held'] / size:.2f}",
             flush=True,
         )
 

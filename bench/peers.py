@@ -77,8 +77,6 @@ def present(names: list[str]) -> dict[str, Peer]:
         peer = PEERS[name]
         if find_spec(peer.package) is None:
             say(f"{name} is left out, as {peer.package} is not installed: {peer.install}")
-        elif name == "mixwell-projected" and not workloads.available(["projected 16"]):
-            say(f"{name} is left out, as this mixwell has no mixer.batch")
         else:
             found[name] = peer
     return found

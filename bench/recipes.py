@@ -24,10 +24,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from domains import Batch
 from measure import Round
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
-from workloads import LEARNING_RATE, Batch, Data, Workload, mean_loss, row_losses
+from workloads import LEARNING_RATE, Data, Workload, mean_loss, row_losses
 
 
 def uniform(workload: Workload) -> Tensor:
@@ -184,16 +185,16 @@ def doge(workload: Workload, data: Data) -> Round:
 
     def train() -> None:
         nonlocal weights
-        for batch in data.steps:
-            found, norms = zip(*[clipped(part) for part in data.split(batch)], strict=True)
+        for parts in data.parts:
+            found, norms = zip(*[clipped(part) for part in parts], strict=True)
             target, _ = clipped(data.validation)
             aligned = torch.tensor([dot(gradients, target) for gradients in found])
             gain = LEARNING_RATE * aligned / (sum(norms) / len(norms) + 1e-6)
             weights = torch.softmax(weights.log() + gain.clamp(0, 5 * LEARNING_RATE) / temperature, 0)
-            for parameter, *parts in zip(parameters, *found, strict=True):
-                total = parts[0].mul_(float(weights[0]))
-                for weight, part in zip(weights[1:].tolist(), parts[1:], strict=True):
-                    total.add_(part, alpha=weight)
+            for parameter, first, *others in zip(parameters, *found, strict=True):
+                total = first.mul_(float(weights[0]))
+                for weight, other in zip(weights[1:].tolist(), others, strict=True):
+                    total.add_(other, alpha=weight)
                 parameter.grad = total
             optimizer.step()
 
@@ -213,7 +214,7 @@ def doremi(workload: Workload, data: Data) -> Round:
             losses = row_losses(model, batch)
             with torch.no_grad():
                 excess = (losses - row_losses(reference, batch)).clamp(min=0)
-                by_domain = excess.view(workload.domains, -1).mean(1)
+                by_domain = torch.zeros_like(weights).index_add_(0, data.labels, excess) / workload.rows
                 weights = torch.softmax(weights.log() + by_domain, 0)
                 weights = (1 - 1e-3) * weights + 1e-3 / workload.domains
             share = weights[data.labels]

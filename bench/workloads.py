@@ -7,12 +7,13 @@ the weights. The plain loop takes the same rows in one batch, with the same opti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
 import torch
+from domains import TARGET, Batch, images, taught, tokens
 from measure import PLAIN, Round
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,7 +23,6 @@ import mixwell
 from mixwell.models.cnn import small_cnn
 from mixwell.models.gpt import Gpt
 
-Batch = tuple[Tensor, Tensor]
 # A round cycles through so many batches: drawing is no part of what is measured.
 DISTINCT = 8
 LEARNING_RATE = 0.05  # of SGD
@@ -35,22 +35,24 @@ class Workload:
     Args:
         model: makes it; with the same parameters every time.
         optimizer: makes it.
-        draw: ``draw(domains, rows, generator)`` makes a batch of ``rows`` rows of each of ``domains``.
+        draw: ``draw(domain, rows, generator)`` makes a batch of a domain, or of the target.
         domains: the number m.
         rows: of each domain in a step.
         horizon: T, the steps of a round.
         variants: names of :data:`VARIANTS`.
         turns: how often each variant is timed.
+        update: alpha of the weights' update; by default it is self-tuned.
     """
 
     model: Callable[[], nn.Module]
     optimizer: Callable[[Iterable[Tensor]], Optimizer]
-    draw: Callable[[Iterable[int], int, torch.Generator], Batch]
+    draw: Callable[[int, int, torch.Generator], Batch]
     domains: int
     rows: int
     horizon: int
     variants: tuple[str, ...]
-    turns: int
+    turns: int = 3
+    update: float | None = None
 
     @property
     def names(self) -> list[str]:
@@ -65,12 +67,19 @@ class Workload:
     def data(self, seed: int = 1) -> Data:
         """The batches of a round and its validation batch."""
         generator = torch.Generator().manual_seed(seed)
-        every = range(self.domains)
-        batches = [self.draw(every, self.rows, generator) for _ in range(min(self.horizon, DISTINCT))]
+        labels = torch.arange(self.domains).repeat_interleave(self.rows)
+        order = torch.randperm(len(labels), generator=generator)
+        steps: list[Batch] = []
+        parts: list[list[Batch]] = []
+        for _ in range(min(self.horizon, DISTINCT)):
+            parts.append([self.draw(domain, self.rows, generator) for domain in range(self.domains)])
+            x, y = (torch.cat(every) for every in zip(*parts[-1], strict=True))
+            steps.append((x[order], y[order]))
         return Data(
-            list(islice(cycle(batches), self.horizon)),
-            torch.arange(self.domains).repeat_interleave(self.rows),
-            self.draw([0], self.rows, generator),
+            list(islice(cycle(steps), self.horizon)),
+            labels[order],
+            list(islice(cycle(parts), self.horizon)),
+            self.draw(TARGET, self.rows, generator),
         )
 
 
@@ -79,19 +88,16 @@ class Data:
     """Of one round.
 
     Args:
-        steps: a batch per step; the rows of domain 0, then those of domain 1, and so on.
-        labels: the domain of each row.
+        steps: a batch per step, its rows in random order.
+        labels: the domain of each row; the same in all steps.
+        parts: the same rows, in a batch per domain, for each step.
         validation: a batch.
     """
 
     steps: list[Batch]
     labels: Tensor
+    parts: list[list[Batch]]
     validation: Batch
-
-    def split(self, batch: Batch) -> list[Batch]:
-        """The batch of every domain, without a copy."""
-        rows = len(self.labels) // (int(self.labels[-1]) + 1)
-        return list(zip(batch[0].split(rows), batch[1].split(rows), strict=True))
 
 
 # ---------------------------------------------------------------------------------------------- training
@@ -129,9 +135,9 @@ def split(workload: Workload, data: Data) -> Round:
     optimizer = workload.optimizer(model.parameters())
 
     def train() -> None:
-        for batch in data.steps:
+        for parts in data.parts:
             optimizer.zero_grad()
-            for part in data.split(batch):
+            for part in parts:
                 (mean_loss(model, part) / workload.domains).backward()
             optimizer.step()
 
@@ -140,53 +146,52 @@ def split(workload: Workload, data: Data) -> Round:
 
 def per_domain(traces: Callable[[], mixwell.Traces], workload: Workload, data: Data) -> Round:
     """Mixing with a backward pass for each domain."""
-    model, mixer = _mixer(workload, traces())
+    model, optimizer, mixer = _mixer(workload, traces())
 
     def train() -> None:
-        for batch in data.steps:
-            for name, part in zip(workload.names, data.split(batch), strict=True):
+        for parts in data.parts:
+            for name, part in zip(workload.names, parts, strict=True):
                 with mixer.domain(name):
                     mean_loss(model, part).backward()
             mixer.step()
 
-    return _round(train, model, mixer, data)
+    return _round(train, (model, optimizer), mixer, data)
 
 
 def mixed(traces: Callable[[], mixwell.Traces], workload: Workload, data: Data) -> Round:
     """Mixing with one batch of rows of all domains, and one backward pass."""
-    model, mixer = _mixer(workload, traces())
-    mixing: Any = mixer
+    model, optimizer, mixer = _mixer(workload, traces())
 
     def train() -> None:
         for rows in data.steps:
-            with mixing.batch(data.labels) as batch:
+            with mixer.batch(data.labels) as batch:
                 batch.weigh(row_losses(model, rows)).backward()
             mixer.step()
 
-    return _round(train, model, mixer, data)
+    return _round(train, (model, optimizer), mixer, data)
 
 
-def _mixer(workload: Workload, traces: mixwell.Traces) -> tuple[nn.Module, mixwell.Mixer]:
+def _mixer(workload: Workload, traces: mixwell.Traces) -> tuple[nn.Module, Optimizer, mixwell.Mixer]:
     model = workload.model()
     optimizer = workload.optimizer(model.parameters())
     signal = mixwell.Hypergradient(traces=traces)
-    return model, mixwell.Mixer(model, optimizer, workload.names, horizon=workload.horizon, signal=signal)
+    mixer = mixwell.Mixer(
+        model, optimizer, workload.names, horizon=workload.horizon, signal=signal, update=workload.update
+    )
+    return model, optimizer, mixer
 
 
-def _round(train: Callable[[], None], model: nn.Module, mixer: mixwell.Mixer, data: Data) -> Round:
+def _round(
+    train: Callable[[], None], trained: tuple[nn.Module, Optimizer], mixer: mixwell.Mixer, data: Data
+) -> Round:
     scores: list[list[float]] = []
 
     def finish() -> None:
         with mixer.validation():
-            mean_loss(model, data.validation).backward()
+            mean_loss(trained[0], data.validation).backward()
         scores.append(list(mixer.update().scores.values()))
 
-    return Round(train, finish, scores, mixer.nbytes)
-
-
-def projected(rank: int) -> mixwell.Traces:
-    """Traces that one mixed batch can feed."""
-    return getattr(mixwell, "ProjectedTraces")(rank=rank)  # noqa: B009
+    return Round(train, finish, scores, mixer.nbytes, trained)
 
 
 Build = Callable[[Workload, Data], Round]
@@ -196,21 +201,16 @@ PER_DOMAIN: dict[str, Build] = {
     "sketched 4096": partial(per_domain, partial(mixwell.SketchedTraces, 4096)),
 }
 MIXED: dict[str, Build] = {
-    f"projected {rank}": partial(mixed, partial(projected, rank)) for rank in (8, 16, 32)
+    f"projected {rank}": partial(mixed, partial(mixwell.ProjectedTraces, rank)) for rank in (8, 16, 32)
 }
 SPLIT = "not mixed, split"
 VARIANTS: dict[str, Build] = {PLAIN: plain, SPLIT: split, **PER_DOMAIN, **MIXED}
 
 
-def available(names: Iterable[str]) -> list[str]:
-    """Those of the variants that this version of mixwell has."""
-    return [name for name in names if name not in MIXED or hasattr(mixwell.Mixer, "batch")]
-
-
 def prepare(workload: Workload) -> Data:
     """The data, after a plain step on a few of them, so that libraries have loaded what they load."""
     data = workload.data()
-    plain(workload, Data([data.validation], data.labels, data.validation)).run()
+    plain(workload, replace(data, steps=[data.validation])).run()
     return data
 
 
@@ -245,43 +245,6 @@ def sgd(parameters: Iterable[Tensor]) -> Optimizer:
 def adamw(parameters: Iterable[Tensor]) -> Optimizer:
     """With PyTorch's settings."""
     return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-# -------------------------------------------------------------------------------------------------- data
-
-
-def taught(domains: Iterable[int], rows: int, generator: torch.Generator) -> Batch:
-    """Inputs of 256 numbers; each domain has a teacher of its own, which shares a part with the others'."""
-    inputs, labels = [], []
-    for domain in domains:
-        x = torch.randn(rows, 256, generator=generator)
-        inputs.append(x)
-        labels.append((x @ teacher(domain)).argmax(1))
-    return torch.cat(inputs), torch.cat(labels)
-
-
-def teacher(domain: int) -> Tensor:
-    """The linear map whose greatest output is the class."""
-
-    def draw(seed: int) -> Tensor:
-        return torch.randn(256, 10, generator=torch.Generator().manual_seed(seed))
-
-    return draw(1000) + draw(1001 + domain)
-
-
-def images(domains: Iterable[int], rows: int, generator: torch.Generator) -> Batch:
-    """Random pixels and classes."""
-    count = rows * len(list(domains))
-    return (
-        torch.randn(count, 1, 28, 28, generator=generator),
-        torch.randint(0, 10, (count,), generator=generator),
-    )
-
-
-def tokens(length: int, domains: Iterable[int], rows: int, generator: torch.Generator) -> Batch:
-    """Random tokens, each of which is to be told from those before."""
-    drawn = torch.randint(0, 257, (rows * len(list(domains)), length + 1), generator=generator)
-    return drawn[:, :-1], drawn[:, 1:]
 
 
 MOST = (SPLIT, "dense", "sketched 4096", "projected 8", "projected 16", "projected 32")
