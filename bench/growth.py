@@ -16,7 +16,7 @@ from measure import PLAIN, Results, Seconds, extra_memory, least_ratio, parser, 
 from workloads import VARIANTS, WORKLOADS, Workload
 
 ROWS = 192
-COMPARED = (PLAIN, "dense", "projected 16")
+COMPARED = (PLAIN, "dense", "mixed dense", "projected 16")
 
 
 def setting(*, horizon: int, domains: int = 4, width: int = 1024, turns: int = 3) -> Workload:

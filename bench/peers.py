@@ -55,7 +55,8 @@ class Peer:
 PEERS = {
     PLAIN: Peer(VARIANTS[PLAIN], "no weights", estimates=False),
     "mixwell-dense": Peer(VARIANTS["dense"], "hypergradient of T steps"),
-    "mixwell-projected": Peer(VARIANTS["projected 16"], "the same, one batch, rank 16"),
+    "mixwell-mixed-dense": Peer(VARIANTS["mixed dense"], "the same from one batch"),
+    "mixwell-projected": Peer(VARIANTS["projected 16"], "estimated at rank 16"),
     "torchopt": Peer(recipes.unroll, "exact, reverse mode", package="torchopt", install=TORCHOPT),
     "forward-mode": Peer(recipes.forward_mode, "exact, forward mode"),
     "betty-darts": Peer(
@@ -137,11 +138,11 @@ def main() -> None:
             for seed in range(1, SEEDS + 1)
         ]
         print(f"\nT = {horizon}; MLP of 1.32 M parameters, 3 domains of 64 rows, SGD")
-        print(f"  {'':19}{'computes':30}{'time':>22}{'peak growth':>14}{'cosine with exact':>24}")
+        print(f"  {'':21}{'computes':30}{'time':>22}{'peak growth':>14}{'cosine with exact':>24}")
         for name, peer in peers.items():
             memory = results.get(f"{at}/memory/{name}", partial(peak, horizon, peer)) / MEGABYTE
             measured = f"{ratio(seconds, name)!s:>22}{memory:11.0f} MB{alike(found, name):>24}"
-            print(f"  {name:19}{peer.computes:30}{measured}", flush=True)
+            print(f"  {name:21}{peer.computes:30}{measured}", flush=True)
 
 
 if __name__ == "__main__":

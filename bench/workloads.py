@@ -201,7 +201,9 @@ PER_DOMAIN: dict[str, Build] = {
     "sketched 4096": partial(per_domain, partial(mixwell.SketchedTraces, 4096)),
 }
 MIXED: dict[str, Build] = {
-    f"projected {rank}": partial(mixed, partial(mixwell.ProjectedTraces, rank)) for rank in (8, 16, 32)
+    "mixed dense": partial(mixed, mixwell.DenseTraces),
+    "mixed bfloat16": partial(mixed, mixwell.BFloat16Traces),
+    **{f"projected {rank}": partial(mixed, partial(mixwell.ProjectedTraces, rank)) for rank in (8, 16, 32)},
 }
 SPLIT = "not mixed, split"
 VARIANTS: dict[str, Build] = {PLAIN: plain, SPLIT: split, **PER_DOMAIN, **MIXED}
@@ -247,21 +249,15 @@ def adamw(parameters: Iterable[Tensor]) -> Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-MOST = (SPLIT, "dense", "sketched 4096", "projected 8", "projected 16", "projected 32")
-ALL = (*MOST, "bfloat16")
+PROJECTED = ("projected 8", "projected 16", "projected 32")
+FEW = (SPLIT, "dense", "mixed dense", "projected 16", "projected 32")
+MOST = (SPLIT, "dense", "sketched 4096", "mixed dense", *PROJECTED)
+ALL = (*MOST, "bfloat16", "mixed bfloat16")
 WORKLOADS = {
     "mlp": Workload(mlp, sgd, taught, domains=3, rows=64, horizon=20, variants=ALL, turns=7),
-    "mlp-adamw": Workload(mlp, adamw, taught, domains=3, rows=64, horizon=20, variants=ALL, turns=7),
-    "cnn": Workload(cnn, sgd, images, domains=3, rows=256, horizon=20, variants=MOST, turns=3),
-    "gpt": Workload(gpt, adamw, partial(tokens, 256), domains=4, rows=8, horizon=2, variants=MOST, turns=3),
-    "gpt-m64": Workload(
-        gpt,
-        adamw,
-        partial(tokens, 128),
-        domains=64,
-        rows=1,
-        horizon=2,
-        variants=("dense", "projected 8", "projected 16", "projected 32"),
-        turns=3,
-    ),
+    "mlp-adamw": Workload(mlp, adamw, taught, domains=3, rows=64, horizon=20, variants=MOST, turns=7),
+    "cnn": Workload(cnn, sgd, images, domains=3, rows=256, horizon=20, variants=MOST),
+    # A step takes seconds here, so that rounds are short.
+    "gpt": Workload(gpt, adamw, partial(tokens, 256), domains=4, rows=8, horizon=2, variants=FEW),
+    "gpt-m64": Workload(gpt, adamw, partial(tokens, 128), domains=64, rows=1, horizon=2, variants=FEW[1:4]),
 }
