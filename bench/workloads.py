@@ -23,8 +23,8 @@ import mixwell
 from mixwell.models.cnn import small_cnn
 from mixwell.models.gpt import Gpt
 
-# A round cycles through so many batches: drawing is no part of what is measured.
-DISTINCT = 8
+# Longer rounds than this see batches again, so that their data do not fill the memory.
+DISTINCT = 64
 LEARNING_RATE = 0.05  # of SGD
 
 
