@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint bench peers reproduce clean
+.PHONY: demo test lint bench bench-peers peers reproduce clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,9 +26,15 @@ lint: $(VENV)/.installed  ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: $(VENV)/.installed  ## what mixing costs beside plain training
+bench: $(VENV)/.installed  ## what mixing costs beside plain training; continues where it was stopped
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/growth.py
+	$(BIN)/python bench/quality.py
 	$(BIN)/python bench/sweep.py
+
+bench-peers: $(VENV)/.peers  ## what others cost, side by side
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python betty-ml==0.2.1
+	$(BIN)/python bench/peers.py
 
 reproduce: $(VENV)/.installed  ## the paper's claims, small: about 10 minutes on two cores; runs/*/report.html
 	$(BIN)/mixwell reproduce quadratic
