@@ -56,7 +56,7 @@ PEERS = {
     PLAIN: Peer(VARIANTS[PLAIN], "no weights", estimates=False),
     "mixwell-dense": Peer(VARIANTS["dense"], "hypergradient of T steps"),
     "mixwell-mixed-dense": Peer(VARIANTS["mixed dense"], "the same from one batch"),
-    "mixwell-projected": Peer(VARIANTS["projected 16"], "estimated at rank 16"),
+    "mixwell-projected": Peer(VARIANTS["projected 32"], "estimated at rank 32"),
     "torchopt": Peer(recipes.unroll, "exact, reverse mode", package="torchopt", install=TORCHOPT),
     "forward-mode": Peer(recipes.forward_mode, "exact, forward mode"),
     "betty-darts": Peer(

@@ -18,7 +18,7 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
     return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-def trainer(rows: int = 64, model: nn.Module | None = None, **options) -> Trainer:
+def trainer(rows: int = 64, model: nn.Module | None = None, row_losses=None, **options) -> Trainer:
     generator = torch.Generator().manual_seed(1)
 
     def data() -> TensorRows:
@@ -37,7 +37,45 @@ def trainer(rows: int = 64, model: nn.Module | None = None, **options) -> Traine
     }
     randomness.seed(0)
     model = model or nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
-    return Trainer(settings.check(plain), Trainable(model, loss), {name: data() for name in "abc"}, data())
+    trainable = Trainable(model, loss, row_losses=row_losses)
+    return Trainer(settings.check(plain), trainable, {name: data() for name in "abc"}, data())
+
+
+def row_losses(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return (model(batch[0]) - batch[1]).square().mean(dim=1)
+
+
+@pytest.mark.parametrize("micro_rows", [None, 5])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_step_on_one_mixed_batch_is_that_on_one_for_each_domain(kind: str, micro_rows: int | None) -> None:
+    """Without dropout, and with projections of full rank."""
+
+    def run(by_row: bool, **mixer) -> Trainer:
+        one = trainer(
+            model=nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)),
+            row_losses=row_losses if by_row else None,
+            batch={"rows": 12, "micro_rows": micro_rows},
+            optimizer={"kind": kind, "lr": 1e-3, "clip_norm": None},
+            mixer={"horizon": 4, "rank": 100, **mixer},
+        )
+        advance(one, 9)
+        return one
+
+    # With Adam the preconditioner is that of each step in one, and of the last in the other.
+    method = "mixwell" if kind == "sgd" else "fixed"
+    dense, mixed = run(False, traces="dense", method=method), run(True, traces="projected", method=method)
+    for a, b in zip(dense.model.parameters(), mixed.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert len(dense.mixer.rounds) == (2 if kind == "sgd" else 0)
+    for left, right in zip(dense.mixer.rounds, mixed.mixer.rounds, strict=True):
+        np.testing.assert_allclose(list(right.scores.values()), list(left.scores.values()), rtol=1e-3)
+
+
+def test_projected_traces_need_the_losses_of_rows() -> None:
+    with pytest.raises(ValueError, match="needs the loss of every row"):
+        trainer(mixer={"traces": "projected"})
+    with pytest.raises(ValueError, match="which compile hides"):
+        trainer(mixer={"traces": "projected"}, compile=True)
 
 
 def advance(one: Trainer, steps: int) -> None:
