@@ -483,8 +483,8 @@ class Mixer:
     def _look_at(self, batch: RowBatch, segments: Segments, expected: Vector) -> None:
         """Keep the losses of a mixed batch, and leave its step out where something is not finite."""
         names = self.weights.names
-        wrong = self._signal.non_finite() if self._step_begun else []
-        problems = {names[place]: "gradient" for place in wrong}
+        found = self._signal.non_finite() if self._step_begun else None
+        problems = {names[place]: "gradient" for place in found or []}
         if batch.losses is not None:
             losses = batch.losses.double().cpu().numpy()
             for place, _, _ in segments.present:
@@ -493,7 +493,7 @@ class Mixer:
                     problems[names[place]] = f"loss ({own[~np.isfinite(own)][0]:g})"
                 else:
                     self._losses.add(names[place], own.mean(), len(own) / float(expected[place]))
-        if not self._step_begun and not problems:  # no signal has looked at the gradients
+        if found is None and not problems:  # no signal has looked at the gradients
             parameter = self._parameters.non_finite([p.grad for p in self._parameters.tensors])
             if parameter is not None:
                 problems["batch"] = f"gradient of parameter {parameter}"

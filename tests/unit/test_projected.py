@@ -825,6 +825,27 @@ def test_a_row_that_is_not_finite_names_its_domain(policy: str, where: str) -> N
     assert mixer.rounds[0].skipped == {"b": 1}
 
 
+def test_a_row_that_is_not_finite_costs_dense_traces_the_round() -> None:
+    model = Signals().double()
+    mixer = new_mixer(model, traces=mixwell.DenseTraces(), on_nonfinite="skip", horizon=3)
+    steps, validation = steps_of(signals, 3)
+    run(mixer, model, steps[:1])
+    before = flat(list(model.parameters()))
+    with pytest.warns(UserWarning, match="non-finite gradient of parameter"), mixer.batch(LABELS) as rows:
+        losses = row_losses(model, steps[1])
+        losses.register_hook(lambda g: g * torch.tensor([1, 1, float("inf"), 1, 1, 1]))
+        rows.weigh(losses).backward()
+    mixer.step()
+    assert torch.equal(flat(list(model.parameters())), before)
+    run(mixer, model, steps[2:])
+    with pytest.warns(UserWarning, match="hypergradient of b overflowed"):
+        finish(mixer, model, validation)
+    assert mixer.rounds[0].new_weights == mixer.rounds[0].weights
+    run(mixer, model, steps)
+    finish(mixer, model, validation)
+    assert np.isfinite(scores(mixer)).all()
+
+
 def test_errors_for_people() -> None:
     model = Signals().double()
     batch = signals(6)

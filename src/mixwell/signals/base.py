@@ -84,9 +84,9 @@ class Signal(ABC):
         """
         raise ValueError(f"{self!r} needs one batch per domain (mixer.domain), not a mixed one")
 
-    def non_finite(self) -> list[int]:
-        """The domains whose gradients of the mixed batches of this step are not finite."""
-        return []
+    def non_finite(self) -> list[int] | None:
+        """The domains whose gradients in the mixed batches of this step are not finite; ``None`` if not known."""
+        return None
 
     @abstractmethod
     def end_step(self, combined: Combined) -> None:

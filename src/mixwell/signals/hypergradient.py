@@ -135,8 +135,8 @@ class Hypergradient(Signal):
         """
         return self.traces.rows(segments, weights)
 
-    def non_finite(self) -> list[int]:
-        """The domains whose gradients of the mixed batches of this step are not finite."""
+    def non_finite(self) -> list[int] | None:
+        """The domains whose gradients in the mixed batches of this step are not finite; ``None`` if not known."""
         return self.traces.non_finite()
 
     def end_step(self, combined: Combined) -> None:

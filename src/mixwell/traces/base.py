@@ -167,9 +167,9 @@ class Traces(ABC):
             "Hypergradient(traces=ProjectedTraces())"
         )
 
-    def non_finite(self) -> list[int]:
-        """The domains whose gradients of the mixed batches of this step are not finite."""
-        return []
+    def non_finite(self) -> list[int] | None:
+        """The domains whose gradients in the mixed batches of this step are not finite; ``None`` if not known."""
+        return None
 
     def end_step(self, combined: Combined) -> None:
         """The combined gradient is known; the optimiser has not stepped yet.

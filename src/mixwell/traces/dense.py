@@ -118,7 +118,8 @@ class FoldedTraces(Traces):
     def rows(self, segments: Segments, weights: Vector) -> Generator[RowWatch]:
         """Fold in the gradients of a mixed batch, layer by layer as its backward pass comes to them.
 
-        Parameters that hooks on layers do not cover are taken by one more backward pass for each domain.
+        Parameters that hooks on layers do not cover are taken by one more backward pass for each domain. A
+        gradient that is not finite is in the trace before it is seen, so that the round then ends without an update.
 
         Args:
             segments: which rows belong to which domain.

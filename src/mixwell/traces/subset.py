@@ -111,10 +111,6 @@ class SubsetTraces(Traces):
         """
         return self.inner.rows(segments, weights)
 
-    def non_finite(self) -> list[int]:
-        """The domains whose gradients are not finite in the selected part."""
-        return self.inner.non_finite()
-
     def end_step(self, combined: Combined) -> None:
         """Pass the selected part on.
 
