@@ -119,7 +119,7 @@ class FoldedTraces(Traces):
         """Fold in the gradients of a mixed batch, layer by layer as its backward pass comes to them.
 
         Parameters that hooks on layers do not cover are taken by one more backward pass for each domain. A
-        gradient that is not finite is in the trace before it is seen, so that the round then ends without an update.
+        gradient that is not finite is in the trace before it is seen, so that such a round ends without an update.
 
         Args:
             segments: which rows belong to which domain.
