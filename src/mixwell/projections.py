@@ -82,9 +82,12 @@ class Projection:
         """
         for basis in self.bases.values():
             basis.zero_()
-        if gradient is None or not self.bases or not bool(gradient.any() & gradient.isfinite().all()):
+        if gradient is None or not self.bases:
             return
         matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
+        size = float(matrix.norm())
+        if not (size > 0 and math.isfinite(size)):
+            return
         columns = max(basis.shape[1] for basis in self.bases.values())
         # Two steps of subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011).
         start = random_signs((self.inputs, min(columns, self.inputs)), [0], dtype=self.dtype).to(self._device)

@@ -24,6 +24,8 @@ MIXED = 1e-6
 # How far what hooks saw may be from the gradient itself, before a parameter counts as not covered. bfloat16 stays
 # well below it.
 TOLERANCE = 0.05
+# The gradients of parameters of so many numbers cost nothing, and their backward pass goes through all layers.
+SMALL = 1 << 13
 
 
 class RowWatch:
@@ -165,6 +167,8 @@ class Watcher:
         """One backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?"""
         own = torch.from_numpy(sums.segments.labels == sums.segments.present[0][0]).to(losses.device)
         mixed: list[str] = []
+        # Traces that compare with the gradient itself at the end of a step need not have all of it here, too.
+        needed = sums.fused or self._rest == "per-domain"
         seen, projections = sums.checking()
         seen.ignored = self.uncovered
 
@@ -172,9 +176,12 @@ class Watcher:
             sizes = sums.segments.split(gradient.unsqueeze(-1)).abs().amax(dim=(1, 2))
             if bool(sizes[~own].max() > MIXED * sizes.max()):
                 mixed.append(name)
-            layer.add(kept, gradient, seen)
+            if needed:
+                layer.add(kept, gradient, seen)
 
         trained = [(i, p) for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
+        small = [(i, p) for i, p in trained if p.numel() <= SMALL]
+        trained = trained if needed or not small else small
         self._probe = probe
         try:
             found = torch.autograd.grad(
@@ -197,10 +204,11 @@ class Watcher:
                 "first dimension is not the batch (batch_first=False), or something mixes rows (BatchNorm, a loss "
                 "over pairs). Give one batch per domain (mixer.domain), or accept it: ProjectedTraces(check=False)"
             )
-        gradients: Gradients = [None] * len(self._parameters)
-        for (index, _), gradient in zip(trained, found, strict=True):
-            gradients[index] = gradient
-        self.compare(seen.rows, projections.project(gradients), projections)
+        if needed:
+            gradients: Gradients = [None] * len(self._parameters)
+            for (index, _), gradient in zip(trained, found, strict=True):
+                gradients[index] = gradient
+            self.compare(seen.rows, projections.project(gradients), projections)
 
     def _add_uncovered(self, losses: Tensor, sums: Sums) -> None:
         """One backward pass per domain over the parameters that hooks do not cover."""
