@@ -80,22 +80,27 @@ class Projection:
         Args:
             gradient: whose leading directions they are, of the parameter's shape; ``None`` for none.
         """
-        for basis in self.bases.values():
-            basis.zero_()
-        if gradient is None or not self.bases:
+        if not any(basis.numel() for basis in self.bases.values()):
             return
-        matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
-        size = float(matrix.norm())
-        if not (size > 0 and math.isfinite(size)):
+        matrix = (
+            None if gradient is None else gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
+        )
+        size = 0.0 if matrix is None else float(matrix.norm())
+        if matrix is None or not (size > 0 and math.isfinite(size)):
+            for basis in self.bases.values():
+                basis.zero_()
             return
-        columns = max(basis.shape[1] for basis in self.bases.values())
-        # Two steps of subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011).
-        start = random_signs((self.inputs, min(columns, self.inputs)), [0], dtype=self.dtype).to(self._device)
-        for _ in range(2):
-            start = torch.linalg.qr(matrix.t() @ torch.linalg.qr(matrix @ start).Q).Q
-        for side, found in (("outputs", torch.linalg.qr(matrix @ start).Q), ("inputs", start)):
-            if side in self.bases:
-                self.bases[side].copy_(found[:, : self.bases[side].shape[1]])
+        # Subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011). The directions
+        # of the last round are a good start.
+        start = self.bases.get("inputs")
+        if start is None or not bool(start.any()):
+            columns = max(basis.shape[1] for basis in self.bases.values())
+            start = random_signs((self.inputs, columns), [0], dtype=self.dtype).to(self._device)
+            start = matrix.t() @ torch.linalg.qr(matrix @ start).Q
+        left = torch.linalg.qr(matrix @ start).Q
+        found = {"outputs": left, "inputs": torch.linalg.qr(matrix.t() @ left).Q}
+        for side, basis in self.bases.items():
+            basis.copy_(found[side][:, : basis.shape[1]])
 
     def draw(self, key: Sequence[int]) -> None:
         """Take new random columns of A and B.

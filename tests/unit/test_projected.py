@@ -391,6 +391,16 @@ def test_directions_that_are_exact_leave_the_rest_unbiased() -> None:
     assert abs(np.mean(found) - float((left * right).sum())) < 4 * np.std(found) / 20
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3, 7])
+def test_any_rank_over_several_rounds(rank: int) -> None:
+    model = Images()
+    mixer = new_mixer(model, traces=ProjectedTraces(rank))
+    for _ in range(3):
+        run(mixer, model, [(x.float(), y) for x, y in steps_of(images, 2)[0]])
+        finish(mixer, model, (torch.randn(5, 3, 8, 12), torch.randint(0, 5, (5,))))
+        assert np.isfinite(scores(mixer)).all()
+
+
 def test_given_one_batch_per_domain_the_result_is_the_same() -> None:
     model = Tokens().double()
     twin = copy.deepcopy(model)
