@@ -27,7 +27,7 @@ from workloads import VARIANTS, WORKLOADS, Build
 from mixwell.comparison import tangent_cosine
 
 HORIZONS = (20, 50)
-TURNS = {20: 5, 50: 2}
+TURNS = {20: 4, 50: 2}
 SEEDS = 5
 TORCHOPT = "pip install -e '.[peers]'"
 BETTY = "pip install --no-deps --ignore-requires-python betty-ml==0.2.1"
