@@ -65,11 +65,13 @@ class _FusedLinear(torch.autograd.Function):
         gradient, sums = gradients[0], ctx.sums
         inner = gradient @ matrix if ctx.needs_input_grad[0] else None
         split = sums.segments.split(gradient)
-        whole = None
-        if ctx.needs_input_grad[1]:
+        whole = own = None
+        if ctx.needs_input_grad[1] and sums.paused:
+            whole = gradient.flatten(0, -2).t() @ values.flatten(0, -2)
+        elif ctx.needs_input_grad[1]:
             whole = sums.add_whole_products(ctx.weight, split, sums.segments.split(values))
-        own = None
         if ctx.needs_input_grad[2]:
             own = split.sum(dim=(0, 1))
-            sums.add_vectors(ctx.bias, split)
+            if not sums.paused:
+                sums.add_vectors(ctx.bias, split)
         return inner, whole, own, None, None

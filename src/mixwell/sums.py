@@ -28,6 +28,8 @@ class Sums(ABC):
         self.segments = segments
         self.ignored: Container[int] = ()
         """Parameters that layers do not see the whole gradient of, which are therefore not taken from them."""
+        self.paused = False
+        """Whether a backward pass is not to be added up."""
 
     def inputs(self, index: int, values: Tensor) -> Tensor:
         """What is needed of the inputs of a parameter.

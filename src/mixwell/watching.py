@@ -215,7 +215,7 @@ class Watcher:
         wanted = [(i, self._parameters.tensors[i]) for i in self.uncovered]
         wanted = [(i, p) for i, p in wanted if p.requires_grad]
         ordered = sums.segments.sorted(losses)
-        self._paused = True
+        self._paused = sums.paused = True
         try:
             for domain, begin, end in sums.segments.present:
                 found = torch.autograd.grad(
@@ -226,7 +226,7 @@ class Watcher:
                     if gradient is not None:
                         sums.add_gradient(index, domain, gradient)
         finally:
-            self._paused = False
+            self._paused = sums.paused = False
 
     def _hook(self, name: str, layer: Layer, sums: Sums) -> Callable[..., None]:
         def forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

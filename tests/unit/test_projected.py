@@ -693,12 +693,14 @@ def test_parameters_out_of_sight_are_named_and_left_out(check: bool) -> None:
     assert "embedding.weight (is used outside" in texts[1]
 
 
-def test_parameters_out_of_sight_taken_by_one_pass_per_domain() -> None:
+@pytest.mark.parametrize(
+    "traces", [ProjectedTraces(EXACT, rest="per-domain"), mixwell.DenseTraces()], ids=["projected", "dense"]
+)
+def test_parameters_out_of_sight_taken_by_one_pass_per_domain(traces: mixwell.Traces) -> None:
     model = Loose().double()
     twin = copy.deepcopy(model)
     steps, validation = steps_of(tokens, 3)
     left = by_domain(model, torch.optim.SGD(model.parameters(), lr=0.1), steps, validation, LABELS)
-    traces = ProjectedTraces(EXACT, rest="per-domain")
     with pytest.warns(UserWarning, match="one more pass for each domain"):
         right = mixed(twin, torch.optim.SGD(twin.parameters(), lr=0.1), steps, validation, LABELS, traces)
     np.testing.assert_allclose(scores(right), scores(left), rtol=1e-9)
