@@ -38,7 +38,7 @@ def test_a_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_ten_lines() -> None:
-    _, block = blocks()
+    block = blocks()[1]
     batches, validation = regression_batches(0, steps=30)
     model = two_layer(0)
     renamed = [dict(zip(("web", "code", "wiki"), step.values(), strict=True)) for step in batches]
@@ -54,6 +54,22 @@ def test_the_ten_lines() -> None:
     assert mixer.steps_done == 900
     assert len(mixer.rounds) == 900 // mixer.horizon == 2
     assert mixer.weights.last["code"] > 1 / 3
+
+
+def test_mixed_batches() -> None:
+    block = blocks()[2].replace("...  # validation and update as above", "break")
+    batches, _ = regression_batches(0, steps=1)
+    model = two_layer(0)
+    rows = tuple(torch.cat(parts) for parts in zip(*batches[0].values(), strict=True))
+    scope: dict[str, Any] = {
+        "mixwell": mixwell,
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01),
+        "loader": [(rows, ["web"] * 16 + ["code"] * 16 + ["wiki"] * 16)],
+        "row_losses": lambda model, rows: (model(rows[0]) - rows[1]).square().mean(dim=1),
+    }
+    exec(block, scope)
+    assert scope["mixer"].steps_done == 1
 
 
 def test_the_files_it_names_are_there() -> None:

@@ -287,7 +287,14 @@ def test_one_domain_is_plain_training() -> None:
 def test_memory_is_told() -> None:
     model = two_layer(11)
     count = sum(p.numel() for p in model.parameters())
-    assert make(model).nbytes == (3 + 1) * count * 8
+    mixer = make(model)
+    assert mixer.nbytes == 3 * count * 8
+    batches, _ = regression_batches(0, steps=1)
+    for name, batch in batches[0].items():
+        with mixer.domain(name):
+            mse(model, batch).backward()
+    mixer.step()
+    assert mixer.nbytes == (3 + 1) * count * 8
     sketched = make(model, signal=mixwell.Hypergradient(traces=mixwell.SketchedTraces(11)))
     assert sketched.nbytes == 3 * 11 * 8 + count + count * 8
 
