@@ -54,6 +54,13 @@ class Layer(ABC):
             sums: where to add.
         """
 
+    def _add_split(self, kept: Any, split: Tensor, sums: Sums) -> None:
+        """``dY^T X`` for the weight and dY for the bias, dY of shape ``(rows, length, outputs)``."""
+        if self.weight is not None:
+            sums.add_products(self.weight, sums.outputs(self.weight, split), kept)
+        if self.bias is not None:
+            sums.add_vectors(self.bias, split)
+
 
 @final
 class LinearLayer(Layer):
@@ -81,11 +88,7 @@ class LinearLayer(Layer):
             gradient: dY.
             sums: where to add.
         """
-        split = sums.segments.split(gradient)
-        if self.weight is not None:
-            sums.add_products(self.weight, sums.outputs(self.weight, split), kept)
-        if self.bias is not None:
-            sums.add_vectors(self.bias, split)
+        self._add_split(kept, sums.segments.split(gradient), sums)
 
 
 @final
@@ -234,11 +237,7 @@ class ConvolutionLayer(Layer):
             gradient: dY.
             sums: where to add.
         """
-        split = _places_first(gradient)
-        if self.weight is not None:
-            sums.add_products(self.weight, sums.outputs(self.weight, split), kept)
-        if self.bias is not None:
-            sums.add_vectors(self.bias, split)
+        self._add_split(kept, _places_first(gradient), sums)
 
 
 def _filters(matrix: Tensor | None, weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -57,7 +57,7 @@ class Mixer:
 
     Every T steps (a round) the weights take one step against the signal (Algorithms 1 to 3 of the paper).
 
-    Where batches are mixed already, give the domain of each row instead, and losses by row (this needs
+    Where batches are mixed already, give the domain of each row instead, and losses by row (at little cost with
     ``signal=Hypergradient(traces=ProjectedTraces())``)::
 
         with mixer.batch(labels) as batch:
@@ -202,9 +202,7 @@ class Mixer:
         index = self.weights.index(name)
         self._expect_round_open()
         if self._rows_given:
-            raise RuntimeError(
-                "mixer.batch and mixer.domain cannot be used in one step; call mixer.step() between"
-            )
+            raise RuntimeError(_ONE_WAY)
         self._shares.check(name, share, self.steps_done)
         with self._scopes.collect(name, self.steps_done) as scope:
             yield scope
@@ -241,9 +239,7 @@ class Mixer:
         """
         self._expect_round_open()
         if self._sum or (self._shares and not self._rows_given):
-            raise RuntimeError(
-                "mixer.batch and mixer.domain cannot be used in one step; call mixer.step() between"
-            )
+            raise RuntimeError(_ONE_WAY)
         names = self.weights.names
         segments = Segments(places_of(labels, names), len(names))
         expected = rows_expected(segments, names, counts, self._shares.inclusion)
@@ -263,8 +259,8 @@ class Mixer:
             raise
         self._look_at(batch, segments, expected)
         self._counted = counts is not None
-        for place, _, _ in segments.present:
-            if counts is None:
+        if counts is None:
+            for place, _, _ in segments.present:
                 self._shares.give(names[place], 1.0)
 
     def step(self) -> None:
