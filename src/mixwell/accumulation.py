@@ -213,7 +213,7 @@ class LossMeans:
         self.sums: dict[str, tuple[float, float]] = {}
         """By domain the sum of share times loss, and the sum of shares."""
 
-    def add(self, name: str, loss: Tensor | None, share: float) -> None:
+    def add(self, name: str, loss: Tensor | float | None, share: float) -> None:
         """A loss was told, or not.
 
         Args:

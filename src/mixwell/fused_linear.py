@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixwell.sums import Sums
+from mixwell.sums import WholeSums
 
 
 @contextmanager
-def fused_linear(module: nn.Module, weight: int | None, bias: int | None, sums: Sums) -> Generator[None]:
+def fused_linear(module: nn.Module, weight: int | None, bias: int | None, sums: WholeSums) -> Generator[None]:
     """Let a linear layer compute ``G = sum_j G_j`` from the ``G_j`` of the domains, each of which is added up.
 
     PyTorch would compute G by one product; the products of the domains' rows take the same arithmetic together.
@@ -53,7 +53,7 @@ class _FusedLinear(torch.autograd.Function):
         matrix: Tensor,
         vector: Tensor | None,
         places: tuple[int | None, int | None],
-        sums: Sums,
+        sums: WholeSums,
     ) -> Tensor:
         ctx.save_for_backward(values, matrix)
         (ctx.weight, ctx.bias), ctx.sums = places, sums

@@ -22,7 +22,7 @@ from mixwell.outer import OuterStep
 from mixwell.parameters import Gradients, Parameters
 from mixwell.records import RoundRecord
 from mixwell.rounds import RoundClock
-from mixwell.row_batch import RowBatch, places_of, rows_expected
+from mixwell.row_batch import RowBatch, RowStep, places_of, rows_expected
 from mixwell.scopes import Scope, Scopes
 from mixwell.segments import Segments
 from mixwell.signals import Hypergradient, Signal
@@ -201,7 +201,7 @@ class Mixer:
         """
         index = self.weights.index(name)
         self._expect_round_open()
-        if self._rows_given:
+        if self._rows.given:
             raise RuntimeError(_ONE_WAY)
         self._shares.check(name, share, self.steps_done)
         with self._scopes.collect(name, self.steps_done) as scope:
@@ -238,7 +238,7 @@ class Mixer:
             RuntimeError: the calls are out of order.
         """
         self._expect_round_open()
-        if self._sum or (self._shares and not self._rows_given):
+        if self._sum or (self._shares and not self._rows.given):
             raise RuntimeError(_ONE_WAY)
         names = self.weights.names
         segments = Segments(places_of(labels, names), len(names))
@@ -248,8 +248,8 @@ class Mixer:
                 self._shares.check(names[place], 1.0, self.steps_done)
         weights = np.maximum(self.weights.values, _LEAST_WEIGHT)
         watching = self._signal.rows(segments, weights) if self._begin_step() else nullcontext(RowWatch())
-        first = not self._rows_given
-        self._rows_given = True
+        first = not self._rows.given
+        self._rows.given = True
         try:
             with self._scopes.accumulate("batch", self.steps_done, first=first), watching as watch:
                 batch = RowBatch(segments, (weights / expected)[segments.labels], watch)
@@ -257,8 +257,8 @@ class Mixer:
         except BaseException:
             self._clear_step()  # with it goes what batches before it left
             raise
-        self._look_at(batch, segments, expected)
-        self._counted = counts is not None
+        self._look_at(batch, expected)
+        self._rows.counted = counts is not None
         if counts is None:
             for place, _, _ in segments.present:
                 self._shares.give(names[place], 1.0)
@@ -275,12 +275,12 @@ class Mixer:
         self._scopes.expect_closed("mixer.step()")
         if self._clock.round_done:
             raise RuntimeError("the round is done: call mixer.validation() and mixer.update() before a step")
-        if not self._counted:
+        if not self._rows.counted:
             self._shares.check_step(self.steps_done)
         self._parameters.expect_all_of(self._optimizer)
         try:
             with torch.no_grad():
-                if self._sum or (self._rows_given and not self._rows_lost):
+                if self._sum or (self._rows.given and not self._rows.lost):
                     self._descend()
         finally:
             self._parameters.clear_gradients()
@@ -359,7 +359,7 @@ class Mixer:
             RuntimeError: in the middle of a step.
         """
         self._scopes.expect_closed("mixer.state_dict()")
-        if self._shares or self._rows_given:
+        if self._shares or self._rows.given:
             raise RuntimeError(
                 "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
                 "mixer.update()"
@@ -476,25 +476,22 @@ class Mixer:
             self._step_begun = True
         return True
 
-    def _look_at(self, batch: RowBatch, segments: Segments, expected: Vector) -> None:
+    def _look_at(self, batch: RowBatch, expected: Vector) -> None:
         """Keep the losses of a mixed batch, and leave its step out where something is not finite."""
         names = self.weights.names
         found = self._signal.non_finite() if self._step_begun else None
         problems = {names[place]: "gradient" for place in found or []}
-        if batch.losses is not None:
-            losses = batch.losses.double().cpu().numpy()
-            for place, _, _ in segments.present:
-                own = losses[segments.labels == place]
-                if not np.isfinite(own).all():
-                    problems[names[place]] = f"loss ({own[~np.isfinite(own)][0]:g})"
-                else:
-                    self._losses.add(names[place], own.mean(), len(own) / float(expected[place]))
+        for place, rows, mean in batch.means():
+            if np.isfinite(mean):
+                self._losses.add(names[place], mean, rows / float(expected[place]))
+            else:
+                problems[names[place]] = f"loss ({mean:g})"
         if found is None and not problems:  # no signal has looked at the gradients
             parameter = self._parameters.non_finite([p.grad for p in self._parameters.tensors])
             if parameter is not None:
                 problems["batch"] = f"gradient of parameter {parameter}"
         for name, problem in problems.items():
-            self._rows_lost = True
+            self._rows.lost = True
             self._nonfinite.reject(
                 name,
                 f"non-finite {problem} in a row of {name!r} at step {self.steps_done}, which is left out",
@@ -502,7 +499,7 @@ class Mixer:
             )
 
     def _descend(self) -> None:
-        if self._rows_given:
+        if self._rows.given:
             combined: Gradients = [p.grad for p in self._parameters.tensors]
         else:
             combined = self._sum.gradients
@@ -577,9 +574,7 @@ class Mixer:
         self._shares.clear()
         self._sum.clear()
         self._step_begun = False
-        self._rows_given = False
-        self._rows_lost = False
-        self._counted = False
+        self._rows = RowStep()
 
     def _clear_round(self) -> None:
         self._validation: WeightedSum | None = None

@@ -29,19 +29,30 @@ from mixwell import processes
 from mixwell.parameters import Parameters
 
 
-def random_signs(shape: Sequence[int], key: Sequence[int], *, dtype: torch.dtype) -> Tensor:
-    """Independent signs, the same for the same key on every machine.
+def random_stream(*key: int) -> torch.Generator:
+    """Random numbers of their own for every key, the same on every machine.
+
+    Args:
+        key: whole numbers, such as seed and round.
+
+    Returns:
+        A generator on the CPU.
+    """
+    mixed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(mixed >> 1))
+
+
+def random_signs(shape: Sequence[int], generator: torch.Generator, *, dtype: torch.dtype) -> Tensor:
+    """Independent signs.
 
     Args:
         shape: of the result.
-        key: whole numbers, such as seed, round and index.
+        generator: where they come from.
         dtype: of the result.
 
     Returns:
         A tensor of +1 and -1 on the CPU.
     """
-    mixed = np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0]
-    generator = torch.Generator().manual_seed(int(mixed >> 1))
     return torch.randint(0, 2, tuple(shape), generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(dtype)
 
 
@@ -95,21 +106,22 @@ class Projection:
         start = self.bases.get("inputs")
         if start is None or not bool(start.any()):
             columns = max(basis.shape[1] for basis in self.bases.values())
-            start = random_signs((self.inputs, columns), [0], dtype=self.dtype).to(self._device)
+            start = random_signs((self.inputs, columns), random_stream(0), dtype=self.dtype)
+            start = start.to(self._device)
             start = matrix.t() @ torch.linalg.qr(matrix @ start).Q
         left = torch.linalg.qr(matrix @ start).Q
         found = {"outputs": left, "inputs": torch.linalg.qr(matrix.t() @ left).Q}
         for side, basis in self.bases.items():
             basis.copy_(found[side][:, : basis.shape[1]])
 
-    def draw(self, key: Sequence[int]) -> None:
+    def draw(self, generator: torch.Generator) -> None:
         """Take new random columns of A and B.
 
         Args:
-            key: whole numbers that say which.
+            generator: where they come from.
         """
         self._sides = {}
-        for place, (side, (length, rank)) in enumerate(self._lengths.items()):
+        for side, (length, rank) in self._lengths.items():
             if self._device.type == "meta":  # where memory is only counted
                 self._sides[side, self.dtype] = torch.empty(
                     length, rank, dtype=self.dtype, device=self._device
@@ -117,7 +129,7 @@ class Projection:
                 continue
             basis = self.bases[side]
             exact = basis.shape[1] if basis.numel() and bool(basis.any()) else 0
-            drawn = random_signs((length, rank - exact), [*key, place], dtype=self.dtype).to(self._device)
+            drawn = random_signs((length, rank - exact), generator, dtype=self.dtype).to(self._device)
             drawn.mul_(1 / math.sqrt(rank - exact))
             if exact:
                 drawn = torch.cat([basis, drawn - basis @ (basis.t() @ drawn)], dim=1)
@@ -220,8 +232,9 @@ class Projections:
         Args:
             round_index: the number of the round.
         """
-        for index, one in enumerate(self.each):
-            one.draw([self._seed, round_index, index])
+        generator = random_stream(self._seed, round_index)
+        for one in self.each:
+            one.draw(generator)
 
     def empty_rows(self, count: int) -> Tensor:
         """Zeros.

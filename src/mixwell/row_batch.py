@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -32,6 +33,16 @@ class RowBatch:
         self.losses: Tensor | None = None
         """The loss of every row, shape ``(rows,)``, once they were weighted."""
 
+    def means(self) -> list[tuple[int, int, float]]:
+        """Of each domain in the batch its number, its rows and their mean loss, once they were weighted."""
+        if self.losses is None:
+            return []
+        labels, counts = self._segments.labels, self._segments.counts
+        sums = np.bincount(labels, weights=self.losses.double().cpu().numpy(), minlength=len(counts))
+        return [
+            (place, end - begin, sums[place] / (end - begin)) for place, begin, end in self._segments.present
+        ]
+
     def weigh(self, losses: Tensor) -> Tensor:
         """The loss to call ``.backward()`` on: ``sum_i w_d(i) / n_d(i) * loss_i``, d(i) the domain of row i.
 
@@ -58,6 +69,21 @@ class RowBatch:
         weighted = losses * self._factors.to(losses)
         self._watch.weighted(weighted)
         return weighted.sum()
+
+
+@dataclass
+class RowStep:
+    """What the mixed batches of a step have left so far.
+
+    Args:
+        given: whether there was one.
+        counted: whether the user told how many rows of each domain the step has.
+        lost: whether one of them was not finite, so that the step is left out.
+    """
+
+    given: bool = False
+    counted: bool = False
+    lost: bool = False
 
 
 def places_of(labels: Tensor | NDArray[Any] | Sequence[Any], names: Sequence[str]) -> Labels:

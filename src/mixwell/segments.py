@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import final
 
 import numpy as np
@@ -33,15 +34,14 @@ class Segments:
         self.labels = labels
         self.counts = np.bincount(labels, minlength=domains)
         """Rows by domain."""
-        ends = np.cumsum(self.counts)
-        self.present = [
-            (j, int(end - n), int(end)) for j, (n, end) in enumerate(zip(self.counts, ends, strict=True)) if n
-        ]
+        counts = self.counts.tolist()
+        begins = [0, *accumulate(counts)]
+        self.present = [(j, begins[j], begins[j + 1]) for j, n in enumerate(counts) if n]
         """Of each domain that is there its number, and where its rows begin and end once they are sorted."""
-        self._order = (
-            None if (np.diff(labels) >= 0).all() else torch.from_numpy(np.argsort(labels, kind="stable"))
-        )
-        self._even = len(self.present) == domains and len(set(self.counts.tolist())) == 1
+        self._in_order = bool((labels[1:] >= labels[:-1]).all())
+        self._order = torch.from_numpy(np.argsort(labels, kind="stable"))
+        self._begins = torch.tensor(begins[:-1])
+        self._even = min(counts) == max(counts)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,10 +55,9 @@ class Segments:
         Returns:
             The same rows; the tensor itself where they are in order.
         """
-        if self._order is None:
+        if self._in_order:
             return values
-        if self._order.device != values.device:
-            self._order = self._order.to(values.device)
+        self._move_to(values.device)
         return values.index_select(0, self._order)
 
     def split(self, values: Tensor) -> Tensor:
@@ -104,11 +103,12 @@ class Segments:
             total: shape ``(m, n)``.
             values: shape ``(rows, length, n)``.
         """
-        if values.shape[1] > 1 and self._order is not None:
-            values = values.sum(dim=1, keepdim=True)  # less to sort
-        values = self.sorted(values)
-        if self._even:
-            total.add_(values.reshape(len(total), -1, values.shape[-1]).sum(dim=1, dtype=total.dtype))
-            return
-        for domain, begin, end in self.present:
-            total[domain].add_(values[begin:end].sum(dim=(0, 1), dtype=total.dtype))
+        self._move_to(values.device)
+        if values.shape[1] > 1:
+            values = values.sum(dim=1, keepdim=True, dtype=total.dtype)
+        # A bag of embeddings is a sum of chosen rows, which are read once and not copied.
+        total.add_(torch.embedding_bag(values.squeeze(1).to(total.dtype), self._order, self._begins)[0])
+
+    def _move_to(self, device: torch.device) -> None:
+        if self._order.device != device:
+            self._order, self._begins = self._order.to(device), self._begins.to(device)

@@ -21,9 +21,6 @@ class Sums(ABC):
         segments: which rows belong to which domain.
     """
 
-    fused: bool = False
-    """Whether linear layers should hand over the gradient of each domain and add them up themselves."""
-
     def __init__(self, segments: Segments) -> None:
         self.segments = segments
         self.ignored: Container[int] = ()
@@ -77,19 +74,6 @@ class Sums(ABC):
             inputs: what :meth:`inputs` gave, shape ``(rows, length, b)``.
         """
 
-    def add_whole_products(self, index: int, outputs: Tensor, inputs: Tensor) -> Tensor:
-        """Add ``dY^T X`` over the rows of every domain, and give their sum; only where it is :attr:`fused`.
-
-        Args:
-            index: which parameter.
-            outputs: dY, shape ``(rows, length, a)``.
-            inputs: X, shape ``(rows, length, b)``.
-
-        Raises:
-            NotImplementedError: these sums are not fused.
-        """
-        raise NotImplementedError
-
     @abstractmethod
     def checking(self) -> tuple[ProjectedSums, Projections]:
         """Sums of the same batch beside these, to compare with gradients.
@@ -128,6 +112,23 @@ class Sums(ABC):
         """
 
 
+class WholeSums(Sums):
+    """Sums whose linear layers compute the gradient of each domain on the way to the whole one."""
+
+    @abstractmethod
+    def add_whole_products(self, index: int, outputs: Tensor, inputs: Tensor) -> Tensor:
+        """Add ``dY^T X`` over the rows of every domain, and give their sum.
+
+        Args:
+            index: which parameter.
+            outputs: dY, shape ``(rows, length, a)``.
+            inputs: X, shape ``(rows, length, b)``.
+
+        Returns:
+            The gradient of all rows, shape ``(a, b)``.
+        """
+
+
 @final
 class ProjectedSums(Sums):
     """Projected gradients, one row of numbers per domain.
@@ -135,17 +136,25 @@ class ProjectedSums(Sums):
     Args:
         projections: of the parameters.
         segments: which rows belong to which domain.
-        domains: how many domains there are.
+        rows: where they are added up, shape ``(m, size)``; by default new zeros.
         late: project when gradients are added, not before.
     """
 
     def __init__(
-        self, projections: Projections, segments: Segments, domains: int, *, late: bool = False
+        self, projections: Projections, segments: Segments, *, rows: Tensor | None = None, late: bool = False
     ) -> None:
         super().__init__(segments)
         self._projections, self._late = projections, late
-        self.rows = projections.empty_rows(domains)
+        self.rows = projections.empty_rows(len(segments.counts)) if rows is None else rows
         """Shape ``(m, size)``."""
+        self._blocks: dict[int, Tensor] = {}
+
+    def _block(self, index: int) -> Tensor:
+        """The part of a parameter, shape ``(m, r, r)``."""
+        block = self._blocks.get(index)
+        if block is None:
+            block = self._blocks[index] = self._projections.block(self.rows, index)
+        return block
 
     def inputs(self, index: int, values: Tensor) -> Tensor:
         """``X A``.
@@ -189,9 +198,7 @@ class ProjectedSums(Sums):
         Returns:
             The sums and their projections.
         """
-        return ProjectedSums(
-            self._projections, self.segments, len(self.rows), late=self._late
-        ), self._projections
+        return ProjectedSums(self._projections, self.segments, late=self._late), self._projections
 
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
         """Add ``(dY B)^T (X A)``.
@@ -206,7 +213,7 @@ class ProjectedSums(Sums):
         if self._late:
             projection = self._projections.each[index]
             outputs, inputs = projection.project_outputs(outputs), projection.project_inputs(inputs)
-        self.segments.add_products(self._projections.block(self.rows, index), outputs, inputs)
+        self.segments.add_products(self._block(index), outputs, inputs)
 
     def add_lookups(self, index: int, looked_up: Tensor, gradients: Tensor) -> None:
         """Add ``B[looked_up]^T (dY A)``: the inputs of an embedding are one-hot, so rows of B stand for them.
@@ -225,7 +232,7 @@ class ProjectedSums(Sums):
         chosen = functional.embedding(looked_up.clamp_min(0), table)
         chosen = chosen.masked_fill((looked_up < 0).unsqueeze(-1), 0.0)
         projected = projection.project_inputs(gradients)
-        self.segments.add_products(self._projections.block(self.rows, index), chosen, projected)
+        self.segments.add_products(self._block(index), chosen, projected)
 
     def add_vectors(self, index: int, gradients: Tensor) -> None:
         """Add the gradients of a vector, which are not projected.
@@ -235,7 +242,7 @@ class ProjectedSums(Sums):
             gradients: shape ``(rows, length, n)``.
         """
         if index not in self.ignored:
-            self.segments.add_sums(self._projections.block(self.rows, index).flatten(1), gradients)
+            self.segments.add_sums(self._block(index).flatten(1), gradients)
 
     def add_gradient(self, index: int, domain: int, gradient: Tensor) -> None:
         """Add ``B^T G A``.
@@ -245,6 +252,4 @@ class ProjectedSums(Sums):
             domain: whose.
             gradient: G.
         """
-        self._projections.block(self.rows, index)[domain].add_(
-            self._projections.each[index].project(gradient)
-        )
+        self._block(index)[domain].add_(self._projections.each[index].project(gradient))

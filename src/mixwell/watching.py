@@ -15,7 +15,7 @@ from mixwell.fused_linear import fused_linear
 from mixwell.layers import Layer, LinearLayer, layer_of
 from mixwell.parameters import Gradients, Parameters
 from mixwell.projections import Projections
-from mixwell.sums import Sums
+from mixwell.sums import Sums, WholeSums
 
 Rest = Literal["leave-out", "per-domain"]
 
@@ -95,7 +95,7 @@ class Watcher:
         sums.ignored = self.uncovered
         with ExitStack() as stack:
             for name, module, layer in self._layers:
-                if sums.fused and isinstance(layer, LinearLayer) and not self._unchecked:
+                if isinstance(sums, WholeSums) and isinstance(layer, LinearLayer) and not self._unchecked:
                     stack.enter_context(fused_linear(module, layer.weight, layer.bias, sums))
                 else:
                     hook = self._hook(name, layer, sums)
@@ -168,7 +168,7 @@ class Watcher:
         own = torch.from_numpy(sums.segments.labels == sums.segments.present[0][0]).to(losses.device)
         mixed: list[str] = []
         # Traces that compare with the gradient itself at the end of a step need not have all of it here, too.
-        needed = sums.fused or self._rest == "per-domain"
+        needed = isinstance(sums, WholeSums) or self._rest == "per-domain"
         seen, projections = sums.checking()
         seen.ignored = self.uncovered
 

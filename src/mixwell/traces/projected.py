@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,6 +90,7 @@ class ProjectedTraces(Traces):
         self._gathered = self._projections.empty_rows(domains)
         self._rows_weights: Vector | None = None
         self._watcher: Watcher | None = None
+        self._sums: ProjectedSums | None = None
         self.reset(0)
         self._factors(1.0)
 
@@ -140,17 +142,16 @@ class ProjectedTraces(Traces):
         """
         if self._watcher is None:
             self._watcher = Watcher(self._parameters, rest=self.rest, check=self.check)
-        sums = ProjectedSums(self._projections, segments, len(self._stored))
-        with self._watcher.watch(sums) as watch:
-            yield watch
-        inverse = torch.from_numpy(1 / weights).to(self._gathered)
-        self._gathered.add_(sums.rows.mul_(inverse.unsqueeze(1)))
+        if self._sums is None:
+            self._sums = ProjectedSums(self._projections, segments, rows=self._gathered)
+        self._sums.segments = segments
         self._rows_weights = weights
+        with self._watcher.watch(self._sums) as watch:
+            yield watch
 
     def non_finite(self) -> list[int]:
         """The domains whose gathered gradient is not finite."""
-        sums = self._gathered.sum(dim=1)
-        if bool(sums.isfinite().all()):
+        if math.isfinite(float(self._gathered.sum())):
             return []
         return [j for j, row in enumerate(self._gathered) if not bool(row.isfinite().all())]
 
@@ -160,8 +161,10 @@ class ProjectedTraces(Traces):
         Args:
             combined: what the optimiser is about to be given.
         """
-        if self._empty and self._rows_weights is not None:
-            self._find_uncovered(self._rows_weights, combined)
+        if self._rows_weights is not None:
+            if self._empty:
+                self._find_uncovered(combined)
+            self._gathered.mul_(torch.from_numpy(1 / self._rows_weights).to(self._gathered).unsqueeze(1))
         shrinks, rates = self._factors(combined.clip)
         for index, gradient in enumerate(combined.gradients):
             if gradient is None:  # the optimiser leaves it alone
@@ -170,11 +173,9 @@ class ProjectedTraces(Traces):
             # Adam's first step leaves no trace, so that its gradient can say which directions matter.
             self._projections.aim(combined.gradients)
             self._projections.draw(self._round)
-            self._gathered.zero_()
             return
         for part, shrink, rate in self._runs(shrinks, rates):
             self._stored[:, part].mul_(shrink).add_(self._gathered[:, part], alpha=rate)
-        self._gathered.zero_()
         self._empty = False
 
     def dot(self, vector: Gradients) -> Vector:
@@ -257,11 +258,11 @@ class ProjectedTraces(Traces):
                 runs.append((place, shrink, rate))
         return runs
 
-    def _find_uncovered(self, weights: Vector, combined: Combined) -> None:
-        """Compare the weighted sum of what was gathered with the gradient itself."""
+    def _find_uncovered(self, combined: Combined) -> None:
+        """Compare the sum of the weighted gradients that were gathered with the gradient itself."""
         assert self._watcher is not None
-        factors = torch.from_numpy(weights * combined.clip).to(self._gathered).unsqueeze(1)
-        seen, whole = processes.mean(factors * self._gathered), self._projections.project(combined.gradients)
+        seen = processes.mean(self._gathered * combined.clip)
+        whole = self._projections.project(combined.gradients)
         for index in self._watcher.compare(seen, whole, self._projections):
             self._gathered[:, self._projections.places[index]] = 0.0
         self._watcher.tell()

@@ -10,7 +10,7 @@ from torch import Tensor
 from mixwell.parameters import Parameters
 from mixwell.projections import Projections
 from mixwell.segments import Segments
-from mixwell.sums import ProjectedSums, Sums
+from mixwell.sums import ProjectedSums, WholeSums
 from mixwell.weights import Vector
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ CHECK_RANK = 4
 
 
 @final
-class TraceSums(Sums):
+class TraceSums(WholeSums):
     """Adds the gradient of every domain to its trace.
 
     Args:
@@ -32,8 +32,6 @@ class TraceSums(Sums):
         segments: which rows belong to which domain.
         weights: by which the losses of the rows are weighted, shape ``(m,)``.
     """
-
-    fused = True
 
     def __init__(
         self, traces: FoldedTraces, parameters: Parameters, segments: Segments, weights: Vector
@@ -50,7 +48,7 @@ class TraceSums(Sums):
         """
         projections = Projections(self._parameters, CHECK_RANK, seed=0)
         projections.draw(0)
-        return ProjectedSums(projections, self.segments, len(self._factors), late=True), projections
+        return ProjectedSums(projections, self.segments, late=True), projections
 
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
         """Add ``dY^T X`` over the rows of every domain.

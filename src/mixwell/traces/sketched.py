@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixwell.parameters import Gradients, Parameters
-from mixwell.projections import random_signs
+from mixwell.projections import random_signs, random_stream
 from mixwell.traces.base import Combined, Json, StepModel, Traces
 from mixwell.traces.dense import SMALLEST_SCALE
 from mixwell.weights import Vector
@@ -202,7 +202,9 @@ class SketchedTraces(Traces):
         for index, signs in enumerate(self._signs):
             if signs.is_meta:  # where memory is only counted
                 continue
-            signs.copy_(random_signs(signs.shape, [self.seed, round_index, index], dtype=torch.int8))
+            signs.copy_(
+                random_signs(signs.shape, random_stream(self.seed, round_index, index), dtype=torch.int8)
+            )
 
     def _sketch_into(
         self, targets: dict[int, Tensor], tensors: Iterable[Tensor | None], factors: list[float]
