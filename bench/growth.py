@@ -22,7 +22,7 @@ COMPARED = (PLAIN, "dense", "mixed dense", "projected 16")
 def setting(*, horizon: int, domains: int = 4, width: int = 1024, turns: int = 3) -> Workload:
     return replace(
         WORKLOADS["mlp"],
-        model=partial(workloads.mlp, width),
+        model=partial(workloads.mlp, width=width),
         domains=domains,
         rows=ROWS // domains,
         horizon=horizon,
@@ -46,7 +46,7 @@ def seconds(label: str, workload: Workload) -> Seconds:
 
 def peak(workload: Workload, variant: str) -> int:
     build = partial(VARIANTS[variant], workload)
-    return peak_growth(partial(workloads.prepare, workload), build, rounds=1)["peak"]
+    return peak_growth(partial(workloads.prepare, workload, VARIANTS[variant]), build, rounds=1)["peak"]
 
 
 def main() -> None:

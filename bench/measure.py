@@ -3,9 +3,10 @@
 Time: the variants take turns in one process on one thread, so that a busy machine disturbs all alike; CPU time
 is taken, and each turn is divided by the plain variant's of the same turn. The first turn warms up.
 
-Memory: each variant runs in a process of its own. There the data are made and the plain loop takes a step, so that
-the libraries have loaded what they load; then the peak is reset, the variant is built and runs. Told is how far
-the peak of the resident set rose above where it was before the variant was built.
+Memory: each variant runs in a process of its own. There the data are made, the plain loop takes a step and the
+variant runs with a small model, so that the libraries have loaded what they load; then the peak is reset, the
+variant is built and runs. Told is how far the peak of the resident set rose above where it was before the variant
+was built.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def seconds(name: str, workload: Workload, variants: list[str]) -> Seconds:
 
 def memory(workload: Workload, variant: str) -> dict[str, int]:
     short = replace(workload, horizon=1)
-    return peak_growth(partial(workloads.prepare, short), partial(VARIANTS[variant], short))
+    build = VARIANTS[variant]
+    return peak_growth(partial(workloads.prepare, short, build), partial(build, short))
 
 
 def report(name: str, workload: Workload, results: Results) -> None:

@@ -92,7 +92,8 @@ def timed(horizon: int, peers: Mapping[str, Peer]) -> Seconds:
 
 def peak(horizon: int, peer: Peer) -> int:
     workload = replace(WORKLOADS["mlp"], horizon=horizon)
-    return peak_growth(partial(workloads.prepare, workload), partial(peer.build, workload), rounds=1)["peak"]
+    build = partial(peer.build, workload)
+    return peak_growth(partial(workloads.prepare, workload, peer.build), build, rounds=1)["peak"]
 
 
 def estimates(horizon: int, peers: Mapping[str, Peer], seed: int) -> dict[str, list[float]]:

@@ -33,7 +33,7 @@ class Workload:
     """A model and its data.
 
     Args:
-        model: makes it; with the same parameters every time.
+        model: makes it, of a given width or its own; with the same parameters every time.
         optimizer: makes it.
         draw: ``draw(domain, rows, generator)`` makes a batch of a domain, or of the target.
         domains: the number m.
@@ -44,7 +44,7 @@ class Workload:
         update: alpha of the weights' update; by default it is self-tuned.
     """
 
-    model: Callable[[], nn.Module]
+    model: Callable[..., nn.Module]
     optimizer: Callable[[Iterable[Tensor]], Optimizer]
     draw: Callable[[int, int, torch.Generator], Batch]
     domains: int
@@ -209,10 +209,17 @@ SPLIT = "not mixed, split"
 VARIANTS: dict[str, Build] = {PLAIN: plain, SPLIT: split, **PER_DOMAIN, **MIXED}
 
 
-def prepare(workload: Workload) -> Data:
-    """The data, after a plain step on a few of them, so that libraries have loaded what they load."""
+def prepare(workload: Workload, build: Build) -> Data:
+    """The data, after a plain step on a few of them and two rounds of a variant with a small model.
+
+    So libraries have loaded what they load: the code of QR alone takes megabytes, whatever the model.
+    """
     data = workload.data()
     plain(workload, replace(data, steps=[data.validation])).run()
+    small = replace(workload, model=partial(workload.model, width=96), horizon=1)
+    first = build(small, replace(data, steps=data.steps[:1], parts=data.parts[:1]))
+    first.run()
+    first.run()
     return data
 
 
@@ -227,10 +234,10 @@ def mlp(width: int = 1024) -> nn.Module:
     )
 
 
-def cnn() -> nn.Module:
+def cnn(width: int = 32) -> nn.Module:
     """The paper's."""
     torch.manual_seed(0)
-    return small_cnn(32)
+    return small_cnn(width)
 
 
 def gpt(width: int = 384, layers: int = 6, heads: int = 6) -> nn.Module:

@@ -206,7 +206,7 @@ class Mixer:
         self._shares.check(name, share, self.steps_done)
         with self._scopes.collect(name, self.steps_done) as scope:
             yield scope
-        with torch.no_grad():
+        with self._parameters.full_precision():
             if self._accept(name, scope):
                 self._fold(index, scope.gradients, self._shares.scale(name, share))
                 self._losses.add(name, scope.loss, share)
@@ -279,7 +279,7 @@ class Mixer:
             self._shares.check_step(self.steps_done)
         self._parameters.expect_all_of(self._optimizer)
         try:
-            with torch.no_grad():
+            with self._parameters.full_precision():
                 if self._sum or (self._rows.given and not self._rows.lost):
                     self._descend()
         finally:
@@ -307,7 +307,7 @@ class Mixer:
         self._shares.check(_VALIDATION, share, self.steps_done)
         with self._parameters.buffers_kept(), self._scopes.collect(_VALIDATION, self.steps_done) as scope:
             yield scope
-        with torch.no_grad():
+        with self._parameters.full_precision():
             if self._accept(_VALIDATION, scope):
                 if self._validation is None:
                     self._validation = WeightedSum(self._parameters, lazy=True)
@@ -335,7 +335,7 @@ class Mixer:
                 f"mixer.update() needs the validation gradient (share {self._shares.of(_VALIDATION):g} of 1 "
                 "so far): run `with mixer.validation(): loss.backward()` first"
             )
-        with torch.no_grad():
+        with self._parameters.full_precision():
             record = self._move_weights()
             self.rounds.append(record)
             validation = self._usable_validation()

@@ -160,6 +160,12 @@ class Parameters:
         return next((name for name, g in present if not bool(torch.isfinite(g).all())), None)
 
     @contextmanager
+    def full_precision(self) -> Generator[None]:
+        """Compute with gradients as they are: no graph of it, and no autocast, where the user's loop has one."""
+        with torch.no_grad(), torch.autocast(self.tensors[0].device.type, enabled=False):
+            yield
+
+    @contextmanager
     def buffers_kept(self) -> Generator[None]:
         """Leave the model's buffers as they were, so that a look at the model does not change it."""
         modules = list(self.model.modules()) if self.model is not None else []

@@ -18,7 +18,7 @@ in these directions is exact, only what lies outside is random, and the expectat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -76,14 +76,31 @@ class Projection:
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._device = parameter.device
         lengths = {"outputs": (self.outputs, self.shape[0]), "inputs": (self.inputs, self.shape[1])}
-        self._lengths = {side: (length, r) for side, (length, r) in lengths.items() if length > r}
-        most = min(self.outputs, self.inputs)
-        self.bases = {
-            side: torch.zeros(length, min(r // 2, most), dtype=self.dtype, device=self._device)
-            for side, (length, r) in self._lengths.items()
+        self._sides = {
+            side: torch.zeros(length, r, dtype=self.dtype, device=self._device)
+            for side, (length, r) in lengths.items()
+            if length > r
         }
-        """Q by side, zeros where all columns are random."""
-        self._sides: dict[tuple[str, torch.dtype], Tensor] = {}
+        most = min(self.outputs, self.inputs)
+        self._bases = {
+            side: whole[:, : min(whole.shape[1] // 2, most)] for side, whole in self._sides.items()
+        }
+        self._aimed = False
+        self._copies: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    @property
+    def bases(self) -> dict[str, Tensor]:
+        """A copy of Q by side, the columns that are exact; zeros where all are random."""
+        return {
+            side: basis.contiguous() if self._aimed else basis.new_zeros(basis.shape)
+            for side, basis in self._bases.items()
+        }
+
+    @bases.setter
+    def bases(self, bases: Mapping[str, Tensor]) -> None:
+        self._aimed = any(bool(basis.any()) for basis in bases.values())
+        for side, basis in bases.items():
+            self._bases[side].copy_(basis)
 
     def aim(self, gradient: Tensor | None) -> None:
         """Choose the directions that are kept exactly.
@@ -91,28 +108,26 @@ class Projection:
         Args:
             gradient: whose leading directions they are, of the parameter's shape; ``None`` for none.
         """
-        if not any(basis.numel() for basis in self.bases.values()):
+        warm, self._aimed = self._aimed, False
+        if gradient is None or not any(basis.numel() for basis in self._bases.values()):
             return
-        matrix = (
-            None if gradient is None else gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
-        )
-        size = 0.0 if matrix is None else float(matrix.norm())
-        if matrix is None or not (size > 0 and math.isfinite(size)):
-            for basis in self.bases.values():
-                basis.zero_()
+        matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
+        size = float(matrix.norm())
+        if not (size > 0 and math.isfinite(size)):
             return
         # Subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011). The directions
         # of the last round are a good start.
-        start = self.bases.get("inputs")
-        if start is None or not bool(start.any()):
-            columns = max(basis.shape[1] for basis in self.bases.values())
+        start = self._bases.get("inputs")
+        if start is None or not warm:
+            columns = max(basis.shape[1] for basis in self._bases.values())
             start = random_signs((self.inputs, columns), random_stream(0), dtype=self.dtype)
             start = start.to(self._device)
             start = matrix.t() @ torch.linalg.qr(matrix @ start).Q
         left = torch.linalg.qr(matrix @ start).Q
         found = {"outputs": left, "inputs": torch.linalg.qr(matrix.t() @ left).Q}
-        for side, basis in self.bases.items():
+        for side, basis in self._bases.items():
             basis.copy_(found[side][:, : basis.shape[1]])
+        self._aimed = True
 
     def draw(self, generator: torch.Generator) -> None:
         """Take new random columns of A and B.
@@ -120,20 +135,16 @@ class Projection:
         Args:
             generator: where they come from.
         """
-        self._sides = {}
-        for side, (length, rank) in self._lengths.items():
+        self._copies = {}
+        for side, whole in self._sides.items():
             if self._device.type == "meta":  # where memory is only counted
-                self._sides[side, self.dtype] = torch.empty(
-                    length, rank, dtype=self.dtype, device=self._device
-                )
                 continue
-            basis = self.bases[side]
-            exact = basis.shape[1] if basis.numel() and bool(basis.any()) else 0
-            drawn = random_signs((length, rank - exact), generator, dtype=self.dtype).to(self._device)
-            drawn.mul_(1 / math.sqrt(rank - exact))
-            if exact:
-                drawn = torch.cat([basis, drawn - basis @ (basis.t() @ drawn)], dim=1)
-            self._sides[side, self.dtype] = drawn
+            basis = self._bases[side]
+            drawn = whole[:, basis.shape[1] :] if self._aimed else whole
+            drawn.copy_(random_signs(drawn.shape, generator, dtype=torch.int8))
+            drawn.mul_(1 / math.sqrt(drawn.shape[1]))
+            if self._aimed:
+                drawn.addmm_(basis, basis.t() @ drawn, alpha=-1.0)
 
     def side(self, name: str, dtype: torch.dtype) -> Tensor | None:
         """A or B.
@@ -145,12 +156,12 @@ class Projection:
         Returns:
             Shape ``(length, r)``, or ``None`` where that side is not projected.
         """
-        own = self._sides.get((name, self.dtype))
+        own = self._sides.get(name)
         if own is None or dtype == self.dtype:
             return own
-        if (name, dtype) not in self._sides:
-            self._sides[name, dtype] = own.to(dtype)
-        return self._sides[name, dtype]
+        if (name, dtype) not in self._copies:
+            self._copies[name, dtype] = own.to(dtype)
+        return self._copies[name, dtype]
 
     def project_inputs(self, values: Tensor) -> Tensor:
         """``X A``.
@@ -190,8 +201,8 @@ class Projection:
 
     @property
     def nbytes(self) -> int:
-        """The memory of A and B and the bases in them."""
-        return sum(one.nbytes for one in (*self._sides.values(), *self.bases.values()))
+        """The memory of A and B."""
+        return sum(one.nbytes for one in (*self._sides.values(), *self._copies.values()))
 
 
 @final

@@ -348,8 +348,10 @@ def test_projections_are_drawn_anew_for_every_round_and_for_every_parameter() ->
     )
     first = traces._projections.each[0].side("inputs", torch.float32)
     assert first is not None
+    first = first.clone()
     traces.reset(1)
     second = traces._projections.each[0].side("inputs", torch.float32)
+    assert second is not None
     assert not torch.equal(first, second)
     assert not torch.equal(second, traces._projections.each[0].side("outputs", torch.float32))
     traces.reset(0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mixwell import processes
 from mixwell.parameters import Gradients, Parameters
-from mixwell.projections import Projections
+from mixwell.projections import Projection, Projections
 from mixwell.segments import Segments
 from mixwell.sums import ProjectedSums
 from mixwell.traces.base import Combined, Json, StepModel, Traces
@@ -204,7 +204,8 @@ class ProjectedTraces(Traces):
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """The traces, and the directions that are exact; the random columns follow from the seed and the round."""
         values: Json = {"round": self._round, "empty": self._empty}
-        return values, {"stored": self._stored, **self._bases()}
+        bases = {f"{name}.{side}": basis for name, one in self._named() for side, basis in one.bases.items()}
+        return values, {"stored": self._stored, **bases}
 
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         """Take up traces and draw their projections again.
@@ -214,15 +215,14 @@ class ProjectedTraces(Traces):
             tensors: the traces.
         """
         self.reset(int(cast("int", values["round"])))
-        for name, basis in self._bases().items():
-            basis.copy_(tensors[name])
+        for name, one in self._named():
+            one.bases = {side: tensors[f"{name}.{side}"] for side in one.bases}
         self._projections.draw(self._round)
         self._empty = bool(values["empty"])
         self._stored.copy_(tensors["stored"])
 
-    def _bases(self) -> dict[str, Tensor]:
-        each = zip(self._parameters.names, self._projections.each, strict=True)
-        return {f"{name}.{side}": basis for name, one in each for side, basis in one.bases.items()}
+    def _named(self) -> Iterator[tuple[str, Projection]]:
+        return zip(self._parameters.names, self._projections.each, strict=True)
 
     def _preconditioned(self, vector: Gradients) -> Iterator[Tensor | None]:
         # P v, one parameter at a time.
