@@ -112,9 +112,6 @@ class Projection:
         if gradient is None or not any(basis.numel() for basis in self._bases.values()):
             return
         matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
-        size = float(matrix.norm())
-        if not (size > 0 and math.isfinite(size)):
-            return
         # Subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011). The directions
         # of the last round are a good start.
         start = self._bases.get("inputs")
@@ -123,7 +120,11 @@ class Projection:
             start = random_signs((self.inputs, columns), random_stream(0), dtype=self.dtype)
             start = start.to(self._device)
             start = matrix.t() @ torch.linalg.qr(matrix @ start).Q
-        left = torch.linalg.qr(matrix @ start).Q
+        image = matrix @ start
+        size = float(image.norm())
+        if not (size > 0 and math.isfinite(size)):
+            return
+        left = torch.linalg.qr(image).Q
         found = {"outputs": left, "inputs": torch.linalg.qr(matrix.t() @ left).Q}
         for side, basis in self._bases.items():
             basis.copy_(found[side][:, : basis.shape[1]])
