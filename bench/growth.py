@@ -19,7 +19,7 @@ ROWS = 192
 COMPARED = (PLAIN, "dense", "mixed dense", "projected 16")
 
 
-def setting(*, horizon: int, domains: int = 4, width: int = 1024, turns: int = 3) -> Workload:
+def setting(*, horizon: int, domains: int = 4, width: int = 1024, turns: int = 5) -> Workload:
     return replace(
         WORKLOADS["mlp"],
         model=partial(workloads.mlp, width=width),

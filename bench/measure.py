@@ -1,7 +1,7 @@
 """How the benchmarks measure: time in turns, memory in fresh processes, results that can be continued.
 
-Time: the variants take turns in one process on one thread, so that a busy machine disturbs all alike; CPU time
-is taken, and each turn is divided by the plain variant's of the same turn. The first turn warms up.
+Time: the variants take turns in one process on one thread; CPU time is taken. Each round of a variant is divided
+by a plain one just before it, as the speed of a shared machine changes within seconds. The first turn warms up.
 
 Memory: each variant runs in a process of its own. There the data are made, the plain loop takes a step and the
 variant runs with a small model, so that the libraries have loaded what they load; then the peak is reset, the
@@ -81,18 +81,21 @@ class Spread:
         return f"{self.median:.2f}x ({self.least:.2f}-{self.greatest:.2f})"
 
 
-Seconds = dict[str, dict[str, list[float]]]  # by variant, of "train" and of "finish", a number per turn
+# By variant, a number per turn of "train" and "finish", and of the "plain" round before them.
+Seconds = dict[str, dict[str, list[float]]]
 
 
 def take_turns(rounds: Mapping[str, Round], turns: int, *, label: str = "") -> Seconds:
     """CPU seconds of every variant in every turn; every second turn goes through them backwards."""
     torch.set_num_threads(1)
-    taken: Seconds = {name: {"train": [], "finish": []} for name in rounds}
+    names = [name for name in rounds if name != PLAIN]
+    taken: Seconds = {name: {"plain": [], "train": [], "finish": []} for name in names}
     for turn in range(turns + 1):
-        for name in list(rounds) if turn % 2 else reversed(list(rounds)):
-            for part in ("train", "finish"):
+        for name in names if turn % 2 else reversed(names):
+            parts = {"plain": rounds[PLAIN].train, "train": rounds[name].train, "finish": rounds[name].finish}
+            for part, work in parts.items():
                 begun = time.process_time()
-                getattr(rounds[name], part)()
+                work()
                 if turn:
                     taken[name][part].append(time.process_time() - begun)
         say(f"{label}: turn {turn} of {turns}" + (" (warm-up)" if not turn else ""))
@@ -101,16 +104,21 @@ def take_turns(rounds: Mapping[str, Round], turns: int, *, label: str = "") -> S
 
 def ratio(seconds: Seconds, name: str, *, finish: bool = True) -> Spread:
     """The time of a variant over that of the plain one, with or without what ends the round."""
-    own, plain = seconds[name], seconds[PLAIN]["train"]
+    own = seconds[name]
     totals = [a + b for a, b in zip(own["train"], own["finish"], strict=True)] if finish else own["train"]
-    found = [mine / base for mine, base in zip(totals, plain, strict=True)]
+    found = [mine / base for mine, base in zip(totals, own["plain"], strict=True)]
     return Spread(statistics.median(found), min(found), max(found))
 
 
 def least_ratio(seconds: Seconds, name: str) -> float:
     """The fastest round of a variant over the fastest plain one: what a quiet machine would tell."""
-    own, plain = seconds[name], seconds[PLAIN]["train"]
-    return (min(own["train"]) + min(own["finish"])) / min(plain)
+    own = seconds[name]
+    return (min(own["train"]) + min(own["finish"])) / fastest_plain(seconds)
+
+
+def fastest_plain(seconds: Seconds) -> float:
+    """CPU seconds of the fastest plain round."""
+    return min(min(own["plain"]) for own in seconds.values())
 
 
 # ----------------------------------------------------------------------------------------------- memory

@@ -20,6 +20,7 @@ from measure import (
     Results,
     Seconds,
     extra_memory,
+    fastest_plain,
     least_ratio,
     parser,
     peak_growth,
@@ -46,12 +47,12 @@ def report(name: str, workload: Workload, results: Results) -> None:
     times = results.get(
         f"{name}/time",
         partial(seconds, name, workload, variants),
-        fits=lambda found: set(variants) <= set(found),
+        fits=lambda found: set(variants[1:]) <= set(found),
     )
     found = {v: results.get(f"{name}/memory/{v}", partial(memory, workload, v)) for v in variants}
     peaks = {v: one["peak"] for v, one in found.items()}
     size = workload.parameter_bytes
-    step = min(times[PLAIN]["train"]) / workload.horizon
+    step = fastest_plain(times) / workload.horizon
     print(
         f"\n{name}: {size / 4e6:.2f} M parameters, m = {workload.domains}, {workload.rows} rows per domain, "
         f"T = {workload.horizon}, {workload.turns} turns; plain: {step:.3f} s per step, "

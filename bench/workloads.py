@@ -51,7 +51,7 @@ class Workload:
     rows: int
     horizon: int
     variants: tuple[str, ...]
-    turns: int = 3
+    turns: int = 5
     update: float | None = None
 
     @property
@@ -261,8 +261,8 @@ FEW = (SPLIT, "dense", "mixed dense", "projected 16", "projected 32")
 MOST = (SPLIT, "dense", "sketched 4096", "mixed dense", *PROJECTED)
 ALL = (*MOST, "bfloat16", "mixed bfloat16")
 WORKLOADS = {
-    "mlp": Workload(mlp, sgd, taught, domains=3, rows=64, horizon=20, variants=ALL, turns=7),
-    "mlp-adamw": Workload(mlp, adamw, taught, domains=3, rows=64, horizon=20, variants=MOST, turns=7),
+    "mlp": Workload(mlp, sgd, taught, domains=3, rows=64, horizon=20, variants=ALL, turns=15),
+    "mlp-adamw": Workload(mlp, adamw, taught, domains=3, rows=64, horizon=20, variants=MOST, turns=15),
     "cnn": Workload(cnn, sgd, images, domains=3, rows=256, horizon=20, variants=MOST),
     # A step takes seconds here, so that rounds are short.
     "gpt": Workload(gpt, adamw, partial(tokens, 256), domains=4, rows=8, horizon=2, variants=FEW),
