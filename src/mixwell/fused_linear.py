@@ -31,6 +31,7 @@ def fused_linear(module: nn.Module, weight: int | None, bias: int | None, sums: 
     layer: Any = module
 
     def forward(input: Tensor) -> Tensor:
+        sums.touched = True
         values, matrix, vector = input, layer.weight, layer.bias
         if torch.is_autocast_enabled(values.device.type):
             kind = torch.get_autocast_dtype(values.device.type)

@@ -85,20 +85,26 @@ class Projection:
         self._bases = {
             side: whole[:, : min(whole.shape[1] // 2, most)] for side, whole in self._sides.items()
         }
-        self._aimed = False
+        self.aimed = False
+        """Whether some columns are exact."""
         self._copies: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    @property
+    def aimable(self) -> bool:
+        """Whether there is a column that could be exact."""
+        return any(basis.numel() for basis in self._bases.values())
 
     @property
     def bases(self) -> dict[str, Tensor]:
         """A copy of Q by side, the columns that are exact; zeros where all are random."""
         return {
-            side: basis.contiguous() if self._aimed else basis.new_zeros(basis.shape)
+            side: basis.contiguous() if self.aimed else basis.new_zeros(basis.shape)
             for side, basis in self._bases.items()
         }
 
     @bases.setter
     def bases(self, bases: Mapping[str, Tensor]) -> None:
-        self._aimed = any(bool(basis.any()) for basis in bases.values())
+        self.aimed = any(bool(basis.any()) for basis in bases.values())
         for side, basis in bases.items():
             self._bases[side].copy_(basis)
 
@@ -108,8 +114,8 @@ class Projection:
         Args:
             gradient: whose leading directions they are, of the parameter's shape; ``None`` for none.
         """
-        warm, self._aimed = self._aimed, False
-        if gradient is None or not any(basis.numel() for basis in self._bases.values()):
+        warm, self.aimed = self.aimed, False
+        if gradient is None or not self.aimable:
             return
         matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
         # Subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011). The directions
@@ -128,7 +134,7 @@ class Projection:
         found = {"outputs": left, "inputs": torch.linalg.qr(matrix.t() @ left).Q}
         for side, basis in self._bases.items():
             basis.copy_(found[side][:, : basis.shape[1]])
-        self._aimed = True
+        self.aimed = True
 
     def draw(self, generator: torch.Generator) -> None:
         """Take new random columns of A and B.
@@ -141,10 +147,10 @@ class Projection:
             if self._device.type == "meta":  # where memory is only counted
                 continue
             basis = self._bases[side]
-            drawn = whole[:, basis.shape[1] :] if self._aimed else whole
+            drawn = whole[:, basis.shape[1] :] if self.aimed else whole
             drawn.copy_(random_signs(drawn.shape, generator, dtype=torch.int8))
             drawn.mul_(1 / math.sqrt(drawn.shape[1]))
-            if self._aimed:
+            if self.aimed:
                 drawn.addmm_(basis, basis.t() @ drawn, alpha=-1.0)
 
     def side(self, name: str, dtype: torch.dtype) -> Tensor | None:
@@ -285,6 +291,11 @@ class Projections:
             if gradient is not None:
                 self.block(row, index)[0].copy_(self.each[index].project(processes.whole(gradient)))
         return row[0]
+
+    @property
+    def unaimed(self) -> bool:
+        """Whether there are directions to choose, and none are chosen."""
+        return any(one.aimable for one in self.each) and not any(one.aimed for one in self.each)
 
     @property
     def nbytes(self) -> int:

@@ -27,6 +27,8 @@ class Sums(ABC):
         """Parameters that layers do not see the whole gradient of, which are therefore not taken from them."""
         self.paused = False
         """Whether a backward pass is not to be added up."""
+        self.touched = False
+        """Whether a layer was run."""
 
     def inputs(self, index: int, values: Tensor) -> Tensor:
         """What is needed of the inputs of a parameter.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,8 @@ class Watcher:
         spread = any(processes.is_spread(p) for p in parameters.tensors)
         self._parameters, self._rest, self._unchecked = parameters, rest, check and not spread
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
-        self._layers: list[tuple[str, nn.Module, Layer]] = []
+        self._layers: list[tuple[nn.Module, Layer, Callable[..., None]]] = []
+        self._compiled = any(_is_compiled(module) for module in parameters.model.modules())
         self._named: set[int] = set()
         self.uncovered: dict[int, str] = {}
         """By index the parameters whose gradients cannot be told apart, and why."""
@@ -77,7 +78,8 @@ class Watcher:
                 reason = f"belongs to a {type(module).__name__}, whose rows are not told apart"
                 self.uncovered |= dict.fromkeys(places.values(), reason)
             else:
-                self._layers.append((name, module, layer))
+                self._layers.append((module, layer, self._hook(name, layer)))
+        self._sums: Sums | None = None
         self._paused = False
         self._probe: Callable[[str, Layer, Any, Tensor], None] | None = None
         self.tell()
@@ -91,16 +93,29 @@ class Watcher:
 
         Yields:
             What is to be told the weighted losses.
+
+        Raises:
+            ValueError: no layer was run.
         """
         sums.ignored = self.uncovered
+        sums.touched = False
+        self._sums = sums
+        fuses = isinstance(sums, WholeSums) and not (self._unchecked or self._compiled)
         with ExitStack() as stack:
-            for name, module, layer in self._layers:
-                if isinstance(sums, WholeSums) and isinstance(layer, LinearLayer) and not self._unchecked:
-                    stack.enter_context(fused_linear(module, layer.weight, layer.bias, sums))
+            for module, layer, hook in self._layers:
+                if fuses and isinstance(layer, LinearLayer):
+                    stack.enter_context(
+                        fused_linear(module, layer.weight, layer.bias, cast("WholeSums", sums))
+                    )
                 else:
-                    hook = self._hook(name, layer, sums)
                     stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             yield _Watch(self, sums)
+        self._sums = None
+        if not sums.touched:
+            compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
+            raise ValueError(
+                f"no layer of the model was run: call it inside `with mixer.batch(...)`{compiled}"
+            )
 
     def look_at(self, losses: Tensor, sums: Sums) -> None:
         """Check the first batch that has rows of two domains, and take what hooks do not cover.
@@ -228,10 +243,12 @@ class Watcher:
         finally:
             self._paused = sums.paused = False
 
-    def _hook(self, name: str, layer: Layer, sums: Sums) -> Callable[..., None]:
+    def _hook(self, name: str, layer: Layer) -> Callable[..., None]:
         def forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if self._paused or not isinstance(output, Tensor) or not output.requires_grad:
+            sums = self._sums
+            if sums is None or self._paused or not isinstance(output, Tensor) or not output.requires_grad:
                 return
+            sums.touched = True
             try:
                 with torch.no_grad():
                     kept = layer.keep((*args, *kwargs.values()), sums)
@@ -254,7 +271,12 @@ class Watcher:
 
             output.register_hook(backward)
 
-        return forward
+        # A compiler would trace what is in force now.
+        return cast("Callable[..., None]", torch.compiler.disable(forward)) if self._compiled else forward
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 @final

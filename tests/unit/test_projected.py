@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -550,6 +551,45 @@ def test_autocast_to_bfloat16() -> None:
     assert found[1] > 0.98
 
 
+@pytest.mark.parametrize("traces", [lambda: ProjectedTraces(EXACT), mixwell.DenseTraces])
+def test_a_compiled_model_is_told_apart_as_it_is(traces) -> None:
+    # Hooks break its graph, so that it is compiled in parts.
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Gpt(11, context=8, layers=2, heads=2, width=8)
+    twin = copy.deepcopy(model)
+    steps, validation = steps_of(tokens, 4)
+    results = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler
+        for one, seen in ((model, model), (twin, torch.compile(twin, backend="aot_eager"))):
+            assert isinstance(seen, nn.Module)
+            optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+            results.append(scores(mixed(seen, optimizer, steps, validation, SHUFFLED, traces())))
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
+
+
+def test_a_model_that_is_run_outside_the_block() -> None:
+    model = nn.Linear(4, 3)
+    mixer = new_mixer(model, traces=ProjectedTraces(2))
+    losses = model(torch.randn(6, 4)).square().mean(1)
+    with pytest.raises(ValueError, match=r"no layer of the model was run: call it inside `with mixer.batch"):
+        with mixer.batch(LABELS) as batch:
+            batch.weigh(losses).backward()
+
+
+def test_a_compiled_model_that_was_run_before_hooks_were_there() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.Sequential(nn.Linear(4, 3)), backend="aot_eager")
+    assert isinstance(compiled, nn.Module)
+    x = torch.randn(6, 4)
+    compiled(x)
+    mixer = new_mixer(compiled, traces=ProjectedTraces(2))
+    with pytest.raises(ValueError, match="If it is compiled it must not have been run before"):
+        with mixer.batch(LABELS) as batch:
+            batch.weigh(compiled(x).square().mean(1)).backward()
+
+
 def test_frozen_parameters_and_warm_up() -> None:
     model = Tokens().double()
     model.shared.weight.requires_grad_(False)
@@ -625,6 +665,49 @@ def test_resumed_in_mid_round_bit_for_bit(tmp_path) -> None:
     run(resumed, second, steps[3:])
     finish(resumed, second, validation)
     assert resumed.rounds[-1].scores == mixer.rounds[-1].scores
+
+
+@pytest.mark.parametrize("stop", [1, 5])
+def test_resumed_in_the_first_round_bit_for_bit(tmp_path, stop) -> None:
+    steps, validation = steps_of(tokens, 12)
+
+    def start() -> tuple[nn.Module, Mixer]:
+        torch.manual_seed(0)
+        model = Tokens()
+        return model, new_mixer(model, traces=ProjectedTraces(4), horizon=12)
+
+    model, mixer = start()
+    run(mixer, model, steps)
+    finish(mixer, model, validation)
+
+    first, stopped = start()
+    run(stopped, first, steps[:stop])
+    stopped.save(tmp_path / "mixer.safetensors")
+    second, resumed = start()
+    second.load_state_dict(first.state_dict())
+    resumed.load(tmp_path / "mixer.safetensors")
+    run(resumed, second, steps[stop:])
+    finish(resumed, second, validation)
+    assert resumed.rounds[-1].scores == mixer.rounds[-1].scores
+
+
+def test_the_first_step_of_a_long_round_only_says_which_directions_are_exact() -> None:
+    # All gradients have rank one and the same directions, so that nothing is random from the second step on.
+    x, y = torch.randn(1, 40).expand(len(LABELS), 40).double(), torch.rand(len(LABELS), 30).double()
+    found = []
+    for traces, horizon, warmup in ((ProjectedTraces(4), 11, 0), (mixwell.DenseTraces(), 10, 1)):
+        torch.manual_seed(0)
+        model = nn.Linear(40, 30, bias=False).double()
+        mixer = new_mixer(model, traces=traces, horizon=horizon, warmup=warmup)
+        for _ in range(11):
+            with mixer.batch(LABELS) as batch:
+                batch.weigh(y.square().sum(1) * model(x).mean(1)).backward()
+            mixer.step()
+        with mixer.validation():
+            model(x).mean().backward()
+        mixer.update()
+        found.append(scores(mixer))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
 
 
 def test_fixed_weights_from_mixed_batches() -> None:

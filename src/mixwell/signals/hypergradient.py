@@ -202,7 +202,7 @@ class Hypergradient(Signal):
 
     def _step_model(self, *, remaining: int) -> StepModel:
         responses = self._responses(remaining=remaining)
-        return StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip)
+        return StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip, remaining)
 
     def _responses(self, *, remaining: int) -> list[Response]:
         return [self._optimizer.response(i, remaining=remaining) for i in range(len(self._parameters))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -30,12 +30,14 @@ class StepModel:
         responses: how each parameter answers a gradient.
         curvature: the coefficient of each parameter.
         clip: the factor by which clipping shortened the last combined gradient.
+        remaining: steps until the end of the round, this one included.
     """
 
     optimizer: OptimizerModel
     responses: Sequence[Response]
     curvature: Sequence[float | Tensor]
     clip: float = 1.0
+    remaining: int = 1
 
     def shrink(self, index: int) -> float | Tensor:
         """The factor of the old trace of a parameter.
@@ -68,11 +70,10 @@ class StepModel:
         Returns:
             A step model of those.
         """
-        return StepModel(
-            self.optimizer,
-            [self.responses[i] for i in indices],
-            [self.curvature[i] for i in indices],
-            self.clip,
+        return replace(
+            self,
+            responses=[self.responses[i] for i in indices],
+            curvature=[self.curvature[i] for i in indices],
         )
 
 

@@ -20,6 +20,9 @@ from mixwell.traces.base import Combined, Json, StepModel, Traces
 from mixwell.watching import Rest, RowWatch, Watcher
 from mixwell.weights import Vector
 
+# Of so few steps none is given up.
+SHORT_ROUND = 10
+
 
 @final
 class ProjectedTraces(Traces):
@@ -34,7 +37,8 @@ class ProjectedTraces(Traces):
     being applied at the end of the round, to the validation gradient: it changes slowly, and a projected
     gradient cannot be scaled element by element. Random matrices are drawn anew for every round, so that
     their errors do not add up over rounds, around the leading directions of the last validation gradient, which
-    are exact (in the first round with Adam, of its first gradient; with SGD all is random then).
+    are exact. In the first round they are those of the first step's gradient, whose own trace is given up for it
+    where the round has more than ten steps.
 
     Linear layers (also the ``Conv1D`` of transformers), embeddings, convolutions, LayerNorm and RMSNorm are
     known; a layer of another kind that has no parts is run again for the rows of each domain. A parameter that is
@@ -169,8 +173,9 @@ class ProjectedTraces(Traces):
         for index, gradient in enumerate(combined.gradients):
             if gradient is None:  # the optimiser leaves it alone
                 shrinks[index], rates[index] = 1.0, 0.0
-        if self._round == 0 and self._empty and not any(rates):
-            # Adam's first step leaves no trace, so that its gradient can say which directions matter.
+        alone = not any(rates) or self._step.remaining > SHORT_ROUND
+        if self._round == 0 and self._projections.unaimed and alone:
+            # The first gradient says which directions matter. Adam's leaves no trace anyway.
             self._projections.aim(combined.gradients)
             self._projections.draw(self._round)
             return
