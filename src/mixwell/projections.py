@@ -98,7 +98,9 @@ class Projection:
     def bases(self) -> dict[str, Tensor]:
         """A copy of Q by side, the columns that are exact; zeros where all are random."""
         return {
-            side: basis.contiguous() if self.aimed else basis.new_zeros(basis.shape)
+            side: basis.clone(memory_format=torch.contiguous_format)
+            if self.aimed
+            else basis.new_zeros(basis.shape)
             for side, basis in self._bases.items()
         }
 
