@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 import workloads
-from measure import PLAIN, Results, Seconds, extra_memory, least_ratio, parser, peak_growth, ratio, take_turns
+from measure import PLAIN, Results, extra_memory, least_ratio, parser, ratio
 from workloads import VARIANTS, WORKLOADS, Workload
 
 ROWS = 192
@@ -38,27 +38,21 @@ AXES = {
 }
 
 
-def seconds(label: str, workload: Workload) -> Seconds:
-    data = workload.data()
-    rounds = {name: VARIANTS[name](workload, data) for name in COMPARED}
-    return take_turns(rounds, workload.turns, label=label)
-
-
 def peak(workload: Workload, variant: str) -> int:
-    build = partial(VARIANTS[variant], workload)
-    return peak_growth(partial(workloads.prepare, workload, VARIANTS[variant]), build, rounds=1)["peak"]
+    return workloads.memory(workload, VARIANTS[variant])["peak"]
 
 
 def main() -> None:
     options = parser(__doc__ or "", "growth.json", list(AXES)).parse_args()
     results = Results(options.out, "bench/growth.py", again=options.again)
+    builds = {name: VARIANTS[name] for name in COMPARED}
     for axis in options.only:
         print(f"\nby {axis}; {ROWS} rows in a step")
         print(f"  {'':35}{'':14}{'time of a round':>20}{'fastest':>9}   extra memory")
         for workload in AXES[axis]:
             size = workload.parameter_bytes
             label = f"m = {workload.domains}, T = {workload.horizon}, {size / 4e6:.2f} M parameters"
-            times = results.get(f"{label}/time", partial(seconds, label, workload))
+            times = results.get(f"{label}/time", partial(workloads.seconds, workload, builds, label=label))
             peaks = {
                 name: results.get(f"{label}/memory/{name}", partial(peak, workload, name))
                 for name in COMPARED

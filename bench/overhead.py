@@ -18,38 +18,27 @@ from measure import (
     MEGABYTE,
     PLAIN,
     Results,
-    Seconds,
     extra_memory,
     fastest_plain,
     least_ratio,
     parser,
-    peak_growth,
     ratio,
-    take_turns,
 )
 from workloads import VARIANTS, WORKLOADS, Workload
-
-
-def seconds(name: str, workload: Workload, variants: list[str]) -> Seconds:
-    data = workload.data()
-    rounds = {variant: VARIANTS[variant](workload, data) for variant in variants}
-    return take_turns(rounds, workload.turns, label=name)
-
-
-def memory(workload: Workload, variant: str) -> dict[str, int]:
-    short = replace(workload, horizon=1)
-    build = VARIANTS[variant]
-    return peak_growth(partial(workloads.prepare, short, build), partial(build, short))
 
 
 def report(name: str, workload: Workload, results: Results) -> None:
     variants = [PLAIN, *workload.variants]
     times = results.get(
         f"{name}/time",
-        partial(seconds, name, workload, variants),
+        partial(workloads.seconds, workload, {v: VARIANTS[v] for v in variants}, label=name),
         fits=lambda found: all(PLAIN in found.get(variant, {}) for variant in variants[1:]),
     )
-    found = {v: results.get(f"{name}/memory/{v}", partial(memory, workload, v)) for v in variants}
+    short = replace(workload, horizon=1)
+    found = {
+        v: results.get(f"{name}/memory/{v}", partial(workloads.memory, short, VARIANTS[v], rounds=2))
+        for v in variants
+    }
     peaks = {v: one["peak"] for v, one in found.items()}
     size = workload.parameter_bytes
     step = fastest_plain(times) / workload.horizon

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 import numpy as np
 import recipes
 import workloads
-from measure import MEGABYTE, PLAIN, Results, Seconds, parser, peak_growth, ratio, say, take_turns
+from measure import MEGABYTE, PLAIN, Results, Seconds, parser, ratio, say
 from workloads import VARIANTS, WORKLOADS, Build
 
 from mixwell.comparison import tangent_cosine
@@ -84,16 +84,13 @@ def present(names: list[str]) -> dict[str, Peer]:
 
 
 def timed(horizon: int, peers: Mapping[str, Peer]) -> Seconds:
-    workload = replace(WORKLOADS["mlp"], horizon=horizon)
-    data = workload.data()
-    rounds = {name: peer.build(workload, data) for name, peer in peers.items()}
-    return take_turns(rounds, TURNS[horizon], label=f"T = {horizon}")
+    workload = replace(WORKLOADS["mlp"], horizon=horizon, turns=TURNS[horizon])
+    builds = {name: peer.build for name, peer in peers.items()}
+    return workloads.seconds(workload, builds, label=f"T = {horizon}")
 
 
 def peak(horizon: int, peer: Peer) -> int:
-    workload = replace(WORKLOADS["mlp"], horizon=horizon)
-    build = partial(peer.build, workload)
-    return peak_growth(partial(workloads.prepare, workload, peer.build), build, rounds=1)["peak"]
+    return workloads.memory(replace(WORKLOADS["mlp"], horizon=horizon), peer.build)["peak"]
 
 
 def estimates(horizon: int, peers: Mapping[str, Peer], seed: int) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ the weights. The plain loop takes the same rows in one batch, with the same opti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from domains import TARGET, Batch, images, taught, tokens
-from measure import PLAIN, Round
+from measure import PLAIN, Round, Seconds, peak_growth, take_turns
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
@@ -221,6 +221,18 @@ def prepare(workload: Workload, build: Build) -> Data:
     first.run()
     first.run()
     return data
+
+
+def seconds(workload: Workload, builds: Mapping[str, Build], *, label: str) -> Seconds:
+    """The times of variants on the same data."""
+    data = workload.data()
+    rounds = {name: build(workload, data) for name, build in builds.items()}
+    return take_turns(rounds, workload.turns, label=label)
+
+
+def memory(workload: Workload, build: Build, *, rounds: int = 1) -> dict[str, int]:
+    """The growth of the peak while a variant runs, and what it says it holds."""
+    return peak_growth(partial(prepare, workload, build), partial(build, workload), rounds=rounds)
 
 
 # ------------------------------------------------------------------------------------------------ models

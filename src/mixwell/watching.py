@@ -99,18 +99,16 @@ class Watcher:
         """
         sums.ignored = self.uncovered
         sums.touched = False
-        self._sums = sums
-        fuses = isinstance(sums, WholeSums) and not (self._unchecked or self._compiled)
+        whole = sums if isinstance(sums, WholeSums) and not (self._unchecked or self._compiled) else None
         with ExitStack() as stack:
+            self._sums = sums
+            stack.callback(setattr, self, "_sums", None)
             for module, layer, hook in self._layers:
-                if fuses and isinstance(layer, LinearLayer):
-                    stack.enter_context(
-                        fused_linear(module, layer.weight, layer.bias, cast("WholeSums", sums))
-                    )
+                if whole is not None and isinstance(layer, LinearLayer):
+                    stack.enter_context(fused_linear(module, layer.weight, layer.bias, whole))
                 else:
                     stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             yield _Watch(self, sums)
-        self._sums = None
         if not sums.touched:
             compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
             raise ValueError(

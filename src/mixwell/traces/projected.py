@@ -107,7 +107,6 @@ class ProjectedTraces(Traces):
         """
         self._round = round_index
         self._stored.zero_()
-        self._gathered.zero_()
         self._empty = True
         missing: Gradients = [None] * len(self._parameters)
         self._projections.aim(missing if validation is None else validation)
