@@ -160,7 +160,10 @@ class NormLayer(Layer):
 
     def __init__(self, module: nn.Module, places: Mapping[str, int]) -> None:
         super().__init__(module, places)
-        self._normalise = functional.rms_norm if isinstance(module, nn.RMSNorm) else functional.layer_norm
+        known: Any = module
+        self._normalise = functional.layer_norm if isinstance(module, nn.LayerNorm) else functional.rms_norm
+        self._shape = tuple(known.normalized_shape if hasattr(module, "normalized_shape") else known.weight.shape)
+        self._epsilon: float | None = known.eps if hasattr(module, "eps") else known.variance_epsilon
 
     def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:
         """The inputs, which PyTorch keeps as well.
@@ -182,9 +185,9 @@ class NormLayer(Layer):
             gradient: dY.
             sums: where to add.
         """
-        shape = self.module.normalized_shape
+        shape = self._shape
         if self.weight is not None:
-            normal = self._normalise(kept, shape, eps=self.module.eps)
+            normal = self._normalise(kept, shape, eps=self._epsilon)
             product = normal.mul_(gradient) if normal.dtype == gradient.dtype else normal * gradient
             sums.add_vectors(self.weight, sums.segments.split(product.flatten(-len(shape))))
         if self.bias is not None:
@@ -303,6 +306,17 @@ class AnyLayer(Layer):
                     sums.add_gradient(index, domain, one)
 
 
+def _is_rms_norm(module: nn.Module, places: Mapping[str, int]) -> bool:
+    """Whether it is one of the RMSNorms that transformers has of its own for nearly every model.
+
+    Some multiply by ``1 + weight``, which has the same gradient. What only has the name is found out in the first
+    step of a round, where the sums are compared with the gradient.
+    """
+    epsilon = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
+    vector = list(places) == ["weight"] and getattr(module, "weight").dim() == 1  # noqa: B009 - not declared
+    return type(module).__name__.endswith("RMSNorm") and epsilon and vector
+
+
 def layer_of(module: nn.Module, places: Mapping[str, int]) -> Layer | None:
     """How to treat a module that has trained parameters of its own.
 
@@ -317,7 +331,7 @@ def layer_of(module: nn.Module, places: Mapping[str, int]) -> Layer | None:
         return LinearLayer(module, places)
     if isinstance(module, nn.Embedding) and module.max_norm is None and not module.scale_grad_by_freq:
         return EmbeddingLayer(module, places)
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) or _is_rms_norm(module, places):
         return NormLayer(module, places)
     if type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         convolution: Any = module

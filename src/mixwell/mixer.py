@@ -18,6 +18,7 @@ from mixwell.accumulation import LossMeans, ScoreParts, Shares, WeightedSum
 from mixwell.constraints import Constraint
 from mixwell.horizons import Horizon
 from mixwell.nonfinite import NonFinite, Policy
+from mixwell.optimizers import innermost
 from mixwell.outer import OuterStep
 from mixwell.parameters import Gradients, Parameters
 from mixwell.records import RoundRecord
@@ -119,10 +120,11 @@ class Mixer:
             raise ValueError(f"the name {_VALIDATION!r} is taken in records; give that domain another one")
         self._shares = Shares(self.weights.names, inclusion or {})
         self._clip_norm = None if clip_norm is None else float(clip_norm)
-        self._optimizer = optimizer
+        self._stepped = optimizer
+        self._optimizer = innermost(optimizer)
         self._parameters = Parameters.of(model, optimizer)
         self._signal = signal or Hypergradient()
-        self._signal.attach(optimizer, self._parameters, self.weights.names)
+        self._signal.attach(self._optimizer, self._parameters, self.weights.names)
         self.rounds: list[RoundRecord] = []
         """The records of the finished rounds."""
         self._sum = WeightedSum(self._parameters, lazy=self._signal.takes_rows)
@@ -272,20 +274,54 @@ class Mixer:
             RuntimeError: a round is done, or a ``mixer.domain`` is still open.
             ValueError: a domain is missing although it is always included, or its shares do not sum to one.
         """
-        self._scopes.expect_closed("mixer.step()")
-        if self._clock.round_done:
-            raise RuntimeError("the round is done: call mixer.validation() and mixer.update() before a step")
-        if not self._rows.counted:
-            self._shares.check_step(self.steps_done)
-        self._parameters.expect_all_of(self._optimizer)
+        self._expect_step("mixer.step()")
         try:
-            with self._parameters.full_precision():
-                if self._sum or (self._rows.given and not self._rows.lost):
-                    self._descend()
+            if self._prepare(None, None):
+                with self._parameters.full_precision(), torch.enable_grad():
+                    self._stepped.step()
         finally:
             self._parameters.clear_gradients()
-        self._clear_step()
-        self._clock.tick()
+        self._end_step()
+
+    def before_step(self, *, norm: float | None = None, clip_norm: float | None = None) -> None:
+        """The first half of :meth:`step`, for a trainer that calls ``optimizer.step()`` itself, right after it.
+
+        Call it when all of the step's gradients are there, and :meth:`after_step` after the optimiser::
+
+            mixer.before_step()
+            optimizer.step()
+            mixer.after_step()
+
+        A step that had to be left out has no gradients then, so that the optimiser does nothing.
+
+        Args:
+            norm: the norm of the combined gradient, where the trainer has clipped it already, before it did.
+            clip_norm: to what it was clipped.
+
+        Raises:
+            RuntimeError: the calls are out of order.
+            ValueError: a domain is missing, or the gradient is to be clipped twice.
+        """
+        self._expect_step("mixer.before_step()")
+        if clip_norm is not None and self._clip_norm is not None:
+            raise ValueError(
+                f"the gradient is clipped to {clip_norm:g} by the trainer and to {self._clip_norm:g} by the "
+                "mixer; leave out one of them"
+            )
+        if not self._prepare(norm, clip_norm):
+            self._parameters.clear_gradients()
+        self._halfway = True
+
+    def after_step(self) -> None:
+        """The second half of :meth:`step`; see :meth:`before_step`.
+
+        Raises:
+            RuntimeError: there was no :meth:`before_step`.
+        """
+        if not self._halfway:
+            raise RuntimeError("mixer.after_step() without mixer.before_step(): call it before optimizer.step()")
+        self._parameters.clear_gradients()
+        self._end_step()
 
     @contextmanager
     def validation(self, *, share: float = 1.0) -> Generator[Scope]:
@@ -498,15 +534,40 @@ class Mixer:
                 "Look at that batch, or lower the learning rate",
             )
 
-    def _descend(self) -> None:
+    def _expect_step(self, call: str) -> None:
+        self._scopes.expect_closed(call)
+        if self._halfway:
+            raise RuntimeError(f"{call} after mixer.before_step(): call optimizer.step() and mixer.after_step()")
+        if self._clock.round_done:
+            raise RuntimeError("the round is done: call mixer.validation() and mixer.update() before a step")
+        if not self._rows.counted:
+            self._shares.check_step(self.steps_done)
+        self._parameters.expect_all_of(self._optimizer)
+
+    def _prepare(self, norm: float | None, clip_norm: float | None) -> bool:
+        """Put the combined gradient into ``.grad`` and fold the step into the traces.
+
+        Args:
+            norm: of the gradient before it was clipped, where it was.
+            clip_norm: to what it was.
+
+        Returns:
+            Whether there is a gradient to step along.
+        """
+        if not (self._sum or (self._rows.given and not self._rows.lost)):
+            return False
+        with self._parameters.full_precision():
+            return self._combine(norm, clip_norm)
+
+    def _combine(self, norm: float | None, clip_norm: float | None) -> bool:
         if self._rows.given:
             combined: Gradients = [p.grad for p in self._parameters.tensors]
         else:
             combined = self._sum.gradients
             for parameter, gradient in zip(self._parameters.tensors, combined, strict=True):
                 parameter.grad = gradient
-        norm, clip = None, 1.0
         if self._clip_norm is not None:
+            clip_norm = self._clip_norm
             norm = float(
                 processes.whole(torch.nn.utils.clip_grad_norm_(self._parameters.tensors, self._clip_norm))
             )
@@ -516,12 +577,15 @@ class Mixer:
                     f"the norm of the combined gradient overflowed at step {self.steps_done}",
                     "Lower the learning rate",
                 )
-                return
-            clip = min(1.0, self._clip_norm / (norm + 1e-6))
+                return False
+        clip = 1.0 if norm is None or clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
         if self._step_begun:
             self._signal.end_step(Combined(combined, clip, norm))
-        with torch.enable_grad():
-            self._optimizer.step()
+        return True
+
+    def _end_step(self) -> None:
+        self._clear_step()
+        self._clock.tick()
 
     def _move_weights(self) -> RoundRecord:
         before = self.weights.last
@@ -574,6 +638,7 @@ class Mixer:
         self._shares.clear()
         self._sum.clear()
         self._step_begun = False
+        self._halfway = False
         self._rows = RowStep()
 
     def _clear_round(self) -> None:

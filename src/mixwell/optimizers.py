@@ -368,6 +368,19 @@ class AdamModel(OptimizerModel):
         return bool(group.get("decoupled_weight_decay", isinstance(self.optimizer, AdamW)))
 
 
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimiser inside of what Accelerate or Lightning have put around it.
+
+    Args:
+        optimizer: any, also one that holds another as ``.optimizer``.
+
+    Returns:
+        The one that steps, whose settings and state are read.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, Optimizer) else optimizer
+
+
 def model_of(optimizer: Optimizer, parameters: Parameters) -> OptimizerModel:
     """The model of an optimiser.
 

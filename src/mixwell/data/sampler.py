@@ -11,6 +11,7 @@ from mixwell.constraints import EpochCap
 from mixwell.data import counts
 from mixwell.data.counts import Apportionment
 from mixwell.data.shuffles import Cursor, Indices
+from mixwell.data.streams import Serial
 from mixwell.weights import Vector
 
 Rule = Literal["weight", "equal", "noise"]
@@ -29,7 +30,7 @@ class Sampler:
     - ``"noise"``: ``n_j ~ w_j s_j`` with the noise ``s_j`` of the domain's gradient.
 
     Args:
-        sizes: rows by domain.
+        sizes: rows by domain; ``None`` for a stream, whose rows are numbered as they come.
         batch_size: rows of a batch, all domains together.
         rule: of the counts.
         least: rows that each domain has in every batch, so that it keeps a signal. ``None`` for a quarter of an
@@ -49,7 +50,7 @@ class Sampler:
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
+        sizes: Mapping[str, int | None],
         batch_size: int,
         *,
         rule: Rule = "weight",
@@ -69,7 +70,10 @@ class Sampler:
             least = max(min(room, 1), room // 4)
         self.least = least
         self._counts = Apportionment(batch_size, len(sizes), least=least)
-        self._cursors = {name: Cursor(size, f"seed {seed}, {name}") for name, size in sizes.items()}
+        self._cursors = {
+            name: Serial() if size is None else Cursor(size, f"seed {seed}, {name}")
+            for name, size in sizes.items()
+        }
         self._cap = cap
         self._batches = 0
         self._open = np.ones(len(sizes))
@@ -137,8 +141,12 @@ class Sampler:
 
     @property
     def epochs(self) -> dict[str, float]:
-        """How often the rows of each domain were seen."""
-        return {name: cursor.taken / cursor.size for name, cursor in self._cursors.items()}
+        """How often the rows of each domain were seen, where their number is known."""
+        return {
+            name: cursor.taken / cursor.size
+            for name, cursor in self._cursors.items()
+            if cursor.size is not None
+        }
 
     def state(self) -> dict[str, Any]:
         """Everything that a resumed run needs, as plain values."""

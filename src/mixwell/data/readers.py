@@ -1,0 +1,253 @@
+"""Rows of a dataset of any kind, one after the other: what each process and each of its workers reads of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol, final
+
+from torch.utils.data import IterableDataset
+
+from mixwell.data.shuffles import Cursor
+from mixwell.data.streams import Stream
+
+# Rows that are fetched at once, as most datasets are much slower row by row.
+_AHEAD = 64
+
+Place = tuple[int, int]
+"""A number from 0, and how many there are."""
+
+
+class Reader(Protocol):
+    """Gives rows for ever, and can say where it is."""
+
+    @property
+    def taken(self) -> int:
+        """How many rows were given."""
+        ...
+
+    @property
+    def passes(self) -> int:
+        """How often all rows were given."""
+        ...
+
+    def take(self, count: int) -> list[Any]:
+        """The next rows.
+
+        Args:
+            count: how many.
+
+        Returns:
+            The rows.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, as plain values."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where another one stopped.
+
+        Args:
+            state: what :meth:`state` gave.
+        """
+        ...
+
+
+@final
+class MapReader:
+    """Reads a map-style dataset in a new order in every epoch.
+
+    Args:
+        dataset: has ``len`` and ``[i]``.
+        name: for messages.
+        key: chooses the orders.
+        place: which of several readers this is; each reads rows of its own.
+
+    Raises:
+        ValueError: there are too few rows.
+
+    Example:
+        >>> reader = MapReader("abcdefg", "letters", place=(1, 3))
+        >>> sorted(reader.take(2)), reader.passes
+        (['b', 'e'], 1)
+    """
+
+    def __init__(self, dataset: Any, name: str, *, key: str = "", place: Place = (0, 1)) -> None:
+        self._dataset, self._place, self._name = dataset, place, name
+        number, of = place
+        size = len(range(number, len(dataset), of))
+        if not size:
+            raise ValueError(f"{name} has {len(dataset)} rows, which are too few for {of} readers")
+        self._cursor = Cursor(size, f"{key}, {name}")
+        self._ahead: list[Any] = []
+
+    @property
+    def taken(self) -> int:
+        """How many rows were given."""
+        return self._cursor.taken - len(self._ahead)
+
+    @property
+    def passes(self) -> int:
+        """How often all rows were given."""
+        return self.taken // self._cursor.size
+
+    def take(self, count: int) -> list[Any]:
+        """The next rows.
+
+        Args:
+            count: how many.
+
+        Returns:
+            The rows.
+        """
+        missing = count - len(self._ahead)
+        if missing > 0:
+            number, of = self._place
+            indices = number + of * self._cursor.take(max(missing, _AHEAD))
+            self._ahead += fetch(self._dataset, indices.tolist())
+        given, self._ahead = self._ahead[:count], self._ahead[count:]
+        return given
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, as plain values."""
+        return {"taken": self.taken, "rows": len(self._dataset), "place": list(self._place)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where another one stopped.
+
+        Args:
+            state: what :meth:`state` gave.
+
+        Raises:
+            ValueError: the rows are others, or there are more or fewer readers.
+        """
+        if state["rows"] != len(self._dataset):
+            raise ValueError(
+                f"{self._name} had {state['rows']:,} rows when the run was saved, and has "
+                f"{len(self._dataset):,}; put the data back as they were"
+            )
+        if list(state["place"]) != list(self._place):
+            raise ValueError(
+                f"{self._name} was read by {state['place'][1]} readers when the run was saved, and is by "
+                f"{self._place[1]}; take as many processes and workers as before"
+            )
+        self._cursor.taken, self._ahead = int(state["taken"]), []
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether rows come in one order only.
+
+    Args:
+        dataset: any.
+
+    Returns:
+        Whether it is an iterable that cannot be asked for a row by its number.
+    """
+    return isinstance(dataset, IterableDataset) or not (
+        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    )
+
+
+def check(datasets: Mapping[str, Any]) -> None:
+    """Refuse datasets that cannot be read.
+
+    Args:
+        datasets: by domain.
+
+    Raises:
+        ValueError: there are none, or one is empty or no dataset.
+    """
+    if not datasets:
+        raise ValueError("there are no datasets: give at least one, as in {'web': dataset}")
+    for name, dataset in datasets.items():
+        if is_stream(dataset):
+            if not isinstance(dataset, Iterable):
+                raise ValueError(f"{name}: expected a dataset, got {type(dataset).__name__}")
+        elif not len(dataset):
+            raise ValueError(f"{name}: the dataset is empty; leave it out, or give it rows")
+
+
+def fetch(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """Some rows of a map-style dataset.
+
+    Args:
+        dataset: may have ``__getitems__`` for several rows at once, as those of Hugging Face.
+        indices: which.
+
+    Returns:
+        The rows.
+    """
+    if hasattr(dataset, "__getitems__"):
+        return dataset.__getitems__(list(indices))
+    return [dataset[index] for index in indices]
+
+
+def split(dataset: Any, process: Place) -> Any:
+    """What a process reads of a stream.
+
+    Args:
+        dataset: a stream. One of Hugging Face is split by its files where their number allows it.
+        process: which.
+
+    Returns:
+        A stream of the process's own rows.
+    """
+    number, of = process
+    if of == 1:
+        return dataset
+    if hasattr(dataset, "_distributed"):
+        from datasets.distributed import split_dataset_by_node
+
+        return split_dataset_by_node(dataset, rank=number, world_size=of)
+    return _Every(dataset, number, of)
+
+
+def reader(
+    dataset: Any, name: str, *, key: str, block: int = 1, process: Place = (0, 1), worker: Place = (0, 1)
+) -> Reader:
+    """What one worker of one process reads of a dataset.
+
+    Args:
+        dataset: of any kind. A PyTorch ``IterableDataset`` splits its rows among workers itself.
+        name: for messages.
+        key: chooses the orders.
+        block: rows of a stream that are shuffled together.
+        process: which process.
+        worker: which of its workers.
+
+    Returns:
+        A reader.
+
+    Raises:
+        ValueError: a stream cannot be split among so many workers.
+    """
+    if not is_stream(dataset):
+        place = process[0] * worker[1] + worker[0], process[1] * worker[1]
+        return MapReader(dataset, name, key=key, place=place)
+    stream = split(dataset, process)
+    if not isinstance(dataset, IterableDataset):
+        stream = split(stream, worker)
+    shards = getattr(stream, "num_shards", worker[1])
+    if shards < worker[1]:
+        raise ValueError(
+            f"{name} is a stream of {shards} file(s), which cannot be read by {worker[1]} workers; take at most "
+            f"{shards}, or dataset.reshard()"
+        )
+    return Stream(stream, name, block=block, key=key)
+
+
+@final
+class _Every:
+    """Every so many-th row of a stream."""
+
+    def __init__(self, dataset: Any, number: int, of: int) -> None:
+        self._dataset, self._number, self._of = dataset, number, of
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self._dataset), self._number, None, self._of)
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)

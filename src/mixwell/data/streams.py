@@ -1,0 +1,201 @@
+"""Rows that come one after the other, and can be had again from where a run stopped."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, final
+
+import numpy as np
+
+from mixwell.data.shuffles import Indices, shuffled
+from mixwell.data.sources.base import digest_of
+
+# One row could be the same by chance where a shuffle buffer was filled anew.
+_COMPARED = 8
+
+
+@final
+class Serial:
+    """The place of a stream's rows, which are numbered as they come; to a sampler what a cursor is.
+
+    Args:
+        taken: how many rows were taken before.
+
+    Example:
+        >>> Serial(taken=5).take(3).tolist()
+        [5, 6, 7]
+    """
+
+    size = None
+
+    def __init__(self, *, taken: int = 0) -> None:
+        self.taken = taken
+        """How many rows were taken."""
+
+    def take(self, count: int) -> Indices:
+        """The next rows.
+
+        Args:
+            count: how many.
+
+        Returns:
+            Their numbers, shape ``(count,)``.
+        """
+        self.taken += count
+        return np.arange(self.taken - count, self.taken)
+
+
+@final
+class Stream:
+    """The rows of an iterable, from the beginning again when it ends; it goes on exactly where it was saved.
+
+    A source that has ``state_dict`` and ``load_state_dict``, as a streamed Hugging Face dataset, is taken up by
+    them. Some of these lose rows, such as those in a shuffle buffer; so the next rows are compared with those
+    that were next when the state was saved. Where they differ, or the source has no state, the rows before
+    them are read again and passed over.
+
+    Shuffling by blocks needs no more than that: a block is read, and its rows come in an order that its number
+    chooses.
+
+    Args:
+        source: can be iterated over more than once. Where it has ``set_epoch``, it is told the number of the pass.
+        name: for messages and the order of the rows.
+        block: rows that are shuffled together; 1 leaves them in order.
+        key: chooses the orders.
+
+    Raises:
+        ValueError: it can be read once only, or the block has no rows.
+
+    Example:
+        >>> stream = Stream(["a", "b", "c"], "letters")
+        >>> stream.take(4)
+        ['a', 'b', 'c', 'a']
+    """
+
+    def __init__(self, source: Iterable[Any], name: str, *, block: int = 1, key: str = "") -> None:
+        if isinstance(source, Iterator):
+            raise ValueError(f"{name}: an iterator can be read once only; give the dataset that makes it")
+        if block < 1:
+            raise ValueError(f"{name}: a block must have at least 1 row, got {block}")
+        self._source: Any = source
+        self._name, self._size, self._key = name, block, f"{key}, {name}"
+        self.taken = 0
+        """How many rows were taken."""
+        self.passes = 0
+        """How often the source has ended."""
+        self._open(source)
+
+    def take(self, count: int) -> list[Any]:
+        """The next rows.
+
+        Args:
+            count: how many.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ValueError: there are none.
+        """
+        return [self._next() for _ in range(count)]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, as plain values; reads on some rows, which are kept."""
+        if not self._left:
+            self._read_block(saved=True)
+        return {
+            "taken": self.taken,
+            "passes": self.passes,
+            "before": self._before,
+            "used": len(self._block) - len(self._left),
+            "next": self._mark(),
+            "source": self._saved,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where another stream stopped.
+
+        Args:
+            state: what :meth:`state` gave.
+
+        Raises:
+            ValueError: the source has other rows.
+        """
+        self.taken, self.passes = int(state["taken"]), int(state["passes"])
+        before, has_state = int(state["before"]), state["source"] is not None
+        if has_state:
+            # A copy, since the source may begin with what was loaded from now on.
+            source = copy.deepcopy(self._source)
+            source.load_state_dict(copy.deepcopy(state["source"]))
+            self._open(source, before=before)
+        if not has_state or self._mark() != state["next"]:
+            self._pass_over(before, warn=has_state)
+        if self._mark() != state["next"]:
+            raise ValueError(
+                f"{self._name}: the rows from {before} on are not those that were there when the run was saved; "
+                "put the data back as they were"
+            )
+        del self._left[len(self._left) - int(state["used"]) :]
+
+    def _pass_over(self, before: int, *, warn: bool) -> None:
+        """Read a pass from its beginning to the place that a state tells."""
+        if warn:
+            warnings.warn(
+                f"{self._name} does not go on by itself where it was saved (a shuffle buffer is not saved), so "
+                f"its first {before:,} rows are read again and passed over; shuffle by blocks instead",
+                stacklevel=4,
+            )
+        self._open(self._source, before=before, passing_over=before)
+
+    def _open(self, source: Any, *, before: int = 0, passing_over: int = 0) -> None:
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(self.passes)
+        self._opened, self._rows = source, iter(source)
+        for _ in islice(self._rows, passing_over):
+            pass
+        self._before = before
+        self._block: list[Any] = []
+        self._read_block(saved=True)
+
+    def _next(self) -> Any:
+        if not self._left:
+            self._read_block(saved=self._size > 1)
+        if not self._left:
+            if not self._before:
+                raise ValueError(f"{self._name}: there are no rows to take")
+            self.passes += 1
+            self._open(self._source)
+            return self._next()
+        self.taken += 1
+        return self._left.pop()
+
+    def _read_block(self, *, saved: bool) -> None:
+        """Read the rows that come next.
+
+        Args:
+            saved: whether to keep the source's state before them, which takes longer than a row.
+        """
+        self._before += len(self._block)
+        # Before the first row the state of a Hugging Face dataset is still that of the pass before.
+        can = saved and self._before and hasattr(self._opened, "state_dict")
+        self._saved = copy.deepcopy(self._opened.state_dict()) if can else None
+        self._block = list(islice(self._rows, _COMPARED if saved and self._size == 1 else self._size))
+        order = range(len(self._block))
+        if self._size > 1 and len(self._block) > 1:
+            key = f"{self._key}, pass {self.passes}, row {self._before}"
+            order = shuffled(np.arange(len(self._block)), len(self._block), key).tolist()
+        # In reverse, as rows are taken from the end.
+        self._left = [self._block[place] for place in order][::-1]
+
+    def _mark(self) -> str:
+        """Tells whether a stream is at the right place: a digest of the rows that were read together."""
+        return digest_of([json.dumps(row, default=_plain) for row in self._block[:_COMPARED]])
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold of tensors and arrays; of other things no more than what they are."""
+    return value.tolist() if hasattr(value, "tolist") else type(value).__name__

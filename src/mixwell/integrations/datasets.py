@@ -1,0 +1,221 @@
+"""Datasets interleaved by weights that may change while they are read.
+
+In place of ``datasets.interleave_datasets(..., probabilities=...)``, whose probabilities are fixed
+(huggingface/datasets#7387)::
+
+    rows = Interleaved({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
+    loader = DataLoader(rows, batch_size=32)
+    ...
+    rows.weights = mixer.weights.last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, cast, final, get_args
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from mixwell.data.counts import Apportionment
+from mixwell.data.readers import Reader, check, reader
+from mixwell.weights import Vector
+
+Stop = Literal["never", "first", "all"]
+
+
+@final
+class Interleaved(IterableDataset[Any]):
+    """Rows of several datasets, one after the other, as often as their weights say.
+
+    The share of every dataset is exact: after n rows it has given ``n w_j`` of them, within one row
+    (:class:`mixwell.data.counts.Apportionment`). Map-style datasets are shuffled whole, streams by blocks; those
+    that end begin again in another order. The weights may be set at any time, also while workers of a
+    ``DataLoader`` read: rows that were fetched ahead are still those of the weights before.
+
+    Args:
+        datasets: by name; map-style (with ``len`` and ``[i]``) or iterable; of Hugging Face, PyTorch, or lists.
+        weights: positive or zero, by name or in order; they are divided by their sum. ``None`` is uniform.
+        column: the name of the column that tells a row's dataset. Where rows are not mappings, ``(row, name)`` is
+            given.
+        stop: ``"never"``; or when the ``"first"`` dataset with weight has ended, or ``"all"`` have.
+        block: rows of a stream that are shuffled together; 1 leaves a stream in order.
+        seed: of the orders.
+        rank: of this process, where each process is to read rows of its own.
+        processes: how many there are.
+
+    Raises:
+        ValueError: a dataset is empty or cannot be read, or a setting is wrong.
+
+    Example:
+        >>> rows = Interleaved({"a": [{"x": 1}], "b": [{"x": 2}]}, weights={"a": 3, "b": 1})
+        >>> read = iter(rows)
+        >>> [next(read)["domain"] for _ in range(8)]
+        ['a', 'a', 'b', 'a', 'a', 'a', 'b', 'a']
+    """
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Any],
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        *,
+        column: str = "domain",
+        stop: Stop = "never",
+        block: int = 1024,
+        seed: int = 0,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        if stop not in get_args(Stop):
+            raise ValueError(f"stop must be one of {', '.join(get_args(Stop))}, got {stop!r}")
+        if not 0 <= rank < processes:
+            raise ValueError(f"rank must be below the number of processes, got {rank} of {processes}")
+        check(datasets)
+        self._datasets = dict(datasets)
+        self.names = tuple(datasets)
+        """The names of the datasets."""
+        self.column = column
+        self._stop: Stop = stop
+        self._block, self._seed, self._rank, self._processes = block, seed, rank, processes
+        # In shared memory, so that workers see what is written to it.
+        self._weights = torch.zeros(len(self.names), dtype=torch.float64).share_memory_()
+        self.weights = dict.fromkeys(self.names, 1.0) if weights is None else weights
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._reading: _Reading | None = None
+        self._begun = False
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """By name, summing to one."""
+        return dict(zip(self.names, self._weights.tolist(), strict=True))
+
+    @weights.setter
+    def weights(self, weights: Mapping[str, float] | Sequence[float]) -> None:
+        if isinstance(weights, Mapping):
+            wrong = set(weights) ^ set(self.names)
+            if wrong:
+                raise ValueError(
+                    f"weights must be given for {', '.join(self.names)}; {sorted(wrong)[0]!r} is "
+                    + ("missing" if sorted(wrong)[0] in self.names else "unknown")
+                )
+            weights = [weights[name] for name in self.names]
+        values = np.asarray(weights, dtype=np.float64)
+        if values.shape != (len(self.names),) or not np.isfinite(values).all() or (values < 0).any():
+            raise ValueError(f"weights must be {len(self.names)} numbers, none negative; got {list(weights)}")
+        if not values.sum():
+            raise ValueError("at least one dataset must have weight")
+        self._weights.copy_(torch.from_numpy(values / values.sum()))
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """How many rows were given so far, by name, where they are read in this process."""
+        readers = {} if self._reading is None else self._reading.readers
+        return {name: readers[name].taken if readers else 0 for name in self.names}
+
+    def expected(self, rows: int) -> dict[str, float]:
+        """How many of some rows each dataset gives on average, for ``mixer.batch(labels, counts=...)``.
+
+        Args:
+            rows: of a training step.
+
+        Returns:
+            Numbers by name, of those that have weight.
+        """
+        return {name: weight * rows for name, weight in self.weights.items() if weight}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the orders; the next iteration begins anew with them.
+
+        Args:
+            epoch: its number.
+        """
+        self._epoch.fill_(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._reading is None or self._begun:
+            self._reading = self._begin()
+        self._begun = True
+        reading = self._reading
+        while not self._ended(reading):
+            name, row = reading.next(self._weights.numpy())
+            yield (
+                {**cast("Mapping[str, Any]", row), self.column: name}
+                if isinstance(row, Mapping)
+                else (row, name)
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, as plain values, of the iteration in this process.
+
+        With workers take the ``StatefulDataLoader`` of ``torchdata``, which asks each of them.
+        """
+        if self._reading is None:
+            self._reading = self._begin()
+        return {"weights": self.weights, "epoch": int(self._epoch), **self._reading.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another one stopped: the next iteration begins there.
+
+        Args:
+            state: what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: the datasets are others.
+        """
+        if list(state["weights"]) != list(self.names):
+            raise ValueError(
+                f"the state is of {', '.join(state['weights'])}; the datasets here are {', '.join(self.names)}"
+            )
+        self.weights = state["weights"]
+        self.set_epoch(int(state["epoch"]))
+        self._reading, self._begun = self._begin(), False
+        self._reading.load_state(state)
+
+    def _ended(self, reading: _Reading) -> bool:
+        """Whether as many datasets that have weight have ended as it takes."""
+        if self._stop == "never":
+            return False
+        weighted = zip(reading.readers.values(), self._weights.tolist(), strict=True)
+        passes = [reader.passes for reader, weight in weighted if weight]
+        return (max if self._stop == "first" else min)(passes) > 0
+
+    def _begin(self) -> _Reading:
+        worker = get_worker_info()
+        place = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        key = f"seed {self._seed}, epoch {int(self._epoch)}"
+        process = self._rank, self._processes
+        return _Reading(
+            {
+                name: reader(dataset, name, key=key, block=self._block, process=process, worker=place)
+                for name, dataset in self._datasets.items()
+            }
+        )
+
+
+@final
+class _Reading:
+    """One iteration: the place in every dataset, and whose turn it is."""
+
+    def __init__(self, readers: dict[str, Reader]) -> None:
+        self.readers = readers
+        self._turns = Apportionment(1, len(readers))
+
+    def next(self, weights: Vector) -> tuple[str, Any]:
+        """A dataset's name, and its next row."""
+        place = self._turns.next(weights).index(1)
+        name = tuple(self.readers)[place]
+        return name, self.readers[name].take(1)[0]
+
+    def state(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "carry": list(self._turns.carry),
+            "readers": {name: one.state() for name, one in self.readers.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what :meth:`state` gave."""
+        self._turns.carry = [float(rest) for rest in state["carry"]]
+        for name, one in self.readers.items():
+            one.load_state(state["readers"][name])
