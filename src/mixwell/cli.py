@@ -201,6 +201,34 @@ def resume_command(
     command.resume(folder, report=report)
 
 
+@app.command("export")
+def export_command(
+    mixture: Annotated[
+        Path | None,
+        typer.Argument(metavar="MIXTURE", help="A mixture.json, or the directory of a run that has one."),
+    ] = None,
+    to: Annotated[str | None, typer.Option("--to", help="The format; --list names them.")] = None,
+    weights: Annotated[str, typer.Option(help="Which weights: average or last.")] = "average",
+    path: Annotated[
+        list[str] | None,
+        typer.Option("--path", metavar="NAME=PATH", help="The tool's own name of a domain; repeatable."),
+    ] = None,
+    paths: Annotated[Path | None, typer.Option(help="A YAML file of such names, `domain: path`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write. [default: standard output]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file, if it is there.")] = False,
+    formats: Annotated[bool, typer.Option("--list", help="Name the formats and stop.")] = False,
+) -> None:
+    """Write a learned mixture for another tool. As static weights: Megatron-LM, torchtitan, datasets, ..."""
+    from mixwell.exporters import command
+
+    if formats:
+        command.show_formats()
+        return
+    if mixture is None or to is None:
+        raise ValueError("give a mixture and a format: mixwell export MIXTURE --to FORMAT; --list names them")
+    command.export(mixture, to=to, weights=weights, words=path or (), paths=paths, out=out, force=force)
+
+
 @app.command("fidelity")
 def fidelity_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")],

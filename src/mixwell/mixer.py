@@ -159,6 +159,11 @@ class Mixer:
         return self._clock.round_done
 
     @property
+    def round_left(self) -> int:
+        """Steps until the weights may change, so that batches may be drawn ahead."""
+        return self._clock.remaining
+
+    @property
     def needs_graph(self) -> bool:
         """Whether domains need ``backward(create_graph=True)``, as exact Hessian products do."""
         return self._signal.needs_graph

@@ -8,7 +8,6 @@ which the report is drawn. The runs themselves stay in ``runs/`` beside them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,9 +131,8 @@ def _curve(arm: str, seed: int, run: Path) -> list[Row]:
 
 
 def _weights(arm: str, seed: int, run: Path) -> list[Row]:
-    artefact = json.loads((run / mixture.FILE).read_text(encoding="utf-8"))
     return [
         {"arm": arm, "seed": seed, "step": point["step"], "domain": name, "weight": weight}
-        for point in artefact["history"]
+        for point in mixture.read(run)["history"]
         for name, weight in point["weights"].items()
     ]

@@ -1,27 +1,34 @@
-"""``mixture.json``: the mixture that was learned, and what made it."""
+"""``mixture.json``: the mixture that was learned, and what made it. Reading it needs no torch."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mixwell import environment, files
-from mixwell.mixer import Mixer
-from mixwell.training.config import Config
+
+if TYPE_CHECKING:
+    from mixwell.mixer import Mixer
 
 FILE = "mixture.json"
 FORMAT = 1
+SUM_TOLERANCE = 1e-6
 
 
-def describe(config: Config, mixer: Mixer, *, rows: dict[str, int], taken: dict[str, int]) -> dict[str, Any]:
+def describe(
+    mixer: Mixer, *, method: str, seed: int, rows: dict[str, int], taken: dict[str, int]
+) -> dict[str, Any]:
     """The artefact, as plain values.
 
     Args:
-        config: the settings.
         mixer: of the run.
-        rows: that each domain has.
+        method: how the weights were found.
+        seed: of the run.
+        rows: that each domain has, where that is known.
         taken: rows that were trained on, by domain.
 
     Returns:
@@ -36,12 +43,12 @@ def describe(config: Config, mixer: Mixer, *, rows: dict[str, int], taken: dict[
             {"step": step, "weights": dict(zip(weights.names, row.tolist(), strict=True))}
             for step, row in zip(_steps(mixer), weights.history, strict=True)
         ],
-        "method": config.mixer.method,
+        "method": method,
         "horizon": mixer.horizon,
-        "budget": config.steps,
+        "budget": mixer.budget,
         "steps_done": mixer.steps_done,
-        "finished": mixer.steps_done >= config.steps and not mixer.round_done,
-        "seed": config.seed,
+        "finished": mixer.budget is not None and mixer.steps_done >= mixer.budget and not mixer.round_done,
+        "seed": seed,
         "rows": {"available": rows, "trained_on": taken},
         "made_with": environment.describe()["packages"],
     }
@@ -57,6 +64,72 @@ def write(folder: Path, described: dict[str, Any]) -> None:
     files.write(folder / FILE, json.dumps(described, indent=1) + "\n")
 
 
+def read(path: Path) -> dict[str, Any]:
+    """What :func:`write` wrote.
+
+    Args:
+        path: the file, or the directory of a run that has one.
+
+    Returns:
+        The artefact.
+
+    Raises:
+        ValueError: there is none, or it is something else.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if file != path:
+            raise ValueError(f"{path} has no {FILE}: the run has not saved anything yet") from error
+        raise ValueError(
+            f"there is no {path}; give a {FILE}, or the directory of a run that has one"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"cannot read {file} ({error.strerror})") from error
+    except ValueError as error:  # not JSON, or not even text
+        raise ValueError(f"{file} is not JSON ({error}), so it is not a {FILE}") from error
+    return check(plain, where=str(file))
+
+
+def check(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
+    """Refuse what is not an artefact that this version knows.
+
+    Args:
+        plain: as a file has it.
+        where: named in messages.
+
+    Returns:
+        The same.
+
+    Raises:
+        ValueError: with what is missing or wrong.
+    """
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"{where} is not a mixture: expected an object with weights, got {_shown(plain)}")
+    found = dict(cast("Mapping[str, Any]", plain))
+    number = found.get("format")
+    if isinstance(number, int) and number > FORMAT:
+        raise ValueError(
+            f"{where} has format {number}, and this mixwell reads up to {FORMAT}: it was written by a newer "
+            "one; update mixwell"
+        )
+    missing = [key for key in schema()["required"] if key not in found]
+    if missing:
+        raise ValueError(f"{where} is not a mixture that mixwell wrote: it has no {', '.join(missing)}")
+    if number != FORMAT:
+        raise ValueError(f"{where}: format must be {FORMAT}, got {_shown(number)}")
+    domains = _checked_domains(found["domains"], where)
+    for which in ("last", "average"):
+        _check_weights(_inside(found, "weights", which), domains, where=f"{where}: weights.{which}")
+    rows = _inside(found, "rows", "available")
+    if not isinstance(rows, dict) or not all(
+        isinstance(n, int) for n in cast("dict[str, Any]", rows).values()
+    ):
+        raise ValueError(f"{where}: rows.available must have whole numbers by domain, got {_shown(rows)}")
+    return found
+
+
 def schema() -> dict[str, Any]:
     """The JSON schema of the artefact."""
     return json.loads(resources.files("mixwell.training").joinpath("mixture.schema.json").read_text("utf-8"))
@@ -65,3 +138,35 @@ def schema() -> dict[str, Any]:
 def _steps(mixer: Mixer) -> list[int]:
     """The step from which each of the weights was used."""
     return [0, *(record.first_step + record.steps for record in mixer.rounds)]
+
+
+def _checked_domains(given: object, where: str) -> list[str]:
+    names = cast("list[Any]", given) if isinstance(given, list) else []
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"{where}: domains must be a list of different names, got {_shown(given)}")
+    return names
+
+
+def _check_weights(given: object, domains: list[str], *, where: str) -> None:
+    weights = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    if sorted(weights) != sorted(domains):
+        raise ValueError(f"{where} must name each domain once ({', '.join(domains)}), got {_shown(given)}")
+    for name, value in weights.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value < 0:
+            raise ValueError(
+                f"{where}: the weight of {name!r} must be a number of at least 0, got {_shown(value)}"
+            )
+    total = math.fsum(weights.values())
+    if abs(total - 1) > SUM_TOLERANCE:
+        raise ValueError(f"{where} must sum to one, got {total}; was the file edited?")
+
+
+def _inside(found: Mapping[str, Any], key: str, inner: str) -> object:
+    outer = found[key]
+    return cast("dict[str, Any]", outer).get(inner) if isinstance(outer, dict) else None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -68,7 +67,7 @@ def _tell(console: Console, rows: Sequence[Row], out: Path) -> None:
     column, label = report.loss_column(rows)
     table = Table("arm", "seed", label, "weights at the end", box=None)
     for row in rows:
-        artefact = json.loads((_run(out, row) / mixture.FILE).read_text("utf-8"))
+        artefact = mixture.read(_run(out, row))
         last = "  ".join(f"{name} {weight:.2f}" for name, weight in artefact["weights"]["last"].items())
         table.add_row(str(row["arm"]), str(row["seed"]), f"{row[column]:.4f}", last)
     show(console, table)

@@ -1,0 +1,235 @@
+"""Mixing in Lightning: a callback, and one line in ``training_step``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from mixwell import loggers, processes
+from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, default_settings
+from mixwell.integrations.datasets import Interleaved
+from mixwell.mixer import Mixer
+from mixwell.records import RoundRecord
+
+__all__ = ["Interleaved", "MixerCallback"]
+Loss = Callable[[LightningModule, Any], Tensor]
+
+
+class MixerCallback(Callback):
+    """Learns the weights of the domains while a Lightning ``Trainer`` trains.
+
+    Rows come from :class:`mixwell.integrations.datasets.Interleaved`, and the module tells the loss of each::
+
+        rows = Interleaved({"web": web, "code": code})
+        mixing = MixerCallback(rows, DataLoader(wanted, batch_size=256))
+
+        class Module(LightningModule):
+            def training_step(self, batch, index):
+                losses = cross_entropy(self(batch["x"]), batch["y"], reduction="none")
+                return mixing.weigh(losses)                 # in place of losses.mean()
+
+        Trainer(callbacks=[mixing], ...).fit(module, DataLoader(rows, batch_size=64))
+        mixing.mixer.weights.average
+
+    Its state is in Lightning's checkpoints, so that a resumed run goes on as if nothing had happened; with workers
+    that read ahead it passes over the rows that they had.
+
+    Args:
+        rows: the training data, whose weights follow.
+        validation: batches, such as a ``DataLoader``; one is taken for every update, from the beginning again at
+            the end.
+        labels: from a batch the domain of each row; by default its ``rows.column``, or the last part of a tuple.
+        loss: from the module and a validation batch the mean loss; by default ``training_step`` gives it.
+        mixer: settings of :class:`mixwell.Mixer` by keyword, such as ``horizon`` or ``constraints``.
+
+    Raises:
+        ValueError: a setting is chosen by the trainer.
+    """
+
+    mixer: Mixer
+    """Learns the weights; it is there from the beginning of ``fit``."""
+
+    def __init__(
+        self,
+        rows: Interleaved,
+        validation: Iterable[Any],
+        *,
+        labels: Labels | None = None,
+        loss: Loss | None = None,
+        mixer: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._settings = default_settings(rows, mixer, taken={"budget", "clip_norm", "inclusion"})
+        self.rows, self._loss = rows, loss
+        self._validation = ValidationBatches(validation)
+        self._batches = MixedBatches(rows, labels)
+        self._stepping = False
+        # Lightning fetches one batch ahead: where the data were after the batch in training, and after the next.
+        self._places: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._saved: dict[str, Any] | None = None
+
+    def weigh(self, losses: Tensor) -> Tensor:
+        """The loss to return from ``training_step``.
+
+        Args:
+            losses: one for each row, or with more dimensions after the first, of which the mean is taken.
+
+        Returns:
+            One number: in training weighed by the rows' domains, else the mean.
+        """
+        return self._batches.weigh(losses)
+
+    # --------------------------------------------------------------------------------- what Lightning calls
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the mixer, or take up that of a checkpoint.
+
+        Args:
+            trainer: of the run.
+            pl_module: the model.
+
+        Raises:
+            ValueError: the run is of a kind that cannot be mixed.
+        """
+        if len(trainer.optimizers) != 1 or not pl_module.automatic_optimization:
+            raise ValueError(
+                "MixerCallback mixes modules with one optimiser and automatic optimisation; put mixwell.Mixer "
+                "into a manual loop"
+            )
+        if trainer.gradient_clip_val and (trainer.gradient_clip_algorithm or "norm") != "norm":
+            raise ValueError("gradients that are clipped by value cannot be mixed; clip their norm")
+        if str(trainer.precision).startswith("16"):
+            raise ValueError(
+                f"precision={trainer.precision} scales the loss, which cannot be mixed; use bf16-mixed"
+            )
+        self.mixer = Mixer(
+            pl_module,
+            trainer.optimizers[0],
+            self.rows.names,
+            budget=int(trainer.estimated_stepping_batches),
+            clip_norm=trainer.gradient_clip_val or None,
+            **self._settings,
+        )
+        if self._saved is not None:
+            self.mixer.load_state_dict(self._saved)
+            self._saved = None
+        self.rows.weights = self.mixer.weights.last
+        place = self.rows.state_dict()
+        self._places = place, place
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Watch the layers from here to the end of the backward pass.
+
+        Args:
+            trainer: of the run.
+            pl_module: the model.
+            batch: rows of several domains.
+            batch_idx: its number.
+        """
+        assert self._places is not None
+        self._places = self._places[1], self.rows.state_dict()
+        self._batches.open(self.mixer, batch)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The gradients are there.
+
+        Args:
+            trainer: of the run.
+            pl_module: the model.
+        """
+        self._batches.close()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        """Clip, and fold the step into the traces.
+
+        Args:
+            trainer: of the run.
+            pl_module: the model.
+            optimizer: of the run.
+        """
+        self.mixer.before_step()
+        self._stepping = True
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the step, and the round if it is done.
+
+        Args:
+            trainer: of the run.
+            pl_module: the model.
+            outputs: of ``training_step``.
+            batch: the rows.
+            batch_idx: its number.
+
+        Raises:
+            RuntimeError: ``training_step`` gave no loss.
+        """
+        if self._batches.is_open:
+            raise RuntimeError(
+                "training_step gave no loss that was differentiated; return mixing.weigh(losses)"
+            )
+        if self._stepping:
+            self._stepping = False
+            self.mixer.after_step()
+        if self.mixer.round_done:
+            record = self._end_round(pl_module)
+            self.rows.weights = self.mixer.weights.last
+            pl_module.log_dict(loggers.named(record))
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Take the hooks off the model.
+
+        Args:
+            trainer: of the run.
+            pl_module: the model.
+            exception: what stopped it.
+        """
+        self._batches.abandon(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The mixer and the place in the data, for Lightning's checkpoints."""
+        return {
+            "mixer": self.mixer.state_dict(),
+            "rows": {
+                **(self._places[0] if self._places else self.rows.state_dict()),
+                "weights": self.rows.weights,
+            },
+            "validated": self._validation.taken,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep what a checkpoint has until the mixer is made.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+        """
+        self._saved = state_dict["mixer"]
+        self.rows.load_state_dict(state_dict["rows"])
+        self._validation.skip(int(state_dict["validated"]) - self._validation.taken)
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _end_round(self, module: LightningModule) -> RoundRecord:
+        batch = module.transfer_batch_to_device(self._validation.next(), module.device, 0)
+        module.eval()
+        with self.mixer.validation() as scope:
+            loss = self._mean_loss(module, batch)
+            loss.backward()
+            # Lightning's own model, not that of a strategy, ran: its gradients are those of this process.
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = processes.mean(parameter.grad)
+            scope.observe(loss)
+        module.train()
+        return self.mixer.update()
+
+    def _mean_loss(self, module: LightningModule, batch: Any) -> Tensor:
+        with torch.enable_grad():
+            found: Any = module.training_step(batch, 0) if self._loss is None else self._loss(module, batch)
+        return found["loss"] if isinstance(found, Mapping) else found

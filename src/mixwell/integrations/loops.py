@@ -1,0 +1,160 @@
+"""Mixing in a plain loop that keeps its optimiser's step, as with Accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, default_settings
+from mixwell.integrations.datasets import Interleaved
+from mixwell.mixer import Mixer
+from mixwell.optimizers import innermost
+
+__all__ = ["Interleaved", "MixedLoop"]
+
+
+@final
+class MixedLoop:
+    """Learns the weights of the domains around a plain loop; ``optimizer.step()`` stays where it is.
+
+    ::
+
+        rows = Interleaved({"web": web, "code": code})
+        loader = DataLoader(rows, batch_size=64)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)     # where Accelerate is used
+        loop = MixedLoop(loader, model, optimizer, validation, row_losses, mixer={"budget": 20_000})
+        for batch in loop:                                                           # in place of loader
+            accelerator.backward(loop.weigh(row_losses(model, batch)))               # in place of .mean()
+            optimizer.step()
+            optimizer.zero_grad()
+        loop.mixer.weights.average
+
+    The model must be run on the batch of the loop within its body. The optimiser tells the mixer when it steps,
+    so that gradient accumulation, as ``accelerator.accumulate(model)`` does it, works. Let the mixer clip the
+    gradient (``mixer={"clip_norm": 1.0}``), which it has to know of. The loop ends with the loader or with the
+    budget.
+
+    Args:
+        loader: batches of an :class:`Interleaved`, with the name of each row's domain.
+        model: to be trained, wrapped or not.
+        optimizer: trains it, wrapped or not.
+        validation: batches, such as a ``DataLoader``; one is taken for every update.
+        losses: from the model and a batch the loss of each row.
+        rows: the training data; by default found in ``loader.dataset``.
+        labels: from a batch the domain of each row; by default its column ``domain``, or the last part of a tuple.
+        mixer: settings of :class:`mixwell.Mixer` by keyword, of which ``budget`` or ``horizon`` is needed.
+
+    Raises:
+        ValueError: the loader does not read from an :class:`Interleaved`, or a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        model: nn.Module,
+        optimizer: Optimizer,
+        validation: Iterable[Any],
+        losses: Callable[[nn.Module, Any], Tensor],
+        *,
+        rows: Interleaved | None = None,
+        labels: Labels | None = None,
+        mixer: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.rows = _found_in(loader) if rows is None else rows
+        """The training data, whose weights follow."""
+        settings = default_settings(self.rows, mixer, taken={"inclusion"})
+        self.mixer = Mixer(model, optimizer, self.rows.names, **settings)
+        """Learns the weights."""
+        self.rows.weights = self.mixer.weights.last
+        self._loader, self._model, self._losses = loader, model, losses
+        self._validation = ValidationBatches(validation)
+        self._batches = MixedBatches(self.rows, labels)
+        self._place: torch.device = next(model.parameters()).device
+        stepping = innermost(optimizer)
+        stepping.register_step_pre_hook(self._before_step)
+        stepping.register_step_post_hook(self._after_step)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            if self.mixer.budget is not None and self.mixer.steps_done >= self.mixer.budget:
+                return
+            self._batches.open(self.mixer, batch)
+            try:
+                yield batch
+            except BaseException as error:
+                self._batches.abandon(error)
+                raise
+            if self._batches.is_open:
+                self._batches.close()
+
+    def weigh(self, losses: Tensor) -> Tensor:
+        """The loss to call ``.backward()`` on.
+
+        Args:
+            losses: one for each row, or with more dimensions after the first, of which the mean is taken.
+
+        Returns:
+            One number.
+        """
+        return self._batches.weigh(losses)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The mixer and the place in the data; the model and the optimiser are saved by the loop."""
+        return {
+            "mixer": self.mixer.state_dict(),
+            "rows": self.rows.state_dict(),
+            "validated": self._validation.taken,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another loop stopped, between two steps.
+
+        Args:
+            state: what :meth:`state_dict` gave.
+        """
+        self.mixer.load_state_dict(state["mixer"])
+        self.rows.load_state_dict(state["rows"])
+        self._validation.skip(int(state["validated"]) - self._validation.taken)
+
+    def _before_step(self, *_: Any) -> None:
+        self._batches.close()
+        self.mixer.before_step()
+
+    def _after_step(self, *_: Any) -> None:
+        self.mixer.after_step()
+        if not self.mixer.round_done:
+            return
+        training = self._model.training
+        self._model.eval()
+        with self.mixer.validation() as scope, torch.enable_grad():
+            loss = self._losses(self._model, self._moved(self._validation.next())).mean()
+            loss.backward()
+            scope.observe(loss)
+        self._model.train(training)
+        self.mixer.update()
+        self.rows.weights = self.mixer.weights.last
+
+    def _moved(self, batch: Any) -> Any:
+        if isinstance(batch, Tensor):
+            return batch.to(self._place)
+        if isinstance(batch, Mapping):
+            return {key: self._moved(value) for key, value in batch.items()}
+        if isinstance(batch, tuple | list):
+            return type(batch)(map(self._moved, batch))
+        return batch
+
+
+def _found_in(loader: Any) -> Interleaved:
+    found = getattr(loader, "dataset", None)
+    while found is not None and not isinstance(found, Interleaved):
+        found = getattr(found, "dataset", None)
+    if found is None:
+        raise ValueError(
+            "the loader does not read from mixwell.integrations.datasets.Interleaved, whose weights could follow; "
+            "make it of one, or give it as rows=..."
+        )
+    return found

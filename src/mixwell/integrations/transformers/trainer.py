@@ -1,0 +1,418 @@
+"""A ``Trainer`` that learns the mixture of its training data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from mixwell import files, loggers, processes
+from mixwell.data import readers
+from mixwell.integrations.transformers import row_losses as losses_of
+from mixwell.integrations.transformers.domains import by_domain
+from mixwell.integrations.transformers.feed import LABELS, Cut, Feed
+from mixwell.mixer import Mixer
+from mixwell.records import RoundRecord
+from mixwell.signals import Hypergradient
+from mixwell.traces import ProjectedTraces
+from mixwell.training import mixture, randomness
+
+VALIDATION_BATCHES = 8
+RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
+"""From the model and a batch one loss for each row, shape ``(rows,)``."""
+
+
+class MixedTrainer(Trainer):
+    """transformers' ``Trainer``, which learns the weights of its domains while it trains.
+
+    Three lines of a script change: the import, the name, and the validation set::
+
+        from mixwell.integrations.transformers import MixedTrainer
+
+        trainer = MixedTrainer(
+            model=model,
+            args=args,
+            train_dataset=dataset,             # with a column "domain"; or {"web": web, "code": code}
+            validation_dataset=wanted,         # what the model should be good at
+        )
+        trainer.train()
+        trainer.mixer.weights.average
+
+    Batches are ordinary mixed ones: how many rows of each domain a step has follows the weights, and the loss of a
+    row counts by the weight of its domain. Every T steps the gradient of the validation loss updates the weights.
+    Logs have the loss, the weight and the rows of every domain; checkpoints carry the mixer and the place in the
+    data, so that ``train(resume_from_checkpoint=...)`` goes on exactly. Gradient accumulation and several
+    processes (``accelerate launch``, ``torchrun``) work. ``mixture.json`` is written to the output directory.
+
+    A row's loss is the mean over its tokens that count, and a domain's the mean over its rows.
+
+    Args:
+        args: as for ``Trainer``; all of its arguments can be given.
+        validation_dataset: map-style or a stream, of the same form as the training data. Its gradients move the
+            weights, so evaluate on other data.
+        domain_column: the column of ``train_dataset`` that names the domain of each row.
+        mixer: settings of :class:`mixwell.Mixer` by keyword, such as ``horizon``, ``constraints``, ``weights``,
+            ``update``, ``warmup``, ``signal`` (by default a hypergradient with projected traces).
+        validation_rows: rows of a validation gradient; by default eight steps' worth, or the whole set.
+        row_losses: the loss of each row, from the model and a batch, for models whose loss is not known.
+        least: rows that each domain has in every step; by default a quarter of an equal share.
+        block: rows of a stream that are shuffled together.
+        kwargs: as for ``Trainer``.
+
+    Raises:
+        ValueError: the data or settings do not fit; the message says what to do.
+    """
+
+    mixer: Mixer
+    """Learns the weights; it is there from the beginning of ``train()``."""
+
+    def __init__(
+        self,
+        *args: Any,
+        validation_dataset: Any = None,
+        domain_column: str = "domain",
+        mixer: Mapping[str, Any] | None = None,
+        validation_rows: int | None = None,
+        row_losses: RowLosses | None = None,
+        least: int | None = None,
+        block: int = 1024,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._refuse_what_cannot_be_mixed(row_losses)
+        self._domains = by_domain(self.train_dataset, domain_column)
+        self._settings = dict(mixer or {})
+        wrong = sorted({"budget", "clip_norm", "inclusion"} & set(self._settings))
+        if wrong:
+            raise ValueError(
+                f"mixer: {wrong[0]} is chosen by the trainer (max_steps, max_grad_norm); leave it out"
+            )
+        self._check_validation(validation_dataset, validation_rows)
+        self._validation, self._validation_rows = validation_dataset, validation_rows
+        self._row_losses, self._least, self._block = row_losses, least, block
+        self._resumed: str | None = None
+        self._clipped: tuple[float, float] | None = None
+        self._checked = False
+        self._sums = np.zeros((2, len(self._domains)))
+        self.add_callback(_Hooks(self))
+
+    # ------------------------------------------------------------------------------------------- what Trainer asks
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, or go on from a checkpoint, exactly as if nothing had happened.
+
+        Args:
+            resume_from_checkpoint: its folder, or ``True`` for the last one of the output directory.
+            args: as for ``Trainer``.
+            kwargs: as for ``Trainer``.
+
+        Returns:
+            As ``Trainer``.
+
+        Raises:
+            ValueError: there is no checkpoint.
+        """
+        if resume_from_checkpoint is True:
+            folder = str(self.args.output_dir)
+            resume_from_checkpoint = get_last_checkpoint(folder)
+            if resume_from_checkpoint is None:
+                raise ValueError(f"there is no checkpoint in {folder}")
+        self._resumed = resume_from_checkpoint or None
+        return super().train(self._resumed, *args, **kwargs)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator, and look over its shoulder when it clips the gradient."""
+        super().create_accelerator_and_postprocess()
+        clip = self.accelerator.clip_grad_norm_
+
+        def watched(parameters: Any, max_norm: float, norm_type: int = 2) -> Any:
+            norm = clip(parameters, max_norm, norm_type=norm_type)
+            if norm is not None:
+                self._clipped = float(processes.whole(norm)), float(max_norm)
+            return norm
+
+        self.accelerator.clip_grad_norm_ = watched
+
+    def get_train_dataloader(self) -> Any:
+        """Batches that follow the mixer.
+
+        They are not given to Accelerate, which would fetch one batch ahead and so miss a change of the weights.
+
+        Returns:
+            A ``DataLoader``.
+        """
+        args = self.args
+        cut = Cut(
+            rows=int(args.train_batch_size),
+            batches=args.gradient_accumulation_steps,
+            process=(args.process_index, args.world_size),
+        )
+        workers: dict[str, Any] = {"num_workers": args.dataloader_num_workers}
+        if args.dataloader_num_workers:
+            workers["prefetch_factor"] = args.dataloader_prefetch_factor
+            workers["multiprocessing_context"] = args.dataloader_multiprocessing_context
+        seed = args.seed if args.data_seed is None else args.data_seed
+        self._feed = Feed(
+            self._domains,
+            cut,
+            self._collator("training"),
+            least=self._least,
+            block=self._block,
+            seed=seed,
+            workers=workers,
+        )
+        key = f"seed {seed}"
+        self._reader = readers.reader(self._validation, "the validation set", key=key, process=cut.process)
+        wanted = self._validation_rows or VALIDATION_BATCHES * cut.step_rows
+        if not readers.is_stream(self._validation):
+            wanted = min(wanted, len(self._validation))
+        self._own_validation_rows = max(wanted // args.world_size, 1)
+        pin = args.dataloader_pin_memory and torch.cuda.is_available()
+        return DataLoader(self._feed, batch_size=None, collate_fn=_as_it_is, pin_memory=pin)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Rows that a pass over all data has.
+
+        Args:
+            dataloader: of training or of evaluation.
+
+        Returns:
+            Their number.
+        """
+        rows = self._feed.rows if getattr(dataloader, "dataset", None) is self._feed else None
+        return super().num_examples(dataloader) if rows is None else rows
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Forward and backward of a micro-batch, its rows weighed by their domains.
+
+        Args:
+            model: as ``Trainer`` has wrapped it.
+            inputs: a batch of the feed.
+            num_items_in_batch: not used; rows count by their domains.
+
+        Returns:
+            The weighted loss.
+        """
+        labels = inputs.pop(LABELS)
+        prepared: dict[str, Any] = self._prepare_inputs(inputs)
+        self._check_losses(model, prepared)
+        model.train()
+        with self.mixer.batch(labels, counts=self._feed.now.counts) as batch:
+            with self.compute_loss_context_manager():
+                losses = self._losses(model, prepared)
+            loss = batch.weigh(losses)
+            self.accelerator.backward(loss)
+        for place, rows, mean in batch.means():
+            self._sums[:, place] += mean * rows, rows
+        return loss.detach()
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, with the loss, weight and rows of each domain beside the loss.
+
+        Args:
+            logs: what ``Trainer`` logs.
+            args: as for ``Trainer``.
+            kwargs: as for ``Trainer``.
+        """
+        if "loss" in logs:
+            total, rows = (
+                processes.mean(torch.from_numpy(self._sums.copy()).to(self.args.device)).cpu().numpy()
+            )
+            self._sums[:] = 0
+            found = {name: total[k] / rows[k] for k, name in enumerate(self._domains) if rows[k]}
+            logs = {
+                **logs,
+                **loggers.named_step(losses=found, rows=self._feed.taken),
+                **loggers.named_weights(self.mixer.weights.last),
+            }
+        super().log(logs, *args, **kwargs)
+
+    # ------------------------------------------------------------------------------------------- what hooks call
+
+    def begin_mixing(self) -> None:
+        """Make the mixer, now that the optimiser is there, and go on where a checkpoint was."""
+        settings: dict[str, Any] = {"signal": Hypergradient(traces=ProjectedTraces()), **self._settings}
+        model: Any = self.model
+        optimizer: Any = self.optimizer
+        self.mixer = Mixer(model, optimizer, tuple(self._domains), budget=self.state.max_steps, **settings)
+        self._feed.follow(self.mixer)
+        self._checked = self._resumed is not None
+        if self._resumed is not None:
+            self._load(Path(self._resumed))
+
+    def before_step(self) -> None:
+        """Fold the step into the traces; its gradients are there, and clipped."""
+        norm, limit = self._clipped or (None, None)
+        self._clipped = None
+        self.mixer.before_step(norm=norm, clip_norm=limit)
+
+    def end_round(self) -> RoundRecord:
+        """A validation gradient and one update of the weights.
+
+        Returns:
+            The record of the round.
+        """
+        rows = self._reader.take(self._own_validation_rows)
+        model: Any = self.model_wrapped
+        model.eval()
+        collate, size = self._collator("evaluation"), self.args.per_device_eval_batch_size
+        for first in range(0, len(rows), size):
+            part = rows[first : first + size]
+            with randomness.seeded(self.mixer.steps_done + first):
+                inputs = collate(part)
+            with self.mixer.validation(share=len(part) / len(rows)) as scope:
+                with self.compute_loss_context_manager():
+                    loss: Any = self.compute_loss(model, self._prepare_inputs(dict(inputs)))
+                self.accelerator.backward(loss)
+                scope.observe(loss)
+        model.train()
+        return self.mixer.update()
+
+    def save_mixing(self, folder: Path) -> None:
+        """Put the mixer and the place in the data into a checkpoint.
+
+        Args:
+            folder: of the checkpoint.
+        """
+        rank = self.args.process_index
+        folder.mkdir(parents=True, exist_ok=True)
+        self.mixer.save(folder / f"mixer-{rank}.safetensors")
+        plain = {
+            "processes": self.args.world_size,
+            "feed": self._feed.state(),
+            "validation": self._reader.state(),
+            "losses": self._sums.tolist(),
+        }
+        files.write(folder / f"mixing-{rank}.json", json.dumps(plain))
+        self.save_mixture(folder)
+
+    def save_mixture(self, folder: Path) -> None:
+        """Write ``mixture.json``, once for all processes.
+
+        Args:
+            folder: where to.
+        """
+        if self.is_world_process_zero():
+            rows = {name: len(one) for name, one in self._domains.items() if not readers.is_stream(one)}
+            described = mixture.describe(
+                self.mixer, method="mixwell", seed=self.args.seed, rows=rows, taken=self._feed.taken
+            )
+            mixture.write(folder, described)
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _refuse_what_cannot_be_mixed(self, row_losses: RowLosses | None) -> None:
+        args = self.args
+        if args.n_gpu > 1:
+            raise ValueError(
+                "DataParallel cannot be mixed; start one process per GPU with `accelerate launch`"
+            )
+        if args.fp16:
+            raise ValueError("fp16 scales the loss, which cannot be mixed; use bf16=True")
+        if self.is_deepspeed_enabled:
+            raise ValueError("DeepSpeed keeps the gradients to itself and cannot be mixed; use DDP or FSDP2")
+        if args.torch_compile:
+            raise ValueError("a compiled model hides its layers from the mixer; leave out torch_compile")
+        if self.compute_loss_func is not None and row_losses is None:
+            raise ValueError(
+                "compute_loss_func gives one number for a batch, and mixing needs one for each row; give "
+                "row_losses=f, where f(model, inputs) returns the loss of every row"
+            )
+
+    @staticmethod
+    def _check_validation(dataset: Any, rows: int | None) -> None:
+        if dataset is None:
+            raise ValueError(
+                "validation_dataset is missing: it says what the weights should be good for. Give rows like those "
+                "of the training data, other than those that you evaluate on"
+            )
+        if not readers.is_stream(dataset) and not len(dataset):
+            raise ValueError("validation_dataset is empty; give it at least one row")
+        if rows is not None and rows < 1:
+            raise ValueError(f"validation_rows must be at least 1, got {rows}")
+
+    def _collator(self, what: str) -> Callable[[list[Any]], Mapping[str, Any]]:
+        return self._get_collator_with_removed_columns(self.data_collator, description=what)
+
+    def _losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        if self._row_losses is not None:
+            return self._row_losses(model, inputs)
+        smoothing = self.args.label_smoothing_factor
+        return losses_of.means(*losses_of.parts_of(model, self._loss_type, inputs, smoothing=smoothing))
+
+    @property
+    def _loss_type(self) -> str | None:
+        return getattr(self.accelerator.unwrap_model(self.model), "loss_type", None)
+
+    def _check_losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Once in a run: see that the loss by rows is the model's own."""
+        if self._checked or self._row_losses is not None:
+            return
+        self._checked = True
+        model.eval()
+        with self.compute_loss_context_manager():
+            losses_of.check(model, self._loss_type, inputs)
+
+    def _load(self, folder: Path) -> None:
+        rank = self.args.process_index
+        try:
+            plain = json.loads((folder / f"mixing-{rank}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"{folder} has no mixing-{rank}.json: it was not saved by a MixedTrainer with so many processes, "
+                "or saving was cut off; take an older checkpoint"
+            ) from error
+        if plain["processes"] != self.args.world_size:
+            raise ValueError(
+                f"{folder} was saved by {plain['processes']} processes, and there are {self.args.world_size}; "
+                "start as many"
+            )
+        self.mixer.load(folder / f"mixer-{rank}.safetensors")
+        per_epoch = len(self._feed) // self.args.gradient_accumulation_steps if self._feed.rows else 0
+        done = self.state.global_step % (per_epoch or self.state.max_steps)
+        passed_over = 0 if self.args.ignore_data_skip else done * self.args.gradient_accumulation_steps
+        self._feed.load_state(plain["feed"], passed_over=passed_over)
+        self._reader.load_state(plain["validation"])
+        self._sums[:] = plain["losses"]
+
+
+class _Hooks(TrainerCallback):
+    """Calls the trainer back where its loop has places for it."""
+
+    def __init__(self, trainer: MixedTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._trainer.begin_mixing()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._trainer.before_step()
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._trainer.mixer.after_step()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self._trainer.mixer.round_done:
+            self._trainer.log(loggers.named(self._trainer.end_round()))
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._trainer.save_mixing(Path(str(args.output_dir), f"checkpoint-{state.global_step}"))
+
+    def on_train_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+        self._trainer.save_mixture(Path(str(args.output_dir)))
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

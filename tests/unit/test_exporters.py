@@ -1,0 +1,464 @@
+"""Mixtures for other tools. Their own code reads them in tests/peers; here, parsers of the same rules do."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import jsonschema
+import numpy as np
+import pytest
+import yaml
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from commands import mixwell
+from mixtures import mixture
+from mixwell.exporters import FORMATS, export, prepare
+from mixwell.exporters.axolotl import TOLERANCE, fraction
+from mixwell.exporters.rounding import DIGITS, shares
+from mixwell.training import mixture as mixtures
+
+WEIGHTS = {"web": 0.2, "code": 0.5, "books": 0.3}
+PATHS = {"web": "/data/web", "code": "/data/code", "books": "/data/books"}
+UNIT = 10.0**-DIGITS
+
+Pairs = list[tuple[str, float]]
+
+
+def from_datasets(text: str) -> Pairs:
+    mix = json.loads(text)
+    return list(zip(mix.get("paths", mix["domains"]), mix["probabilities"], strict=True))
+
+
+def from_words(words: list[str]) -> Pairs:
+    return [(words[i + 1].strip(), float(words[i])) for i in range(0, len(words), 2)]
+
+
+def from_torchtitan(text: str) -> Pairs:
+    (sources,) = (
+        node.value for node in ast.parse(text).body if isinstance(node, ast.Assign) and _is_sources(node)
+    )
+    return [(path or name, weight) for name, path, weight in ast.literal_eval(sources)]
+
+
+def _is_sources(node: ast.Assign) -> bool:
+    return isinstance(node.targets[0], ast.Name) and node.targets[0].id == "SOURCES"
+
+
+def from_llama_factory(text: str) -> Pairs:
+    settings = yaml.safe_load(text)
+    names = [name.strip() for name in settings["dataset"].split(",")]
+    return list(zip(names, map(float, settings["interleave_probs"].split(",")), strict=True))
+
+
+def from_csv(text: str) -> Pairs:
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    return [(row["domain"], float(row["weight"])) for row in rows]
+
+
+PARSERS: dict[str, Callable[[str], Pairs]] = {
+    "datasets": from_datasets,
+    "megatron": lambda text: from_words(text.split()),
+    "megatron-per-split": lambda text: from_words(json.loads(text)["train"]),
+    "torchtitan": from_torchtitan,
+    "llama-factory": from_llama_factory,
+    "json": lambda text: list(json.loads(text).items()),
+    "csv": from_csv,
+    "yaml": lambda text: list(yaml.safe_load(text).items()),
+}
+"""All formats but axolotl, which has no weights."""
+
+
+def taken(text: str, rows: dict[str, int]) -> dict[str, float]:
+    """The rows of each path that axolotl would put together."""
+    found: Counter[str] = Counter()
+    entries = yaml.safe_load(text)["datasets"]
+    assert len({tuple(sorted(entry.items())) for entry in entries}) == len(entries)
+    for entry in entries:
+        found[entry["path"]] += rows[entry["path"]] / entry.get("shards", 1)
+    return dict(found)
+
+
+ODD = [
+    "a b",
+    "a,b",
+    "a: b",
+    "# a",
+    "'",
+    '"',
+    "null",
+    "1e3",
+    "${a}",
+    "???",
+    "-",
+    "é",
+    "\u200d",
+    "{",
+    "%s",
+    " a",
+    "a\n",
+]
+friendly = st.text("abcXYZ019_./-é字", min_size=1, max_size=8)
+awkward = st.one_of(st.sampled_from(ODD), friendly, st.text(min_size=1, max_size=8))
+simplex = st.lists(st.floats(0, 1), min_size=1, max_size=12).filter(lambda w: math.fsum(w) > 1e-300)
+
+
+@st.composite
+def any_mixture(draw: st.DrawFn) -> dict[str, Any]:
+    weights = draw(simplex)
+    kind = draw(st.sampled_from([friendly, awkward]))
+    names = draw(st.lists(kind, min_size=len(weights), max_size=len(weights), unique=True))
+    total = math.fsum(weights)
+    return mixture({name: weight / total for name, weight in zip(names, weights, strict=True)})
+
+
+def exported(made: dict[str, Any], to: str) -> str | None:
+    """The text, or nothing where a name is refused; only an awkward one may be, and the message has it."""
+    awkward_names = [name for name in made["domains"] if not re.fullmatch(r"[\w./-]+", name)]
+    try:
+        return prepare(made, to=to).text
+    except ValueError as error:
+        if any(repr(name) in str(error) for name in awkward_names):
+            return None
+        raise
+
+
+def test_every_format_has_a_parser() -> None:
+    assert {*PARSERS, "axolotl"} == set(FORMATS)
+
+
+@pytest.mark.parametrize("to", PARSERS)
+@given(made=any_mixture())
+@example(made=mixture({"a, b": 0.5, "c: 'd'": 0.5}))
+@example(made=mixture({"yes": 1 / 3, "é 字": 1 / 3, "=": 1 / 3}))
+@settings(deadline=None)
+def test_any_mixture_comes_back_or_is_refused(made: dict[str, Any], to: str) -> None:
+    if (text := exported(made, to)) is None:
+        return
+    parsed = PARSERS[to](text)
+    expected = made["weights"]["average"]
+    found = dict(parsed)
+    assert len(found) == len(parsed)
+    assert set(found) <= set(expected)
+    assert [name for name in expected if name in found] == list(found)
+    for name, weight in expected.items():
+        assert abs(found.get(name, 0) - weight) < UNIT * 1.001
+    assert sum(round(weight / UNIT) for weight in found.values()) == 10**DIGITS
+    # what `interleave_datasets` draws with checks the sum itself
+    np.random.default_rng(0).choice(len(parsed), p=[weight for _, weight in parsed])
+    if to.startswith("megatron"):
+        assert min(found.values()) > 0
+
+
+@given(made=any_mixture(), data=st.data())
+@settings(deadline=None)
+def test_axolotl_takes_rows_as_the_mixture_says(made: dict[str, Any], data: st.DataObject) -> None:
+    rows = {name: data.draw(st.integers(1, 10**7)) for name in made["domains"]}
+    made["rows"]["available"] = rows
+    if (text := exported(made, "axolotl")) is None:
+        return
+    found = taken(text, rows)
+    expected = dict(zip(made["domains"], shares(list(made["weights"]["average"].values())), strict=True))
+    total = math.fsum(found.values())
+    assert {name for name, share in expected.items() if share} == set(found)
+    for name, number in found.items():
+        assert number <= rows[name]
+        assert number / total == pytest.approx(expected[name], rel=2.2 * TOLERANCE)
+    assert any(number == rows[name] for name, number in found.items())
+
+
+@given(st.floats(1e-9, 1))
+def test_fractions_are_near_and_short(value: float) -> None:
+    numerator, denominator = fraction(value)
+    assert 1 <= numerator <= min(denominator, 20)
+    assert numerator / denominator == pytest.approx(value, rel=TOLERANCE)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
+def test_shares_sum_to_one(weights: list[float]) -> None:
+    total = math.fsum(weights)
+    assume(total > 1e-200)
+    rounded = shares(weights)
+    assert sum(round(share / UNIT) for share in rounded) == 10**DIGITS
+    assert math.fsum(rounded) == pytest.approx(1, abs=1e-12)
+    for share, weight in zip(rounded, weights, strict=True):
+        assert abs(share - weight / total) < UNIT * 1.001
+
+
+def test_datasets_draws_by_it() -> None:
+    mix = json.loads(prepare(mixture({**WEIGHTS, "code": 0.4999999, "unused": 1e-7}), to="datasets").text)
+    assert mix["domains"] == list(WEIGHTS)
+    sets = [datasets.Dataset.from_dict({"n": [number] * 3000}) for number in range(3)]
+    for strategy in ("first_exhausted", "all_exhausted"):  # the second would never end with a weight of zero
+        mixed = datasets.interleave_datasets(
+            sets, probabilities=mix["probabilities"], seed=0, stopping_strategy=strategy
+        )
+        counts = Counter(mixed["n"])
+        found = [counts[number] / len(mixed) for number in range(3)]
+        # 3 standard deviations of a frequency in at least 4000 draws
+        assert found == pytest.approx(list(WEIGHTS.values()), abs=0.024)
+
+
+def test_datasets_has_paths_where_some_are_given() -> None:
+    assert set(json.loads(export(mixture(WEIGHTS), to="datasets"))) == {"domains", "probabilities"}
+    with pytest.warns(UserWarning, match="no path was given for code, books"):
+        mix = json.loads(export(mixture(WEIGHTS), to="datasets", paths={"web": "org/web"}))
+    assert mix["paths"] == ["org/web", "code", "books"]
+
+
+@pytest.mark.parametrize(
+    ("to", "text"),
+    [
+        ("megatron", "0.2 /data/web\n0.5 /data/code\n0.3 /data/books\n"),
+        (
+            "llama-factory",
+            "# For LLaMA-Factory's training file. The names are those of dataset_info.json; examples are drawn.\n"
+            "dataset: /data/web,/data/code,/data/books\n"
+            "mix_strategy: interleave_under\ninterleave_probs: 0.2,0.5,0.3\n",
+        ),
+        ("csv", "domain,weight\n/data/web,0.2\n/data/code,0.5\n/data/books,0.3\n"),
+        ("yaml", "/data/web: 0.2\n/data/code: 0.5\n/data/books: 0.3\n"),
+    ],
+)
+def test_what_is_written(to: str, text: str) -> None:
+    assert export(mixture(WEIGHTS), to=to, paths=PATHS) == text
+
+
+def test_axolotl_cuts_what_there_is_too_much_of() -> None:
+    rows = {"web": 1000, "code": 1000, "books": 300}
+    with pytest.warns(UserWarning, match="right for the data that the run had"):
+        text = export(mixture(WEIGHTS, rows=rows), to="axolotl", paths=PATHS)
+    # books is scarcest for its weight (.3/300); web needs a fifth of it per row, code a half
+    assert yaml.safe_load(text)["datasets"] == [
+        {"path": "/data/web", "type": "completion", "shards": 5, "shards_idx": 0},
+        {"path": "/data/code", "type": "completion", "shards": 2, "shards_idx": 0},
+        {"path": "/data/books", "type": "completion"},
+    ]
+    with pytest.raises(ValueError, match="'books' has no rows"):
+        prepare(mixture(WEIGHTS, rows={**rows, "books": 0}), to="axolotl")
+
+
+def test_streams_do_not_say_how_many_rows_they_have() -> None:
+    made = mixture(WEIGHTS, rows={"web": 1000})
+    assert json.loads(export(made, to="json")) == WEIGHTS
+    with pytest.raises(ValueError, match="'code' has rows that nobody has counted; take --to datasets"):
+        prepare(made, to="axolotl")
+
+
+def test_which_weights() -> None:
+    last = {"web": 0.0, "code": 1.0, "books": 0.0}
+    made = mixture(WEIGHTS, last=last)
+    assert json.loads(export(made, to="json")) == WEIGHTS
+    assert json.loads(export(made, to="json", weights="last")) == last
+    with pytest.warns(UserWarning, match="left out, for their weight rounds to zero: web, books"):
+        assert export(made, to="megatron", weights="last", paths=PATHS) == "1 /data/code\n"
+    with pytest.raises(ValueError, match="weights must be average or last, got 'best'"):
+        export(made, to="json", weights="best")
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "message"),
+    [
+        ("llama-factory", "a,b", "by commas, so 'a,b' cannot be one"),
+        ("llama-factory", " a", "white space off both ends"),
+        ("llama-factory", "${a}", "OmegaConf"),
+        ("megatron", "web text", "'web text' cannot have white space"),
+        ("megatron-per-split", "web ", "white space off both ends of 'web '"),
+        ("json", "a\nb", "has a control character"),
+        ("csv", "a\u2028b", "has a line break"),
+        ("yaml", "\ud800", "has half a character"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(to: str, name: str, message: str) -> None:
+    for made, paths in ((mixture({name: 1.0}), {}), (mixture({"web": 1.0}), {"web": name})):
+        with pytest.raises(ValueError, match=message.replace("$", r"\$")):
+            prepare(made, to=to, paths=paths)
+
+
+def test_two_domains_need_two_paths() -> None:
+    with pytest.raises(ValueError, match="'web' and 'books' have the same path, '/data'"):
+        export(mixture(WEIGHTS), to="json", paths={"web": "/data", "books": "/data"})
+    with pytest.raises(ValueError, match="must not be empty"):
+        export(mixture(WEIGHTS), to="json", paths={"web": ""})
+    with pytest.raises(ValueError, match="unknown domain 'wbe'; did you mean web?"):
+        export(mixture(WEIGHTS), to="json", paths={"wbe": "/data"})
+
+
+def broken(**changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**mixture(WEIGHTS), **changes}.items() if value is not ...}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        ("[1]", "is not a mixture: expected an object with weights, got [1]"),
+        ({"accuracy": 1}, "is not a mixture that mixwell wrote: it has no format, domains, weights"),
+        (broken(rows=...), "it has no rows"),
+        (broken(format=2), "has format 2, and this mixwell reads up to 1: it was written by a newer one"),
+        ({"format": 2}, "written by a newer one"),
+        (broken(format="1"), "format must be 1, got '1'"),
+        (broken(domains=[]), "domains must be a list of different names, got []"),
+        (broken(domains=["web", "web"]), "domains must be a list of different names"),
+        (broken(domains=["web", "code"]), "weights.last must name each domain once (web, code)"),
+        (broken(weights={"last": WEIGHTS}), "weights.average must name each domain once"),
+        (broken(weights=7), "weights.last must name each domain once"),
+        (broken(weights={"last": {**WEIGHTS, "web": 0.3}}), "weights.last must sum to one, got 1.1"),
+        (
+            broken(weights={"last": {**WEIGHTS, "web": -0.2}}),
+            "the weight of 'web' must be a number of at least 0, got -0.2",
+        ),
+        (broken(weights={"last": {**WEIGHTS, "web": math.nan}}), "must be a number of at least 0, got nan"),
+        (broken(weights={"last": {**WEIGHTS, "web": "0.2"}}), "must be a number of at least 0, got '0.2'"),
+        (broken(rows={"available": {"web": "1"}}), "rows.available must have whole numbers by domain"),
+        (broken(rows=[]), "rows.available must have whole numbers by domain, got None"),
+    ],
+)
+def test_what_is_not_a_mixture_is_said(content: Any, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mixture.json"
+    text = json.dumps(content) if isinstance(content, dict) else content
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    _, err = mixwell("export", file.name, "--to", "json", cwd=tmp_path, status=2)
+    assert message in err
+    assert err.startswith("mixwell: mixture.json")
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    made = mixture(WEIGHTS)
+    jsonschema.validate(made, mixtures.schema())
+    mixtures.write(tmp_path, made)
+    assert mixtures.read(tmp_path) == mixtures.read(tmp_path / "mixture.json") == made
+    assert export(str(tmp_path), to="json") == export(made, to="json")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder in which `run` is the directory of a run."""
+    mixtures.write(tmp_path / "run", mixture(WEIGHTS, finished=False))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["run", "--to", "megatorn"],
+            "unknown format 'megatorn'; did you mean megatron? the formats are datasets, meg",
+        ),
+        (["run", "--to", "xyz"], "unknown format 'xyz'; the formats are datasets"),
+        (["run"], "give a mixture and a format"),
+        (["--to", "json"], "give a mixture and a format"),
+        (["nowhere", "--to", "json"], "there is no nowhere; give a mixture.json, or the directory of a run"),
+        (["empty", "--to", "json"], "empty has no mixture.json: the run has not saved anything yet"),
+        (
+            ["run", "--to", "json", "--path", "wob=/x"],
+            "unknown domain 'wob'; did you mean web? the domains are web, code",
+        ),
+        (
+            ["run", "--to", "json", "--path", "web"],
+            "--path takes NAME=PATH, such as --path web=/data/web; got 'web'",
+        ),
+        (["run", "--to", "json", "--path", "web="], "got 'web='"),
+        (["run", "--to", "json", "--path", "web=a", "--path", "web=b"], "given twice for 'web': 'a' and 'b'"),
+        (["run", "--to", "json", "--paths", "none.yaml"], "cannot read the paths in none.yaml"),
+        (["run", "--to", "json", "--paths", "list.yaml"], "list.yaml must have a line `domain: path`"),
+        (["run", "--to", "json", "--paths", "bad.yaml"], "bad.yaml is not YAML"),
+        (["run", "--to", "json", "--paths", "wrong.yaml"], "names and paths must be text, got 'web': 1"),
+        (
+            ["run", "--to", "json", "--paths", "other.yaml"],
+            "other.yaml: unknown domain 'cod'; did you mean code?",
+        ),
+        (["run", "--to", "json", "--weights", "best"], "weights must be average or last, got 'best'"),
+        (["run", "--to", "json", "--out", "list.yaml"], "list.yaml is there already"),
+        (["run", "--to", "json", "--out", "empty", "--force"], "empty"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(args: list[str], message: str, run: Path) -> None:
+    (run / "empty").mkdir()
+    for name, text in {"list": "[web]", "bad": "{", "wrong": "web: 1", "other": "cod: /x"}.items():
+        (run / f"{name}.yaml").write_text(text)
+    before = sorted(run.rglob("*"))
+    out, err = mixwell("export", *args, cwd=run, status=2)
+    lines = [line for line in err.splitlines() if "the run is not finished" not in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("mixwell: ")
+    assert message in lines[0]
+    assert out == ""
+    assert sorted(run.rglob("*")) == before
+    assert (run / "list.yaml").read_text() == "[web]"
+
+
+def test_it_prints_or_writes(run: Path) -> None:
+    mixtures.write(run / "run", mixture(WEIGHTS))
+    words = ("export", "run", "--to", "megatron", "--path", "web=/w", "--path", "code=/c")
+    out, err = mixwell(*words, cwd=run)
+    assert out == "0.2 /w\n0.5 /c\n0.3 books\n"
+    assert err == "mixwell: no path was given for books; the domain's name stands in its place\n"
+    said, err = mixwell(*words, "--path", "books=/b", "--out", "new/mix.txt", cwd=run)
+    assert said == "new/mix.txt is written (Megatron-LM: a blend for --data-args-path)\n"
+    assert err == ""
+    assert (run / "new" / "mix.txt").read_text() == "0.2 /w\n0.5 /c\n0.3 /b\n"
+    mixwell(*words, "--out", "new/mix.txt", cwd=run, status=2)
+    assert (run / "new" / "mix.txt").read_text() == "0.2 /w\n0.5 /c\n0.3 /b\n"
+    mixwell(*words, "--out", "new/mix.txt", "--force", cwd=run)
+    assert (run / "new" / "mix.txt").read_text() == out
+
+
+def test_an_unfinished_run_is_exported_and_said(run: Path) -> None:
+    out, err = mixwell("export", "run/mixture.json", "--to", "json", cwd=run)
+    assert json.loads(out) == WEIGHTS
+    assert err == "mixwell: the run is not finished (120 of 1000 steps): these are its weights so far\n"
+    made = {
+        **mixture(WEIGHTS, finished=False),
+        "budget": None,
+    }  # a loop that was not told how long it will be
+    assert prepare(made, to="json").notes == (
+        "the run is not finished (120 steps): these are its weights so far",
+    )
+
+
+def test_paths_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
+    mixtures.write(tmp_path, mixture({"a": 0.5, "a=b": 0.25, "c": 0.25}))
+    (tmp_path / "paths.yaml").write_text("a: /file/a\nc: /file/c\n")
+    words = ("export", tmp_path, "--to", "json", "--paths", "paths.yaml")
+    out, _ = mixwell(*words, "--path", "a=b=/x=y", "--path", "a=/line/a", cwd=tmp_path)
+    assert json.loads(out) == {"/line/a": 0.5, "/x=y": 0.25, "/file/c": 0.25}
+
+
+def test_the_formats_are_listed(tmp_path: Path) -> None:
+    out, _ = mixwell("export", "--list", cwd=tmp_path)
+    assert [line.split()[0] for line in out.splitlines()] == list(FORMATS)
+    assert all(len(line.split()) > 1 for line in out.splitlines())
+
+
+NO_TORCH = """
+import sys
+from mixwell.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+assert "mixwell.exporters" in sys.modules
+assert "torch" not in sys.modules
+"""
+
+
+def test_no_torch_is_needed(run: Path) -> None:
+    words = [sys.executable, "-c", NO_TORCH, "export", "run", "--to", "yaml"]
+    done = subprocess.run(words, cwd=run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout) == WEIGHTS
