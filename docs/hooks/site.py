@@ -1,0 +1,256 @@
+"""What the site takes from the sources themselves: the command line, the settings, pictures of results."""
+
+from __future__ import annotations
+
+import posixpath
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pydantic import BaseModel
+
+sys.path.insert(0, str(Path(__file__).parent))  # hooks are loaded by their path
+
+from formulas import Formulas, fence
+
+from mixwell.cli import app
+from mixwell.training import config as settings
+
+ROOT = Path(__file__).parents[2]
+RESULTS = "assets/results"
+LATER = {
+    f"guides/{name}.md" for name in ("trainer", "datasets", "lightning", "accelerate", "loggers", "export")
+}
+"""Pages that are in the navigation as soon as they are there."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Teach Markdown to read formulas, and leave pages out of the navigation that are not written yet.
+
+    Args:
+        config: of the site.
+
+    Returns:
+        The same.
+    """
+    config.markdown_extensions.append(Formulas())  # pyright: ignore[reportArgumentType]
+    fences = {"name": "math", "class": "formulas", "format": fence}
+    config.mdx_configs.setdefault("pymdownx.superfences", {}).setdefault("custom_fences", []).append(fences)
+    there = {page for page in LATER if (Path(config.docs_dir) / page).exists()}
+    config.nav = _without(config.nav, LATER - there)
+    return config
+
+
+def _without(nav: Any, missing: set[str]) -> Any:
+    """The navigation without some pages, and without sections in which nothing is left."""
+    if isinstance(nav, list):
+        return [kept for one in nav if (kept := _without(one, missing))]
+    if isinstance(nav, dict):
+        return {title: kept for title, inside in nav.items() if (kept := _without(inside, missing))}
+    return None if nav in missing else nav
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pictures and reports of results, which live outside of the documentation.
+
+    Args:
+        files: of the site.
+        config: of the site.
+
+    Returns:
+        The same with those.
+    """
+    for path in sorted((ROOT / "results").rglob("*")):
+        if path.suffix == ".png" or path.name == "report.html":
+            uri = f"{RESULTS}/{path.relative_to(ROOT / 'results').as_posix()}"
+            files.append(File.generated(config, uri, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Fill in what is generated, and turn links to results into such that the site has.
+
+    Args:
+        markdown: of the page.
+        page: which.
+
+    Returns:
+        The page.
+    """
+    here = posixpath.dirname(page.file.src_uri) or "."
+    up = "../" + "../" * (0 if here == "." else here.count("/") + 1)
+    markdown = markdown.replace(f"]({up}results/", f"]({posixpath.relpath(RESULTS, here)}/")
+    for mark, lines in (("command-line", commands), ("settings", sections)):
+        if f"<!-- {mark} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {mark} -->", "\n".join(lines()))
+    return markdown
+
+
+# ------------------------------------------------------------------------------------------- command line
+
+
+def commands() -> Iterator[str]:
+    """The commands with their arguments and options, as Markdown.
+
+    Yields:
+        Lines.
+    """
+    yield from _command(typer.main.get_command(app), ["mixwell"])
+
+
+def _command(command: Any, words: list[str]) -> Iterator[str]:
+    inside = getattr(command, "commands", None)
+    if inside is not None:
+        if len(words) > 1:
+            yield from ("", f"## {' '.join(words)}", "", command.help or "")
+        for name, one in inside.items():
+            yield from _command(one, [*words, name])
+        return
+    # A group's commands stand below it.
+    yield from ("", f"{'#' * len(words)} {' '.join(words)}", "", " ".join((command.help or "").split()), "")
+    arguments = [_shown(p) for p in command.params if p.param_type_name == "argument"]
+    yield from ("```text", " ".join([*words, *arguments, "[OPTIONS]"]), "```", "")
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        told, _, default = (parameter.help or "").partition(" [default: ")
+        if default:
+            default = default.removesuffix("]")
+        elif parameter.default is True:
+            default = f"`{parameter.opts[0]}`"
+        elif parameter.default not in (None, False):
+            default = f"`{parameter.default}`"
+        if parameter.param_type_name == "argument":
+            names = [_shown(parameter)]
+        else:
+            names = [*parameter.opts, *parameter.secondary_opts]
+        yield from _item(names, [f"default {default}"] if default else [], told)
+
+
+def _shown(parameter: Any) -> str:
+    name = parameter.metavar or parameter.name.upper()
+    name += "..." if parameter.nargs == -1 else ""
+    return name if parameter.required else f"[{name}]"
+
+
+def _item(names: Sequence[str], facts: Sequence[str], told: str) -> Iterator[str]:
+    # A list of definitions is as good to read on a phone as on a desk.
+    shown = ", ".join(f"`{name}`" for name in names)
+    about = f" <small>{' · '.join(facts)}</small>" if facts else ""
+    yield from (f"{shown}{about}", f":   {' '.join(told.split())}", "")
+
+
+# ---------------------------------------------------------------------------------------------- settings
+
+
+def sections() -> Iterator[str]:
+    """The settings of a config file, section by section, as Markdown.
+
+    Yields:
+        Lines.
+    """
+    yield from ("## At the top", "")
+    yield from _fields(settings.Config)
+    yield from ("## Domains, `validation` and `test`", "")
+    yield from _fields(settings.DataConfig)
+    yield from ("These keys go with each kind of source:", "", "| kind | keys |", "|---|---|")
+    for kind, keys in settings.SOURCES.items():
+        if kind != "given":
+            yield f"| `{kind}` | {', '.join(f'`{one}`' for one in keys) or 'none'} |"
+    for name, field in settings.Config.model_fields.items():
+        if name not in ("domains", "validation", "test"):
+            yield from _section(name, field.annotation, level=2)
+
+
+def _section(key: str, kind: Any, *, level: int) -> Iterator[str]:
+    # Several where there are several kinds of it.
+    models = _models(kind)
+    for model in models:
+        if model is settings.GivenConfig:  # written by Python code, not by people
+            continue
+        which = f": `kind: {get_args(model.model_fields['kind'].annotation)[0]}`" if len(models) > 1 else ""
+        yield from ("", f"{'#' * level} `{key}`{which}", "", " ".join((model.__doc__ or "").split()), "")
+        yield from _fields(model)
+        for name, field in model.model_fields.items():
+            yield from _section(f"{key}.{name}", field.annotation, level=level + 1)
+
+
+def _models(kind: Any) -> list[type[BaseModel]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    if get_origin(kind) in (Union, UnionType, Annotated):
+        return [model for one in get_args(kind) for model in _models(one)]
+    return []
+
+
+def _fields(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if name == "given":
+            continue
+        default = field.get_default(call_default_factory=True)
+        values = _values(field.annotation)
+        if field.is_required():
+            facts = [values, "needed"]
+        elif isinstance(default, BaseModel):
+            facts = [values]
+        else:
+            facts = [values, f"default `{_yaml(default)}`"]
+        yield from _item([name], facts, field.description or _UNTOLD.get(name, ""))
+
+
+_UNTOLD = {
+    "kind": "Which kind of model, or of optimiser.",
+    "model": "What is trained.",
+    "optimizer": "What trains it.",
+    "batch": "The rows of a step.",
+    "mixer": "How the weights of the domains are found.",
+    "output": "What is written, and how often.",
+    "loggers": "Where the numbers go besides `metrics.jsonl`.",
+    "layers": "Of the network.",
+    "heads": "Of attention.",
+    "width": "Of the residual stream.",
+    "dropout": "Share of numbers that are dropped.",
+    "channels": "c of the first layer; the second has twice as many.",
+    "classes": "Labels.",
+    "weight_decay": "Decoupled for AdamW, added to the gradient for SGD.",
+}
+"""What the sources leave to the name of a setting."""
+
+
+_WORDS = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`", Path: "path"}
+
+
+def _yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    return str(value)
+
+
+def _values(kind: Any) -> str:
+    """What a setting may be, in words."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _values(get_args(kind)[0])
+    if origin is Literal:
+        return ", ".join(f"`{one}`" for one in get_args(kind))
+    if origin in (Union, UnionType):
+        parts = [_values(one) for one in get_args(kind) if one is not type(None)]
+        return "section" if any(part == "section" for part in parts) else " or ".join(dict.fromkeys(parts))
+    if origin is dict:
+        inside = _values(get_args(kind)[1])
+        return "by name: " + inside if inside != "any" else "by name"
+    if origin in (list, tuple):
+        return "list"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "section"
+    return _WORDS.get(kind, "any")
