@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint bench bench-peers peers reproduce clean
+.PHONY: demo test lint docs screenshots bench bench-peers peers reproduce clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +26,12 @@ lint: $(VENV)/.installed  ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+docs: $(VENV)/.installed  ## the documentation site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+screenshots: docs  ## docs/assets/*.png of the report and of the site; needs Chromium
+	$(BIN)/python docs/screenshots.py --site site
+
 bench: $(VENV)/.installed  ## what mixing costs beside plain training; continues where it was stopped
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/growth.py
@@ -41,8 +47,17 @@ reproduce: $(VENV)/.installed  ## the paper's claims, small: about 10 minutes on
 	$(BIN)/mixwell reproduce bounds --quick
 	$(BIN)/mixwell reproduce mnist --quick
 
-peers: $(VENV)/.peers  ## cross-checks with TorchOpt and JAX
-	$(BIN)/pytest -q -m peers tests/peers
+# The tools that `mixwell export` writes for, in a folder of their own: without what they need beside their readers.
+CONSUMERS := megatron-core==0.16.1 torchtitan==0.3.0 axolotl==0.19.0 llamafactory==0.9.5 tyro==1.0.16 typeguard==4.6.0 \
+	docstring_parser==0.18.0 spmd_types==0.2.3 torchdata==0.11.0 peft==0.18.1 omegaconf==2.4.0 \
+	addict==2.4.0 posthog==7.79.0 numba==0.68.1 llvmlite==0.50.0 trl==1.16.0
+
+$(VENV)/.consumers: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/consumers $(CONSUMERS)
+	touch $@
+
+peers: $(VENV)/.peers $(VENV)/.consumers  ## cross-checks with TorchOpt, JAX, and the readers of exported mixtures
+	PYTHONPATH=$(VENV)/consumers $(BIN)/pytest -q -m peers tests/peers
 
 clean:
 	rm -rf $(VENV)

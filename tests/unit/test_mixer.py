@@ -316,3 +316,66 @@ def test_a_short_last_round_moves_the_weights_proportionally_less() -> None:
     whole = update.step_size(scores, round_index=0, rounds=3) * 2
     short = update.step_size(scores / 4, round_index=1, rounds=3, fraction=1 / 4) * 2 / 4
     assert short == pytest.approx(whole / 4)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_a_trainer_may_call_the_optimiser_itself(clip: float | None) -> None:
+    batches, validation = regression_batches(3, steps=4)
+    scores: list[dict[str, float]] = []
+    models = two_layer(3), two_layer(3)
+    for halves, model in zip((False, True), models, strict=True):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        own_clip = None if halves else clip
+        mixer = mixwell.Mixer(model, optimizer, names(3), horizon=4, clip_norm=own_clip)
+        labels = [name for name, batch in batches[0].items() for _ in range(len(batch[0]))]
+        for step in batches:
+            rows = tuple(torch.cat(parts) for parts in zip(*step.values(), strict=True))
+            with mixer.batch(labels) as batch:
+                batch.weigh((model(rows[0]) - rows[1]).square().mean(dim=1)).backward()
+            if not halves:
+                mixer.step()
+                continue
+            norm = None
+            if clip is not None:
+                norm = float(nn.utils.clip_grad_norm_(model.parameters(), clip))
+            mixer.before_step(norm=norm, clip_norm=clip)
+            optimizer.step()
+            mixer.after_step()
+        with mixer.validation():
+            mse(model, validation).backward()
+        scores.append(mixer.update().scores)
+    assert scores[0] == scores[1]
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
+
+
+def test_the_halves_of_a_step_must_be_in_order() -> None:
+    batches, _ = regression_batches(0, steps=1)
+    model = two_layer(0)
+    mixer = make(model, clip_norm=1.0)
+    with pytest.raises(RuntimeError, match=r"after_step\(\) without mixer.before_step\(\)"):
+        mixer.after_step()
+    for name, batch in batches[0].items():
+        with mixer.domain(name):
+            mse(model, batch).backward()
+    with pytest.raises(ValueError, match=r"clipped to 2 by the trainer and to 1 by the mixer"):
+        mixer.before_step(norm=3.0, clip_norm=2.0)
+    mixer.before_step()
+    with pytest.raises(RuntimeError, match=r"step\(\) after mixer.before_step\(\)"):
+        mixer.step()
+    mixer.after_step()
+    assert mixer.steps_done == 1
+
+
+def test_a_step_that_is_left_out_leaves_the_optimiser_nothing_to_do() -> None:
+    model = two_layer(0)
+    before = copy.deepcopy(list(model.parameters()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    mixer = mixwell.Mixer(model, optimizer, names(2), horizon=4, on_nonfinite="skip")
+    with pytest.warns(UserWarning, match="non-finite loss"), mixer.batch([0, 1]) as batch:
+        losses = model(torch.randn(2, 6).double()).square().mean(dim=1)
+        batch.weigh(losses * torch.tensor([1.0, float("nan")])).backward()
+    mixer.before_step()
+    optimizer.step()
+    mixer.after_step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert mixer.skipped == {"d1": 1}

@@ -194,12 +194,11 @@ class MixerCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The mixer and the place in the data, for Lightning's checkpoints."""
+        here, ahead = self._places or (self.rows.state_dict(),) * 2
         return {
             "mixer": self.mixer.state_dict(),
-            "rows": {
-                **(self._places[0] if self._places else self.rows.state_dict()),
-                "weights": self.rows.weights,
-            },
+            # The next batch was drawn before the weights were updated, if they were.
+            "rows": {**here, "weights": ahead["weights"]},
             "validated": self._validation.taken,
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import nn
 
 from mixwell.data.rows import Rows, as_rows
+from mixwell.loggers.base import Logger
 from mixwell.training import settings
 from mixwell.training.run import CONFIG, Run
 from mixwell.training.trainables import Loss, Trainable
@@ -28,6 +29,7 @@ def train(
     test: Any = None,
     resume: bool = False,
     quiet: bool = False,
+    loggers: Mapping[str, Any] | Sequence[Logger] = (),
     **options: Any,
 ) -> Trainer:
     """Train a model and learn the mixture of its domains, in a run directory, as ``mixwell run`` does.
@@ -45,6 +47,8 @@ def train(
         test: the same as ``validation``, of rows that nothing is learned from.
         resume: continue the run in ``out`` if there is one. The same model and data must be given.
         quiet: show nothing.
+        loggers: what a config file would say (``{"tensorboard": True, "wandb": {"project": "mixtures"}}``), or
+            loggers of :mod:`mixwell.loggers` that are open already, and stay open.
         options: further settings of a config file, such as ``steps=1000`` or ``batch={"rows": 64}``.
 
     Returns:
@@ -104,9 +108,14 @@ def train(
         trainable = Trainable(model, loss, context, row_losses=row_losses)
     elif model is not None:
         plain["model"] = model
+    own_loggers: Sequence[Logger] = ()
+    if isinstance(loggers, Mapping):
+        plain["loggers"] = loggers
+    else:
+        own_loggers = loggers
     config = settings.check(plain, where="mixwell.train")
     console = Console(quiet=quiet)
-    run = Run(config, Path(out), console=console, trainable=trainable, given=given)
+    run = Run(config, Path(out), console=console, trainable=trainable, given=given, loggers=own_loggers)
     if resume and (Path(out) / CONFIG).exists():
         return run.resume()
     return run.start()

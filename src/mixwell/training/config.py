@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -246,6 +246,78 @@ class OutputConfig(Section):
     """Checkpoints that are kept."""
 
 
+class TensorBoardConfig(Section):
+    """Scalars for TensorBoard."""
+
+    folder: str | None = None
+    """Of the event files; by default `tensorboard` in the run's directory."""
+
+
+class WandbConfig(Section):
+    """A run of Weights & Biases. What is left out is as its environment variables and own defaults say."""
+
+    project: str | None = None
+    """Of the run."""
+    entity: str | None = None
+    """The team or user."""
+    name: str | None = None
+    """Of the run; by default that of the run's directory."""
+    group: str | None = None
+    """Of runs to which it belongs."""
+    tags: list[str] = Field(default_factory=list)
+    """Of the run."""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """`offline` sends nothing; `wandb sync` does it later."""
+    folder: str | None = None
+    """In which W&B makes its folder `wandb`; by default the run's directory."""
+
+
+class MlflowConfig(Section):
+    """A run of MLflow. What is left out is as its environment variables and own defaults say."""
+
+    uri: str | None = None
+    """Of the store: `http://localhost:5000`, `sqlite:///mlflow.db`."""
+    experiment: str | None = None
+    """Its name; made if it is missing."""
+    name: str | None = None
+    """Of the run; by default that of the run's directory."""
+
+
+class JsonlConfig(Section):
+    """Lines of JSON with the same names as elsewhere; the run has its `metrics.jsonl` in any case."""
+
+    path: str | None = None
+    """Of the file; by default `logged.jsonl` in the run's directory."""
+
+
+class LoggersConfig(Section):
+    """Where the numbers go besides `metrics.jsonl`: `true`, or settings."""
+
+    tensorboard: TensorBoardConfig | None = None
+    """TensorBoard."""
+    wandb: WandbConfig | None = None
+    """Weights & Biases."""
+    mlflow: MlflowConfig | None = None
+    """MLflow."""
+    jsonl: JsonlConfig | None = None
+    """A file of JSON Lines."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _switch(cls, given: Any) -> Any:
+        if isinstance(given, bool):
+            return {} if given else None
+        if given is not None and not isinstance(given, dict | Section):
+            raise ValueError(f"give true, false, or settings by name, got {given!r}")
+        return given
+
+    @property
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """The settings of those that are wanted, by tool."""
+        sections = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: one.model_dump(mode="json") for name, one in sections.items() if one is not None}
+
+
 class Config(Section):
     """The settings of a run."""
 
@@ -266,6 +338,7 @@ class Config(Section):
     batch: BatchConfig = BatchConfig()
     mixer: MixerConfig = MixerConfig()
     output: OutputConfig = OutputConfig()
+    loggers: LoggersConfig = LoggersConfig()
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 is autocast; parameters stay in float32."""
     compile: bool = False

@@ -8,7 +8,13 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
+
+from mixwell.loggers.names import named, named_evaluation, named_step, named_weights
+from mixwell.records import RoundRecord
+
+if TYPE_CHECKING:
+    from mixwell.loggers.runs import RunLoggers
 
 FILE = "metrics.jsonl"
 
@@ -64,6 +70,86 @@ class MetricsFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
+
+
+@final
+class Journal:
+    """Collects what happens at a step, then tells the loggers and writes the lines.
+
+    Loggers come first, so that the lines of a run that died say how far its loggers have been told.
+
+    Args:
+        lines: the run's own record.
+        loggers: tools that show the same numbers.
+    """
+
+    def __init__(self, lines: MetricsFile, loggers: RunLoggers) -> None:
+        self._lines, self._loggers = lines, loggers
+        self._happened: dict[str, dict[str, Any]] = {}
+        self._values: dict[str, float] = {}
+
+    def start(self, weights: Mapping[str, float]) -> None:
+        """Training begins, which has no line of its own.
+
+        Args:
+            weights: of the domains.
+        """
+        self._values |= named_weights(weights)
+
+    def step(
+        self, means: Mapping[str, Any], *, learning_rate: float, seconds: float, rows: Mapping[str, int]
+    ) -> None:
+        """A step is to be logged.
+
+        Args:
+            means: of the :class:`Window` since the last one.
+            learning_rate: of the step.
+            seconds: of training so far.
+            rows: trained on so far, by domain.
+        """
+        self._happened["step"] = {"lr": learning_rate, "seconds": round(seconds, 3), **means}
+        self._values |= named_step(
+            losses=means["losses"], rows=rows, loss=means["loss"], learning_rate=learning_rate
+        )
+
+    def round(self, record: RoundRecord) -> None:
+        """A round has ended.
+
+        Args:
+            record: of the round.
+        """
+        self._happened["round"] = record.to_json()
+        self._values |= named(record)
+
+    def evaluation(self, losses: Mapping[str, float]) -> None:
+        """The model was evaluated.
+
+        Args:
+            losses: by set of rows.
+        """
+        self._happened["evaluation"] = {"losses": dict(losses)}
+        self._values |= named_evaluation(losses)
+
+    def write(self, step: int) -> None:
+        """All of the step is collected.
+
+        Args:
+            step: training steps done.
+        """
+        if self._values:
+            self._loggers.log(step, self._values)
+        for kind, values in self._happened.items():
+            self._lines.write(kind, step=step, **values)
+        self._happened, self._values = {}, {}
+
+    def flush(self) -> int:
+        """Make sure that everything survives this process.
+
+        Returns:
+            The length of the metrics file in bytes.
+        """
+        self._loggers.flush()
+        return self._lines.flush()
 
 
 @final
@@ -133,6 +219,20 @@ def read(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"{path}:{number}: not JSON ({error})") from error
             if kind is None or values["kind"] == kind:
                 yield values
+
+
+def last_step(folder: Path) -> int:
+    """The last step that a run has written of, whether or not it will go on from there.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The step; -1 where nothing was written.
+    """
+    if not (folder / FILE).exists():
+        return -1
+    return max((int(line["step"]) for line in read(folder)), default=-1)
 
 
 def _finite(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -17,20 +17,23 @@ from mixwell import environment
 from mixwell.data.rows import Rows
 from mixwell.data.tokenizer import load as load_tokenizer
 from mixwell.locks import only_one
+from mixwell.loggers import runs as loggers
+from mixwell.loggers.base import Logger
+from mixwell.loggers.runs import GoingOn, RunLoggers
 from mixwell.terminal import say
 from mixwell.training import checkpoints, data, metrics, mixture, randomness, settings, trainables
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.display import Display, Tokenising, Watch
-from mixwell.training.metrics import Window
+from mixwell.training.metrics import Journal, Window
 from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
 
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 FILES = (CONFIG, environment.FILE, metrics.FILE, mixture.FILE)
 """What a run writes beside its checkpoints."""
-FREE = ("output", "device", "compile", "base")
+FREE = ("output", "loggers", "device", "compile", "base")
 """Settings that may change between a stop and going on."""
 CHECKPOINT_SECONDS = 120.0
 
@@ -40,7 +43,7 @@ class Run:
     """One training run in a directory of its own.
 
     The directory holds ``config.yaml`` (the settings, whole), ``environment.json``, ``metrics.jsonl``,
-    ``mixture.json`` and ``checkpoints/``.
+    ``mixture.json`` and ``checkpoints/``; ``loggers.json`` and what loggers write, where the settings name some.
 
     Args:
         config: the settings.
@@ -50,6 +53,7 @@ class Run:
         given: rows that Python code hands over, by the keys of :func:`mixwell.training.data.places`.
         watch: is told what happens; by default a display on the console.
         stopping: asked after each step whether to save and stop; by default Ctrl-C and SIGTERM say so.
+        loggers: are told the numbers besides those of the settings, and stay open.
     """
 
     def __init__(
@@ -62,12 +66,13 @@ class Run:
         given: Mapping[str, Rows] | None = None,
         watch: Watch | None = None,
         stopping: Callable[[], bool] | None = None,
+        loggers: Sequence[Logger] = (),
     ) -> None:
         self.config, self.folder = config, folder
         self._console = console or Console()
         self._trainable, self._given = trainable, given or {}
         self._rows: Data | None = None
-        self._watch, self._stopping = watch, stopping
+        self._watch, self._stopping, self._given_loggers = watch, stopping, loggers
         self._length = 0
         self._saved: int | None = None
         self.begun = False
@@ -85,18 +90,21 @@ class Run:
             OSError: there is a run in the directory already, or it cannot be written to.
         """
         self._expect_no_run()
+        loggers.expect_installed(self.config.loggers.chosen)
         trainer = self._prepare()  # before anything is written, so that a bad config leaves nothing behind
         with only_one(self.folder):
             self._expect_no_run()
-            settings.write(self.config, self.folder / CONFIG)
-            environment.write(self.folder)
             try:
-                return self._train(trainer)
-            except InterruptedError:
-                raise
-            except Exception:
-                # A model that does not fit its data: the name stays free for another try.
-                if not trainer.steps_done:
+                with self._begin_loggers() as told:
+                    settings.write(self.config, self.folder / CONFIG)
+                    environment.write(self.folder)
+                    return self._train(trainer, told)
+            except BaseException as error:
+                # A model that does not fit its data, a logger that cannot begin: the name stays free.
+                begun = (self.folder / CONFIG).exists()
+                failed = isinstance(error, Exception) and not isinstance(error, InterruptedError)
+                if not begun or (failed and not trainer.steps_done):
+                    loggers.forget(self.config.loggers.chosen, self.folder)
                     for name in FILES:
                         (self.folder / name).unlink(missing_ok=True)
                 raise
@@ -112,6 +120,7 @@ class Run:
             for problem in wrong:
                 self._say(f"{problem}; continuing from the checkpoint before it")
             self._expect_same_settings(checkpoint)
+            loggers.expect_installed(self.config.loggers.chosen)
             trainer = self._prepare()
             checkpoints.tidy(self.folder / CHECKPOINTS, after=0 if checkpoint is None else checkpoint.step)
             if checkpoint is not None:
@@ -122,7 +131,9 @@ class Run:
                 self._window = Window(**checkpoint.plain["window"])
             environment.write(self.folder)
             self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
-            return self._train(trainer)
+            saved = -1 if checkpoint is None else checkpoint.step
+            with self._begin_loggers(GoingOn(saved=saved, told=metrics.last_step(self.folder))) as told:
+                return self._train(trainer, told)
 
     def load(self) -> tuple[Trainable, Data]:
         """Model and data, without writing anything into the directory.
@@ -182,7 +193,7 @@ class Run:
                 f"there is a run in {self.folder} already: `mixwell resume {self.folder}` continues it; for a new "
                 "one give another --out"
             )
-        for name in (*FILES, CHECKPOINTS):
+        for name in (*FILES, CHECKPOINTS, *loggers.makes(self.config.loggers.chosen)):
             if (self.folder / name).exists():
                 raise OSError(
                     f"{self.folder / name} is there already and would be overwritten; give another --out"
@@ -201,7 +212,20 @@ class Run:
                 "goes on with those that it began with; give them, or begin another run"
             )
 
-    def _train(self, trainer: Trainer) -> Trainer:
+    def _begin_loggers(self, going_on: GoingOn | None = None) -> RunLoggers:
+        begun = loggers.begin(
+            self.config.loggers.chosen,
+            self.folder,
+            base=self.config.base,
+            settings=settings.described(self.config),
+            going_on=going_on,
+            given=self._given_loggers,
+        )
+        for place in begun.places:
+            self._say(f"logging to {place}")
+        return begun
+
+    def _train(self, trainer: Trainer, told: RunLoggers) -> Trainer:
         self.begun = True
         names = trainer.mixer.weights.names
         with (
@@ -209,11 +233,14 @@ class Run:
             metrics.MetricsFile(self.folder, length=self._length) as lines,
             self._watch or Display(self.config.steps, names, console=self._console) as watch,
         ):
+            journal = Journal(lines, told)
             watch.start_at(trainer.steps_done, trainer.mixer.weights.last)
             if not self._length:
-                self._evaluate(trainer, lines, watch)
-            self._loop(trainer, lines, watch, stopping)
-            self._save(trainer, lines)
+                journal.start(trainer.mixer.weights.last)
+                journal.evaluation(self._evaluate(trainer, watch))
+                journal.write(0)
+            self._loop(trainer, journal, watch, stopping)
+            self._save(trainer, journal)
         if not trainer.finished:
             raise InterruptedError(
                 f"stopped after step {trainer.steps_done} of {self.config.steps} and saved; "
@@ -221,9 +248,7 @@ class Run:
             )
         return trainer
 
-    def _loop(
-        self, trainer: Trainer, lines: metrics.MetricsFile, watch: Watch, stopping: Callable[[], bool]
-    ) -> None:
+    def _loop(self, trainer: Trainer, journal: Journal, watch: Watch, stopping: Callable[[], bool]) -> None:
         output = self.config.output
         evaluate_every = output.evaluate_every
         if evaluate_every == "auto":
@@ -239,40 +264,43 @@ class Run:
             watch.step(done, outcome.loss, outcome.losses)
             # At fixed steps only, so that a run that was stopped writes the same lines as one that was not.
             if done % output.log_every == 0 or done == self.config.steps:
-                seconds = round(self._seconds, 3)
-                lines.write(
-                    "step", step=done, lr=outcome.learning_rate, seconds=seconds, **self._window.take()
+                journal.step(
+                    self._window.take(),
+                    learning_rate=outcome.learning_rate,
+                    seconds=self._seconds,
+                    rows=trainer.sampler.taken,
                 )
             if record is not None:
                 watch.weights(record.new_weights)
-                lines.write("round", step=done, **record.to_json())
+                journal.round(record)
             if done % evaluate_every == 0 or done == self.config.steps:
-                self._evaluate(trainer, lines, watch)
+                journal.evaluation(self._evaluate(trainer, watch))
+            journal.write(done)
             now = time.monotonic()
             if output.checkpoint_every == "auto":
                 due = now - saved > CHECKPOINT_SECONDS
             else:
                 due = done % output.checkpoint_every == 0
             if due and not trainer.finished:
-                self._save(trainer, lines)
+                self._save(trainer, journal)
                 saved = time.monotonic()
 
-    def _evaluate(self, trainer: Trainer, lines: metrics.MetricsFile, watch: Watch) -> None:
+    def _evaluate(self, trainer: Trainer, watch: Watch) -> dict[str, float]:
         rows = {"validation": self.data.validation}
         if self.data.test is not None and trainer.finished:
             rows["test"] = self.data.test
         at_most = self.config.output.evaluate_rows
         losses = {name: trainer.evaluate(one, at_most=at_most) for name, one in rows.items()}
         watch.evaluated(losses["validation"])
-        lines.write("evaluation", step=trainer.steps_done, losses=losses)
+        return losses
 
-    def _save(self, trainer: Trainer, lines: metrics.MetricsFile) -> None:
+    def _save(self, trainer: Trainer, journal: Journal) -> None:
         """A checkpoint, and beside it the artefact as it is now."""
         if trainer.steps_done != self._saved:
             state = trainer.checkpoint()
             plain: dict[str, Any] = {
                 **state.plain,
-                "metrics_length": lines.flush(),
+                "metrics_length": journal.flush(),
                 "seconds": self._seconds,
                 "window": asdict(self._window),
                 "config": self.config.model_dump(mode="json"),
@@ -282,7 +310,14 @@ class Run:
             self._saved = state.step
         available = {name: len(rows) for name, rows in self.data.domains.items()}
         taken = trainer.sampler.taken
-        mixture.write(self.folder, mixture.describe(self.config, trainer.mixer, rows=available, taken=taken))
+        described = mixture.describe(
+            trainer.mixer,
+            method=self.config.mixer.method,
+            seed=self.config.seed,
+            rows=available,
+            taken=taken,
+        )
+        mixture.write(self.folder, described)
 
     def _say(self, text: str) -> None:
         say(self._console, text)

@@ -6,7 +6,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -86,11 +86,22 @@ def write(config: Config, path: Path) -> None:
         config: the settings.
         path: where to.
     """
+    files.write(path, yaml.safe_dump(described(config), sort_keys=False, allow_unicode=True, width=100))
+
+
+def described(config: Config) -> dict[str, Any]:
+    """Settings as plain values, with all defaults that mean something.
+
+    Args:
+        config: the settings.
+
+    Returns:
+        What a file has.
+    """
     plain = config.model_dump(mode="json")
     short = config.model_dump(mode="json", exclude_defaults=True)
     # Most keys of a domain mean nothing for its kind of source.
-    plain |= {key: short[key] for key in ("domains", "validation", "test") if key in short}
-    files.write(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100))
+    return plain | {key: short[key] for key in ("domains", "validation", "test") if key in short}
 
 
 def differences(one: Config, other: Config, *, besides: Sequence[str] = ()) -> list[str]:
@@ -136,6 +147,8 @@ def _override(plain: dict[str, Any], override: str) -> None:
             inside = here[part] = {}
         elif isinstance(inside, str | list) and _is_data(path[: place + 1]):
             inside = here[part] = {"files": inside}  # a domain by its path
+        elif isinstance(inside, bool) and path[0] == "loggers":
+            inside = here[part] = {}  # a logger by its defaults
         if not isinstance(inside, dict):
             raise ValueError(f"--set {key}: {part} is {_shown(inside)}, which has nothing inside")
         here = cast("dict[str, Any]", inside)
@@ -211,10 +224,15 @@ def _inside(model: type[BaseModel], key: str) -> type[BaseModel] | None:
         from mixwell.training.config import DataConfig
 
         return DataConfig  # the name of a domain
+    if key == "domains":
+        return model
     annotation = model.model_fields[key].annotation
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return model if key == "domains" else None
+    sections = [
+        one
+        for one in (annotation, *get_args(annotation))
+        if isinstance(one, type) and issubclass(one, BaseModel)
+    ]
+    return sections[0] if len(sections) == 1 else None  # there are several kinds of models
 
 
 def _shown(value: Any) -> str:

@@ -41,7 +41,7 @@ def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path
     shown, changed = [], []
     for line in text.splitlines():
         key, colon, value = line.lstrip("# ").partition(":")
-        setting = colon and key.isidentifier() and (value.strip() or key == "output")
+        setting = colon and key.isidentifier() and (value.strip() or key in ("output", "loggers"))
         if line.lstrip().startswith("#") and setting and key not in ("test", "name"):
             shown.append(key)
             line = line.replace("# ", "", 1)
@@ -127,7 +127,7 @@ def test_defaults_are_documented() -> None:
         if field.description is None and section.__name__ not in ("GptConfig", "CnnConfig")
     ]
     expected = {"OptimizerConfig.kind", "OptimizerConfig.weight_decay"}
-    expected |= {f"Config.{name}" for name in ("model", "optimizer", "batch", "mixer", "output")}
+    expected |= {f"Config.{name}" for name in ("model", "optimizer", "batch", "mixer", "output", "loggers")}
     assert {one for one in undocumented if not one.endswith(".kind")} <= expected
 
 

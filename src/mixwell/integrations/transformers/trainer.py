@@ -401,9 +401,13 @@ class _Hooks(TrainerCallback):
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._trainer.mixer.after_step()
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self._trainer.mixer.round_done:
+            due = control.should_log
             self._trainer.log(loggers.named(self._trainer.end_round()))
+            control.should_log = due  # logging takes it for done
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

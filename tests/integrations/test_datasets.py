@@ -1,0 +1,162 @@
+"""Datasets interleaved by weights that change."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from typing import Any
+
+import datasets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from mixwell.data import readers
+from mixwell.integrations.datasets import Interleaved
+
+WEB = datasets.Dataset.from_dict({"x": list(range(100))})
+CODE = datasets.Dataset.from_dict({"x": list(range(1000, 1040))}).to_iterable_dataset(num_shards=4)
+BOTH = {"web": WEB, "code": CODE}
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+
+def read(rows: Interleaved, count: int) -> list[dict[str, Any]]:
+    reading = iter(rows)
+    return [next(reading) for _ in range(count)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rounds=st.lists(
+        st.tuples(st.lists(st.integers(1, 50), min_size=3, max_size=3), st.integers(1, 60)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_shares_are_exact_while_weights_change(rounds: list[tuple[list[int], int]]) -> None:
+    rows = Interleaved({"a": [1], "b": [2], "c": [3]})
+    reading = iter(rows)
+    for weights, count in rounds:
+        rows.weights = weights
+        due = {name: weight * count for name, weight in rows.weights.items()}
+        seen = Counter(next(reading)[1] for _ in range(count))
+        # Within one row of what is due, and one more that may be due from before.
+        assert all(abs(seen[name] - due[name]) < 2 + 1e-9 for name in due)
+
+
+def test_as_often_as_interleave_datasets_on_average() -> None:
+    weights = {"web": 0.7, "code": 0.3}
+    theirs = datasets.interleave_datasets(
+        [WEB.to_iterable_dataset(), CODE],
+        probabilities=list(weights.values()),
+        seed=0,
+        stopping_strategy="all_exhausted",
+    )
+    share = sum(row["x"] < 1000 for row in theirs.take(120)) / 120
+    ours = Counter(row["domain"] for row in read(Interleaved(BOTH, weights), 120))
+    assert ours == {"web": 84, "code": 36}
+    assert abs(share - 0.7) < 0.15
+
+
+@pytest.mark.parametrize("taken", [0, 1, 17, 250])
+def test_goes_on_where_it_was_saved_after_weights_changed(taken: int) -> None:
+    rows = Interleaved(BOTH, block=8)
+    reading = iter(rows)
+    for _ in range(taken):
+        next(reading)
+    rows.weights = {"web": 1, "code": 4}
+    for _ in range(taken % 5):
+        next(reading)
+    state = json.loads(json.dumps(rows.state_dict()))
+    rest = [next(reading) for _ in range(100)]
+    again = Interleaved(BOTH, block=8)
+    again.load_state_dict(state)
+    assert again.weights == rows.weights
+    assert read(again, 100) == rest
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_row_is_lost_or_repeated(workers: int) -> None:
+    rows = Interleaved(BOTH, {"web": 5, "code": 2}, stop="first")
+    loader = DataLoader(rows, batch_size=4, num_workers=workers)
+    seen = Counter(x for batch in loader for x in batch["x"].tolist())
+    assert max(seen.values()) == 1
+    assert len([x for x in seen if x < 1000]) >= 98
+    assert len([x for x in seen if x >= 1000]) >= 38
+
+
+def test_workers_see_new_weights() -> None:
+    rows = Interleaved(BOTH, {"web": 1, "code": 0})
+    batches = iter(DataLoader(rows, batch_size=10, num_workers=2, prefetch_factor=1))
+    assert set(next(batches)["domain"]) == {"web"}
+    rows.weights = {"web": 0, "code": 1}
+    assert set([next(batches) for _ in range(8)][-1]["domain"]) == {"code"}
+
+
+def test_workers_go_on_where_they_were_saved() -> None:
+    def loader() -> Any:
+        return StatefulDataLoader(Interleaved(BOTH, {"web": 3, "code": 1}), batch_size=8, num_workers=2)
+
+    first = loader()
+    reading = iter(first)
+    for _ in range(5):
+        next(reading)
+    state = copy.deepcopy(first.state_dict())
+    rest = [next(reading)["x"].tolist() for _ in range(6)]
+    second = loader()
+    second.load_state_dict(state)
+    reading = iter(second)
+    assert [next(reading)["x"].tolist() for _ in range(6)] == rest
+
+
+def test_processes_read_rows_of_their_own() -> None:
+    parts = [Interleaved({"web": WEB}, stop="all", rank=rank, processes=3) for rank in range(3)]
+    seen = Counter(row["x"] for part in parts for row in part)
+    assert seen == Counter(range(100))
+
+
+def test_epochs_have_orders_of_their_own() -> None:
+    rows = Interleaved({"web": WEB}, stop="all")
+    first, again = list(rows), list(rows)
+    rows.set_epoch(1)
+    second = list(rows)
+    assert first == again != second
+    assert sorted(row["x"] for row in first) == sorted(row["x"] for row in second) == list(range(100))
+
+
+def test_rows_of_all_kinds() -> None:
+    assert read(Interleaved({"a": [(1, 2)]}), 1) == [((1, 2), "a")]
+    assert read(Interleaved({"a": [{"x": 1}]}, column="source"), 1) == [{"x": 1, "source": "a"}]
+    assert Interleaved(BOTH, [3, 1]).expected(8) == {"web": 6.0, "code": 2.0}
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="code: the dataset is empty; leave it out, or give it rows"):
+        Interleaved({"web": WEB, "code": []})
+    with pytest.raises(ValueError, match="there are no datasets"):
+        Interleaved({})
+    with pytest.raises(ValueError, match="web: expected a dataset, got int"):
+        Interleaved({"web": 3})
+    with pytest.raises(ValueError, match="'book' is unknown"):
+        Interleaved(BOTH, {"web": 1, "code": 1, "book": 1})
+    with pytest.raises(ValueError, match="'code' is missing"):
+        Interleaved(BOTH, {"web": 1})
+    with pytest.raises(ValueError, match="none negative"):
+        Interleaved(BOTH, [1, -1])
+    with pytest.raises(ValueError, match="at least one dataset must have weight"):
+        Interleaved(BOTH, [0, 0])
+    with pytest.raises(ValueError, match="stop must be one of never, first, all, got 'last'"):
+        Interleaved(BOTH, stop="last")
+    with pytest.raises(ValueError, match="the state is of web; the datasets here are web, code"):
+        Interleaved(BOTH).load_state_dict(Interleaved({"web": WEB}).state_dict())
+    empty = CODE.filter(lambda row: row["x"] < 0)
+    with pytest.raises(ValueError, match="code: there are no rows to take"):
+        read(Interleaved({"code": empty}), 1)
+    with pytest.raises(
+        ValueError, match=r"code is a stream of 4 file\(s\), which cannot be read by 5 workers"
+    ):
+        readers.reader(CODE, "code", key="", worker=(0, 5))

@@ -1,0 +1,163 @@
+"""Lightning, mixing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import mixwell
+from mixwell.integrations.lightning import Interleaved, MixerCallback
+from regression_rows import SOURCES, draw
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*isinstance\\(treespec, LeafSpec\\).*",
+    "ignore:.*does not have many workers.*",
+    "ignore:.*You're resuming from a checkpoint that ended before the epoch ended.*",
+    "ignore:Checkpoint directory .* exists and is not empty.*",
+)
+
+
+class Regression(lightning.LightningModule):
+    def __init__(self, mixing: MixerCallback) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+        self._mixing = [mixing]  # not a part of the model
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        return self._mixing[0].weigh((self.net(batch["x"]) - batch["y"]).square().mean(dim=1))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def new_callback(**settings: Any) -> MixerCallback:
+    rows = Interleaved({name: draw(name, 90) for name in SOURCES})
+    validation = DataLoader(draw("shifted", 60), batch_size=20)
+    return MixerCallback(rows, validation, **{"mixer": {"horizon": 10}, **settings})
+
+
+def new_trainer(folder: Path, mixing: MixerCallback, **settings: Any) -> lightning.Trainer:
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
+    return lightning.Trainer(
+        default_root_dir=folder,
+        callbacks=[mixing, *settings.pop("callbacks", [])],
+        **{"max_steps": 40, "enable_checkpointing": False, **quiet, **settings},
+    )
+
+
+def fit(trainer: lightning.Trainer, mixing: MixerCallback, **settings: Any) -> Regression:
+    model = Regression(mixing)
+    trainer.fit(model, DataLoader(mixing.rows, batch_size=12), **settings)
+    return model
+
+
+def test_learns(tmp_path: Path) -> None:
+    mixing = new_callback()
+    trainer = new_trainer(tmp_path, mixing, max_steps=120)
+    fit(trainer, mixing)
+    assert mixing.mixer.steps_done == 120
+    assert len(mixing.mixer.rounds) == 12
+    assert mixing.mixer.weights["shifted"] > 0.7
+    assert mixing.rows.weights == pytest.approx(mixing.mixer.weights.last)
+    assert float(trainer.callback_metrics["mixwell/weight/shifted"]) == pytest.approx(
+        mixing.mixer.weights["shifted"], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(("accumulation", "clip"), [(1, None), (2, 0.3)])
+def test_does_what_a_plain_loop_with_a_mixer_does(
+    accumulation: int, clip: float | None, tmp_path: Path
+) -> None:
+    mixing = new_callback()
+    found = fit(
+        new_trainer(
+            tmp_path, mixing, accumulate_grad_batches=accumulation, gradient_clip_val=clip, max_steps=20
+        ),
+        mixing,
+    )
+    model = Regression(mixing)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.9)
+    signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
+    mixer = mixwell.Mixer(model, optimizer, SOURCES, budget=20, horizon=10, signal=signal, clip_norm=clip)
+    # Lightning has one batch in hand when the weights change; after the only change that matters all are as before.
+    rows = Interleaved({name: draw(name, 90) for name in SOURCES})
+    batches = iter(DataLoader(rows, batch_size=12))
+    validation = iter(new_callback()._validation._source)
+    ahead = next(batches)
+    while mixer.steps_done < 20:
+        for _ in range(accumulation):
+            batch, ahead = ahead, next(batches)
+            with mixer.batch(batch["domain"], counts=rows.expected(12)) as mixed:
+                losses = (model.net(batch["x"]) - batch["y"]).square().mean(dim=1)
+                (mixed.weigh(losses) / accumulation).backward()
+        mixer.step()
+        schedule.step()
+        if mixer.round_done:
+            with mixer.validation():
+                wanted = next(validation)
+                (model.net(wanted["x"]) - wanted["y"]).square().mean().backward()
+            mixer.update()
+            rows.weights = mixer.weights.last
+    for own, other in zip(mixer.rounds, mixing.mixer.rounds, strict=True):
+        np.testing.assert_allclose(
+            list(own.scores.values()), list(other.scores.values()), rtol=1e-4, atol=1e-7
+        )
+    for a, b in zip(model.parameters(), found.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+class _Saving(lightning.Callback):
+    def __init__(self, folder: Path, steps: list[int]) -> None:
+        self._folder, self._steps = folder, steps
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        if trainer.global_step in self._steps:
+            trainer.save_checkpoint(self._folder / f"{trainer.global_step}.ckpt")
+
+
+def test_resumed_is_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    whole = new_callback()
+    expected = fit(new_trainer(tmp_path, whole, callbacks=[_Saving(tmp_path, [1, 7, 20])]), whole)
+    for step in (1, 7, 20):
+        mixing = new_callback()
+        found = fit(
+            new_trainer(tmp_path, mixing), mixing, ckpt_path=tmp_path / f"{step}.ckpt", weights_only=False
+        )
+        assert mixing.mixer.rounds == whole.mixer.rounds
+        for a, b in zip(found.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mixer: budget is chosen by the loop that it is in; leave it out"):
+        new_callback(mixer={"budget": 3})
+    empty = new_callback()
+    empty._validation = type(empty._validation)([])
+    with pytest.raises(ValueError, match="the validation set is empty"):
+        fit(new_trainer(tmp_path, empty), empty)
+    clipped = new_callback()
+    with pytest.raises(ValueError, match="gradients that are clipped by value cannot be mixed"):
+        fit(new_trainer(tmp_path, clipped, gradient_clip_val=1.0, gradient_clip_algorithm="value"), clipped)
+    lost = new_callback()
+    with pytest.raises(ValueError, match="the batch has no 'domain' that names the domain of each row"):
+        loader = DataLoader(lost.rows, batch_size=4, collate_fn=lambda rows: {"x": torch.zeros(4, 6)})
+        new_trainer(tmp_path, lost).fit(Regression(lost), loader)
+    unseen = new_callback(labels=lambda batch: ["books"] * 12)
+    with pytest.raises(ValueError, match="unknown domain 'books'; the domains are clean, shifted, noisy"):
+        fit(new_trainer(tmp_path, unseen), unseen)

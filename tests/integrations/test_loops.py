@@ -1,0 +1,126 @@
+"""Plain loops and Accelerate, mixing."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import mixwell
+from mixwell.integrations.loops import Interleaved, MixedLoop
+from regression_rows import SOURCES, draw
+
+
+def row_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return (model(batch["x"]) - batch["y"]).square().mean(dim=1)
+
+
+def new_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def new_loop(accelerator: Accelerator | None = None, **settings: Any) -> tuple[MixedLoop, nn.Module, Any]:
+    model: Any = new_model()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader: Any = DataLoader(Interleaved({name: draw(name, 90) for name in SOURCES}), batch_size=12)
+    if accelerator is not None:
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    validation = DataLoader(draw("shifted", 60), batch_size=20)
+    chosen = {"budget": 40, "horizon": 10, **settings}
+    return MixedLoop(loader, model, optimizer, validation, row_losses, mixer=chosen), model, optimizer
+
+
+def run(loop: MixedLoop, model: nn.Module, optimizer: Any, steps: int | None = None) -> None:
+    for batch in loop:
+        loop.weigh(row_losses(model, batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if loop.mixer.steps_done == steps:
+            break
+
+
+def test_learns_and_ends_with_the_budget() -> None:
+    loop, model, optimizer = new_loop(budget=120)
+    run(loop, model, optimizer)
+    assert loop.mixer.steps_done == 120
+    assert loop.mixer.weights["shifted"] > 0.7
+    assert loop.rows.weights == pytest.approx(loop.mixer.weights.last)
+
+
+def test_accelerate_accumulates_as_a_mixer_does() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    loop, model, optimizer = new_loop(accelerator, budget=20)
+    kept: list[Any] = []
+    for batch in loop:
+        kept.append(batch)
+        with accelerator.accumulate(model):
+            accelerator.backward(loop.weigh(row_losses(model, batch)))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert loop.mixer.steps_done == 20
+    assert len(kept) == 60
+
+    own = new_model()
+    plain = torch.optim.AdamW(own.parameters(), lr=0.01)
+    signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
+    mixer = mixwell.Mixer(own, plain, SOURCES, budget=20, horizon=10, signal=signal)
+    validation = iter(DataLoader(draw("shifted", 60), batch_size=20))
+    for number, batch in enumerate(kept):
+        counts = {name: weight * 12 for name, weight in mixer.weights.last.items()}
+        with mixer.batch(batch["domain"], counts=counts) as mixed:
+            (mixed.weigh(row_losses(own, batch)) / 3).backward()
+        if number % 3 < 2:
+            continue
+        mixer.step()
+        if mixer.round_done:
+            with mixer.validation():
+                row_losses(own, next(validation)).mean().backward()
+            mixer.update()
+    for a, b in zip(mixer.rounds, loop.mixer.rounds, strict=True):
+        np.testing.assert_allclose(list(a.scores.values()), list(b.scores.values()), rtol=1e-5)
+    for one, other in zip(own.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("stop", [3, 10, 27])
+def test_resumed_is_as_if_it_had_not_been_stopped(stop: int) -> None:
+    whole, expected, optimizer = new_loop()
+    run(whole, expected, optimizer)
+    first, model, optimizer = new_loop()
+    run(first, model, optimizer, steps=stop)
+    state = copy.deepcopy((first.state_dict(), model.state_dict(), optimizer.state_dict()))
+    again, model, optimizer = new_loop()
+    model.load_state_dict(state[1])
+    optimizer.load_state_dict(state[2])
+    again.load_state_dict(state[0])
+    run(again, model, optimizer)
+    assert again.mixer.rounds == whole.mixer.rounds
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_an_error_in_the_loop_leaves_the_model_alone() -> None:
+    loop, model, _ = new_loop()
+    with pytest.raises(KeyError, match="mine"):
+        for _ in loop:
+            raise KeyError("mine")
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_bad_input() -> None:
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        ValueError, match=r"the loader does not read from mixwell.integrations.datasets.Interleaved"
+    ):
+        MixedLoop(DataLoader([1]), model, optimizer, [], row_losses, mixer={"budget": 3})
+    rows = Interleaved({name: draw(name, 9) for name in SOURCES})
+    empty = MixedLoop(DataLoader(rows, batch_size=4), model, optimizer, [], row_losses, mixer={"horizon": 1})
+    with pytest.raises(ValueError, match="the validation set is empty"):
+        run(empty, model, optimizer)

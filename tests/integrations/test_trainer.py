@@ -1,0 +1,409 @@
+"""transformers' Trainer, mixing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import jsonschema
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, Trainer, TrainerCallback
+
+import mixwell
+import trainer_work
+from mixwell.integrations.datasets import Interleaved
+from mixwell.integrations.transformers import DomainLossCallback
+from mixwell.integrations.transformers import row_losses as losses_of
+from mixwell.integrations.transformers.feed import LABELS
+from mixwell.training import mixture
+from trainer_work import LENGTH, labelled, new_model, new_trainer, outcome, rows, validation
+
+WORK = Path(trainer_work.__file__)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def history(trainer: Any, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def test_learns_logs_and_writes_the_mixture(tmp_path: Path) -> None:
+    trainer = new_trainer(tmp_path, args={"max_steps": 40})
+    trainer.train()
+    assert trainer.mixer.weights["up"] > 0.6
+    assert [record.steps for record in trainer.mixer.rounds] == [8] * 5
+    assert len(history(trainer, "mixwell/hypergradient/up")) == 5
+    assert len(history(trainer, "mixwell/step_loss/noise")) == 8
+    assert history(trainer, "mixwell/weight/up")[-1] == trainer.mixer.weights["up"]
+    seen = {name: history(trainer, f"mixwell/rows/{name}")[-1] for name in ("up", "down", "noise")}
+    assert sum(seen.values()) == 40 * 12
+    assert seen["up"] > seen["noise"]
+    found = mixture.read(tmp_path)
+    jsonschema.validate(found, mixture.schema())
+    assert found["weights"]["last"] == trainer.mixer.weights.last
+    assert found["rows"] == {"available": {"down": 60, "noise": 60, "up": 60}, "trained_on": seen}
+    assert found["finished"]
+
+
+class _Seen(TrainerCallback):
+    """Keeps the learning rates of the steps."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_does_what_a_plain_loop_with_a_mixer_does(
+    accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same batches in a loop of our own: the same parameters and hypergradients, schedule and clipping too."""
+    seen = _Seen()
+    settings = {
+        "per_device_train_batch_size": 12 // accumulation,
+        "gradient_accumulation_steps": accumulation,
+        "max_grad_norm": 0.7,
+    }
+    trainer = new_trainer(tmp_path, args={**settings, "weight_decay": 0.0}, callbacks=[seen])
+    batches: list[tuple[dict[str, Any], dict[str, float]]] = []
+    step = trainer.training_step
+
+    def watched(model: nn.Module, inputs: dict[str, Any], items: Any = None) -> Tensor:
+        batches.append(
+            ({key: value.clone() for key, value in inputs.items()}, dict(trainer._feed.now.counts))
+        )
+        return step(model, inputs, items)
+
+    monkeypatch.setattr(trainer, "training_step", watched)
+    trainer.train()
+
+    model = new_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
+    signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
+    mixer = mixwell.Mixer(
+        model, optimizer, ["down", "noise", "up"], budget=20, horizon=8, signal=signal, clip_norm=0.7
+    )
+    wanted = trainer._get_collator_with_removed_columns(trainer.data_collator)(list(validation()))
+    assert len(wanted["labels"]) == 40  # all of them, so that their order does not matter
+    for number, (inputs, counts) in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = seen.rates[mixer.steps_done]
+        with mixer.batch(inputs.pop(LABELS), counts=counts) as batch:
+            logits = model(input_ids=inputs["input_ids"]).logits[:, :-1]
+            losses = nn.functional.cross_entropy(
+                logits.flatten(0, 1), inputs["labels"][:, 1:].flatten(), reduction="none"
+            )
+            batch.weigh(losses.view(len(logits), -1)).backward()
+        if (number + 1) % accumulation:
+            continue
+        mixer.step()
+        if mixer.round_done:
+            with mixer.validation():
+                model(**wanted).loss.backward()
+            mixer.update()
+    assert len(set(seen.rates)) > 10
+    for own, other in zip(mixer.rounds, trainer.mixer.rounds, strict=True):
+        np.testing.assert_allclose(
+            list(own.scores.values()), list(other.scores.values()), rtol=2e-3, atol=1e-6
+        )
+        assert other.losses["validation"] > 0
+    for a, b in zip(model.parameters(), trainer.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def streams() -> dict[str, Any]:
+    made = {name: datasets.Dataset.from_list(rows(name, 50)) for name in ("up", "down", "noise")}
+    return {name: one.to_iterable_dataset(num_shards=2) for name, one in made.items()}
+
+
+class _Shaken:
+    """A collator that is random, as those of masked language models are."""
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        ids = torch.tensor([row["input_ids"] for row in rows])
+        labels = ids.clone()
+        ids[torch.rand(ids.shape) < 0.1] = 0
+        return {"input_ids": ids, "labels": labels}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "by column": {},
+    "by epochs": {"args": {"max_steps": -1, "num_train_epochs": 1.4}},
+    "accumulation": {"args": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}},
+    "workers": {"args": {"dataloader_num_workers": 2}},
+    "streams": {"train_dataset": streams, "validation_dataset": lambda: streams()["up"]},
+    "random": {"data_collator": _Shaken, "model": lambda: new_model(attention_dropout=0.2)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_is_as_if_it_had_not_been_stopped(case: str, tmp_path: Path) -> None:
+    def trainer() -> Any:
+        chosen = {key: make() if callable(make) else make for key, make in CASES[case].items()}
+        saving = {"save_strategy": "steps", "save_steps": 3, "save_only_model": False}
+        return new_trainer(tmp_path, **{**chosen, "args": {**chosen.get("args", {}), **saving}})
+
+    whole = trainer()
+    whole.train()
+    expected = {name: p.detach().clone() for name, p in whole.model.named_parameters()}
+    for step in (3, 12):  # in the middle of the first round, and of the second
+        resumed = trainer()
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert resumed.mixer.rounds == whole.mixer.rounds
+        assert resumed.mixer.weights.last == whole.mixer.weights.last
+        assert outcome(resumed)["rows"] == outcome(whole)["rows"]
+        for name, parameter in resumed.model.named_parameters():
+            assert torch.equal(parameter, expected[name]), name
+
+
+def run(folder: Path, processes: int, *arguments: object) -> dict[str, Any]:
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--num_machines",
+        "1",
+        "--dynamo_backend",
+        "no",
+    ]
+    launch += ["--mixed_precision", "no", "--num_processes", str(processes)]
+    launch += ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else ["--cpu"]
+    done = subprocess.run(
+        [*launch, str(WORK), str(folder), *map(str, arguments)],
+        env={
+            **os.environ,
+            "ACCELERATE_USE_CPU": "true",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(WORK.parent),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "outcome.json").read_text())
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
+    """`accelerate launch`: 2 processes x 2 micro-batches x 3 rows are the 12 rows that one process takes at once."""
+    alone = run(tmp_path / "alone", 1, 12, 1)
+    both = run(tmp_path / "both", 2, 3, 2)
+    assert (alone["processes"], both["processes"]) == (1, 2)
+    assert both["rows"] == alone["rows"]
+    for key in ("weights", "parameters"):
+        np.testing.assert_allclose(list(both[key].values()), list(alone[key].values()), rtol=1e-3, atol=1e-4)
+    again = run(tmp_path / "both", 2, 3, 2, tmp_path / "both" / "checkpoint-7")
+    assert again == both
+    with pytest.raises(AssertionError, match="was saved by 2 processes, and there are 1"):
+        run(tmp_path / "both", 1, 12, 1, tmp_path / "both" / "checkpoint-7")
+
+
+# ----------------------------------------------------------------------------------------------- losses of rows
+
+TINY = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def bert(kind: str, **settings: Any) -> Any:
+    config = transformers.BertConfig(vocab_size=32, max_position_embeddings=16, **TINY, **settings)
+    return getattr(transformers, kind)(config).eval()
+
+
+def classes(shape: tuple[int, ...], count: int = 3) -> Tensor:
+    return torch.randint(0, count, shape)
+
+
+@pytest.mark.parametrize(
+    ("make", "labels"),
+    [
+        (new_model, lambda: classes((4, LENGTH))),
+        (lambda: bert("BertForMaskedLM"), lambda: classes((4, LENGTH))),
+        (lambda: bert("BertForTokenClassification", num_labels=3), lambda: classes((4, LENGTH))),
+        (lambda: bert("BertForSequenceClassification", num_labels=3), lambda: classes((4,))),
+        (lambda: bert("BertForSequenceClassification", num_labels=1), lambda: torch.randn(4)),
+        (lambda: bert("BertForSequenceClassification", num_labels=3), lambda: classes((4, 3), 2).float()),
+    ],
+)
+def test_losses_of_rows_are_the_model_s_own(make: Any, labels: Any) -> None:
+    model = make().eval()
+    targets = labels()
+    if targets.dim() == 2 and targets.dtype == torch.int64:
+        targets[1, 2:] = -100  # padding
+    inputs = {"input_ids": torch.randint(0, 32, (4, LENGTH)), "labels": targets}
+    losses_of.check(model, model.loss_type, inputs)
+    for row in range(4):
+        one = {key: value[row : row + 1] for key, value in inputs.items()}
+        found = losses_of.means(*losses_of.parts_of(model, model.loss_type, inputs))[row]
+        torch.testing.assert_close(found, model(**one).loss.reshape(()), rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_of_its_own_is_noticed(tmp_path: Path) -> None:
+    class WithMoreForCausalLM(LlamaForCausalLM):
+        def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+            outputs = super().forward(input_ids=input_ids, labels=labels, **kwargs)
+            if outputs.loss is not None:
+                outputs.loss = outputs.loss + 1.0
+            return outputs
+
+    model = WithMoreForCausalLM(new_model().config)
+    with pytest.raises(ValueError, match="so it is not the plain loss of .*; give row_losses=f"):
+        new_trainer(tmp_path, model=model).train()
+
+
+def test_losses_of_rows_may_be_given(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def own(model: nn.Module, inputs: Any) -> Tensor:
+        calls.append(len(inputs["input_ids"]))
+        logits = model(input_ids=inputs["input_ids"]).logits[:, :-1]
+        each = nn.functional.cross_entropy(
+            logits.flatten(0, 1), inputs["labels"][:, 1:].flatten(), reduction="none"
+        )
+        return each.view(len(logits), -1).mean(dim=1)
+
+    plain, given = new_trainer(tmp_path), new_trainer(tmp_path, row_losses=own)
+    plain.train()
+    given.train()
+    assert calls == [12] * 20
+    assert given.mixer.weights.last == pytest.approx(plain.mixer.weights.last, rel=1e-4)
+
+
+# ----------------------------------------------------------------------------------------------- bad input
+
+
+def test_bad_data(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="train_dataset has no column 'domain' .* its columns are input_ids, labels"
+    ):
+        new_trainer(tmp_path, train_dataset=validation())
+    with pytest.raises(ValueError, match="the rows of train_dataset have no 'domain'"):
+        new_trainer(tmp_path, train_dataset=rows("up", 3))
+    with pytest.raises(ValueError, match="noise: the dataset is empty"):
+        new_trainer(tmp_path, train_dataset={"up": rows("up", 3), "noise": []})
+    with pytest.raises(ValueError, match="train_dataset is empty"):
+        new_trainer(tmp_path, train_dataset=[])
+    with pytest.raises(ValueError, match="a stream cannot be sorted by domain before it is read"):
+        new_trainer(tmp_path, train_dataset=labelled().to_iterable_dataset())
+    with pytest.raises(ValueError, match=r"row 2 of train_dataset has no 'domain' \(and 0 more\)"):
+        holes = [{**row, "domain": name} for row, name in zip(rows("up", 3), ["a", "b", None], strict=True)]
+        new_trainer(tmp_path, train_dataset=datasets.Dataset.from_list(holes))
+    with pytest.raises(ValueError, match="validation_dataset is empty; give it at least one row"):
+        new_trainer(tmp_path, validation_dataset=validation().select([]))
+    with pytest.raises(ValueError, match="validation_dataset is missing: it says what the weights"):
+        new_trainer(tmp_path, validation_dataset=None)
+    with pytest.raises(ValueError, match="validation_rows must be at least 1, got 0"):
+        new_trainer(tmp_path, validation_rows=0)
+
+
+def test_domains_are_taken_from_where_they_are(tmp_path: Path) -> None:
+    plain = [{**row, "source": kind} for kind in ("b", "a") for row in rows("up", 3)]
+    assert list(new_trainer(tmp_path, train_dataset=plain, domain_column="source")._domains) == ["a", "b"]
+    classed = labelled().cast_column("domain", datasets.ClassLabel(names=["up", "none", "noise", "down"]))
+    made = new_trainer(tmp_path, train_dataset=classed)
+    assert list(made._domains) == ["up", "noise", "down"]
+    assert made._domains["up"][0] == {**rows("up", 1)[0]}
+
+
+def test_unknown_domains(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'books'"):
+        new_trainer(tmp_path, mixer={"weights": {"up": 1, "down": 1, "noise": 1, "books": 1}}).train()
+    held = Interleaved({"up": rows("up", 9), "down": rows("down", 9)})
+    with pytest.raises(ValueError, match="targets name unknown domain 'books'; the domains are up, down"):
+        DomainLossCallback(held, targets={"books": 1.0})
+
+
+def test_what_cannot_be_mixed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a compiled model hides its layers"):
+        new_trainer(tmp_path, args={"torch_compile": True})
+    with pytest.raises(ValueError, match="compute_loss_func gives one number for a batch"):
+        new_trainer(tmp_path, compute_loss_func=lambda *_, **__: None)
+    with pytest.raises(ValueError, match=r"mixer: budget is chosen by the trainer \(max_steps"):
+        new_trainer(tmp_path, mixer={"budget": 3})
+    with pytest.raises(ValueError, match="there is no checkpoint in"):
+        new_trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_of_another_trainer(tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 4, "max_steps": 4}
+    plain = Trainer(
+        model=new_model(), args=trainer_work.arguments(tmp_path, **saving), train_dataset=validation()
+    )
+    plain.train()
+    with pytest.raises(ValueError, match=r"has no mixing-0.json: it was not saved by a MixedTrainer"):
+        new_trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_another_batch_size_is_noticed(tmp_path: Path) -> None:
+    new_trainer(tmp_path, args={"save_strategy": "steps", "save_steps": 4, "max_steps": 8}).train()
+    with pytest.raises(ValueError, match="a step had 12 rows when the run was saved, and has 6"):
+        other = new_trainer(tmp_path, args={"per_device_train_batch_size": 6, "max_steps": 8})
+        other.train(resume_from_checkpoint=True)
+
+
+# ----------------------------------------------------------------------------------------------- losses alone
+
+
+def test_weights_from_losses_alone(tmp_path: Path) -> None:
+    def trainer(steps: int) -> tuple[Trainer, DomainLossCallback]:
+        held = Interleaved({kind: rows(kind, 60) for kind in ("up", "down", "noise")})
+        callback = DomainLossCallback(held, targets={"noise": 3.4}, constraints=[mixwell.Floor(0.05)])
+        evaluating = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 8}
+        made = Trainer(
+            model=new_model(),
+            args=trainer_work.arguments(tmp_path, **evaluating, max_steps=steps),
+            train_dataset=held,
+            eval_dataset={kind: datasets.Dataset.from_list(rows(kind, 8, seed=2)) for kind in held.names},
+            callbacks=[callback],
+        )
+        return made, callback
+
+    made, callback = trainer(12)
+    made.train()
+    moves = [entry for entry in made.state.log_history if "mixwell/weight/up" in entry]
+    assert [entry["step"] for entry in moves] == [4, 8, 12]
+    before = np.full(3, 1 / 3)
+    for entry in moves:  # the rule, written out
+        losses = np.array([entry[f"mixwell/evaluation/{kind}"] for kind in ("up", "down", "noise")])
+        wanted = before * np.exp(losses - np.array([0, 0, 3.4]))
+        wanted /= wanted.sum()
+        before = np.array([entry[f"mixwell/weight/{kind}"] for kind in ("up", "down", "noise")])
+        free = before > 0.05 + 1e-9
+        np.testing.assert_allclose(
+            before[free] / before[free].sum(), wanted[free] / wanted[free].sum(), rtol=1e-9
+        )
+    assert callback.rows.weights == pytest.approx(callback.weights.last)
+    assert callback.weights["noise"] == pytest.approx(0.05)
+
+    again, callback = trainer(12)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    first = [entry for entry in again.state.log_history if "mixwell/weight/up" in entry][:2]
+    assert first == moves[:2]
+
+
+def test_losses_alone_need_a_set_for_each_domain(tmp_path: Path) -> None:
+    held = Interleaved({"up": rows("up", 9), "down": rows("down", 9)})
+    made = Trainer(
+        model=new_model(),
+        args=trainer_work.arguments(tmp_path, eval_strategy="steps", eval_steps=4),
+        train_dataset=held,
+        eval_dataset=validation(),
+        callbacks=[DomainLossCallback(held)],
+    )
+    with pytest.raises(
+        ValueError, match="one evaluation set does not tell the domains apart; give one for each"
+    ):
+        made.train()

@@ -1,0 +1,97 @@
+"""A small trainer for the tests of transformers, in a module that other processes can run.
+
+python tests/trainer_work.py OUT ROWS ACCUMULATION [CHECKPOINT]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments, set_seed
+
+from mixwell.integrations.transformers import MixedTrainer
+
+VOCABULARY, LENGTH = 32, 12
+
+
+def sequences(kind: str, count: int, seed: int) -> list[list[int]]:
+    """Numbers that count up or down, or are random."""
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "noise":
+        return torch.randint(0, VOCABULARY, (count, LENGTH), generator=generator).tolist()
+    begin = torch.randint(0, VOCABULARY, (count, 1), generator=generator)
+    step = torch.arange(LENGTH) * (1 if kind == "up" else -1)
+    return ((begin + step) % VOCABULARY).tolist()
+
+
+def rows(kind: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
+    return [{"input_ids": one, "labels": one} for one in sequences(kind, count, seed)]
+
+
+def labelled(kinds: tuple[str, ...] = ("up", "down", "noise"), count: int = 60) -> datasets.Dataset:
+    return datasets.Dataset.from_list(
+        [{**row, "domain": kind} for kind in kinds for row in rows(kind, count)]
+    )
+
+
+def validation(count: int = 40) -> datasets.Dataset:
+    return datasets.Dataset.from_list(rows("up", count, seed=1))
+
+
+def new_model(**settings: Any) -> LlamaForCausalLM:
+    set_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=16,
+        **settings,
+    )
+    return LlamaForCausalLM(config)
+
+
+def arguments(folder: Path, **settings: Any) -> TrainingArguments:
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    chosen = {
+        "max_steps": 20,
+        "per_device_train_batch_size": 12,
+        "learning_rate": 3e-3,
+        "logging_steps": 5,
+        "warmup_steps": 3,
+        "dataloader_pin_memory": False,
+    }
+    return TrainingArguments(output_dir=str(folder), **{**quiet, **chosen, **settings})
+
+
+def new_trainer(
+    folder: Path, *, model: Any = None, mixer: Any = None, args: Any = None, **settings: Any
+) -> Any:
+    return MixedTrainer(
+        model=model or new_model(),
+        args=arguments(folder, **(args or {})),
+        **{"train_dataset": labelled(), "validation_dataset": validation(), **settings},
+        mixer={"horizon": 8, **(mixer or {})},
+    )
+
+
+def outcome(trainer: Any) -> dict[str, Any]:
+    parameters = {name: p.detach().double().sum().item() for name, p in trainer.model.named_parameters()}
+    return {"weights": trainer.mixer.weights.last, "parameters": parameters, "rows": trainer._feed.taken}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    out, size, accumulation, *checkpoint = sys.argv[1:]
+    chosen = {"per_device_train_batch_size": int(size), "gradient_accumulation_steps": int(accumulation)}
+    made = new_trainer(Path(out), args={**chosen, "save_strategy": "steps", "save_steps": 7})
+    made.train(resume_from_checkpoint=checkpoint[0] if checkpoint else None)
+    if made.is_world_process_zero():
+        Path(out, "outcome.json").write_text(json.dumps({**outcome(made), "processes": made.args.world_size}))
