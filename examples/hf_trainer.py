@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from mixwell.integrations.transformers import MixedTrainer
 
-STEPS, LENGTH = 120, 128
+STEPS, LENGTH = 80, 128
 
 
 def rows(text: str, most: int) -> list[list[int]]:
@@ -53,7 +53,7 @@ trainer = MixedTrainer(
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
-        logging_steps=40,
+        logging_steps=20,
     ),
     train_dataset=train,
     validation_dataset=halves["train"],

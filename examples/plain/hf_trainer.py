@@ -10,7 +10,7 @@ import datasets
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
-STEPS, LENGTH = 120, 128
+STEPS, LENGTH = 80, 128
 
 
 def rows(text: str, most: int) -> list[list[int]]:
@@ -51,7 +51,7 @@ trainer = transformers.Trainer(
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
-        logging_steps=40,
+        logging_steps=20,
     ),
     train_dataset=train,
     eval_dataset=halves["test"],

@@ -30,6 +30,7 @@ class RowBatch:
         self._segments = segments
         self._factors = torch.from_numpy(factors)
         self._watch = watch
+        self._means: list[tuple[int, int, float]] | None = None
         self.losses: Tensor | None = None
         """The loss of every row, shape ``(rows,)``, once they were weighted."""
 
@@ -37,8 +38,13 @@ class RowBatch:
         """Of each domain in the batch its number, its rows and their mean loss, once they were weighted."""
         if self.losses is None:
             return []
+        if self._means is None:  # brings the losses from their device, for which all that it does must be done
+            self._means = self._find_means(self.losses)
+        return self._means
+
+    def _find_means(self, losses: Tensor) -> list[tuple[int, int, float]]:
         labels, counts = self._segments.labels, self._segments.counts
-        sums = np.bincount(labels, weights=self.losses.double().cpu().numpy(), minlength=len(counts))
+        sums = np.bincount(labels, weights=losses.double().cpu().numpy(), minlength=len(counts))
         return [
             (place, end - begin, sums[place] / (end - begin)) for place, begin, end in self._segments.present
         ]

@@ -95,7 +95,7 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.9)
     signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
     mixer = mixwell.Mixer(model, optimizer, SOURCES, budget=20, horizon=10, signal=signal, clip_norm=clip)
-    # Lightning has one batch in hand when the weights change; after the only change that matters all are as before.
+    # Lightning has one batch in hand when the weights change.
     rows = Interleaved({name: draw(name, 90) for name in SOURCES})
     batches = iter(DataLoader(rows, batch_size=12))
     validation = iter(new_callback()._validation._source)

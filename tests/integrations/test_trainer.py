@@ -155,7 +155,8 @@ def test_resumed_is_as_if_it_had_not_been_stopped(case: str, tmp_path: Path) -> 
     def trainer() -> Any:
         chosen = {key: make() if callable(make) else make for key, make in CASES[case].items()}
         saving = {"save_strategy": "steps", "save_steps": 3, "save_only_model": False}
-        return new_trainer(tmp_path, **{**chosen, "args": {**chosen.get("args", {}), **saving}})
+        arguments: dict[str, Any] = chosen.pop("args", {})
+        return new_trainer(tmp_path, **chosen, args={**arguments, **saving})
 
     whole = trainer()
     whole.train()
@@ -200,7 +201,7 @@ def run(folder: Path, processes: int, *arguments: object) -> dict[str, Any]:
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
 def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
-    """`accelerate launch`: 2 processes x 2 micro-batches x 3 rows are the 12 rows that one process takes at once."""
+    """`accelerate launch`: 2 processes x 2 micro-batches x 3 rows are the 12 rows that one takes at once."""
     alone = run(tmp_path / "alone", 1, 12, 1)
     both = run(tmp_path / "both", 2, 3, 2)
     assert (alone["processes"], both["processes"]) == (1, 2)

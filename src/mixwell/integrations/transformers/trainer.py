@@ -98,6 +98,7 @@ class MixedTrainer(Trainer):
         self._check_validation(validation_dataset, validation_rows)
         self._validation, self._validation_rows = validation_dataset, validation_rows
         self._row_losses, self._least, self._block = row_losses, least, block
+        self._feed: Any = None
         self._resumed: str | None = None
         self._clipped: tuple[float, float] | None = None
         self._checked = False
@@ -187,8 +188,9 @@ class MixedTrainer(Trainer):
         Returns:
             Their number.
         """
-        rows = self._feed.rows if getattr(dataloader, "dataset", None) is self._feed else None
-        return super().num_examples(dataloader) if rows is None else rows
+        if self._feed is not None and getattr(dataloader, "dataset", None) is self._feed:
+            return self._feed.rows or super().num_examples(dataloader)
+        return super().num_examples(dataloader)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
@@ -272,7 +274,7 @@ class MixedTrainer(Trainer):
                 inputs = collate(part)
             with self.mixer.validation(share=len(part) / len(rows)) as scope:
                 with self.compute_loss_context_manager():
-                    loss: Any = self.compute_loss(model, self._prepare_inputs(dict(inputs)))
+                    loss = self._mean_loss(model, self._prepare_inputs(dict(inputs)))
                 self.accelerator.backward(loss)
                 scope.observe(loss)
         model.train()
@@ -350,6 +352,13 @@ class MixedTrainer(Trainer):
         smoothing = self.args.label_smoothing_factor
         return losses_of.means(*losses_of.parts_of(model, self._loss_type, inputs, smoothing=smoothing))
 
+    def _mean_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """Of a validation batch: as evaluation has it, or from the rows where only they are known."""
+        if self._row_losses is not None:
+            return self._row_losses(model, inputs).mean()
+        loss: Any = self.compute_loss(model, inputs)
+        return loss
+
     @property
     def _loss_type(self) -> str | None:
         return getattr(self.accelerator.unwrap_model(self.model), "loss_type", None)
@@ -412,7 +421,8 @@ class _Hooks(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self._trainer.save_mixing(Path(str(args.output_dir), f"checkpoint-{state.global_step}"))
+        if not args.save_only_model:
+            self._trainer.save_mixing(Path(str(args.output_dir), f"checkpoint-{state.global_step}"))
 
     def on_train_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
         self._trainer.save_mixture(Path(str(args.output_dir)))

@@ -1,0 +1,108 @@
+"""What MixedTrainer costs beside transformers' own Trainer, on the same number of rows of the same length.
+
+Both train a small Llama in turns, in one process on one thread; CPU time of a whole ``train()`` after its first
+step is taken, that of the mixed one with its validation gradients and weight updates. Told are the median and
+the range of the ratios of each turn.
+
+    python bench/trainer.py [--turns 7]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import datasets
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from mixwell.integrations.transformers import MixedTrainer
+
+LENGTH, VOCABULARY, ROWS, STEPS, HORIZON = 128, 2048, 16, 41, 20
+
+
+class Clock(TrainerCallback):
+    """CPU seconds from the end of the first step."""
+
+    def __init__(self) -> None:
+        self.begun = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 1:
+            self.begun = time.process_time()
+
+
+def rows(count: int, domain: str | None) -> datasets.Dataset:
+    generator = torch.Generator().manual_seed(len(domain or ""))
+    ids = torch.randint(0, VOCABULARY, (count, LENGTH), generator=generator).tolist()
+    named = {} if domain is None else {"domain": domain}
+    return datasets.Dataset.from_list([{"input_ids": one, "labels": one, **named} for one in ids])
+
+
+def seconds(kind: type[Trainer], domains: int, folder: str) -> float:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=192,
+            intermediate_size=512,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            max_position_embeddings=LENGTH,
+        )
+    )
+    args = TrainingArguments(
+        output_dir=folder,
+        max_steps=STEPS,
+        per_device_train_batch_size=ROWS,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="no",
+        dataloader_pin_memory=False,
+    )
+    train = datasets.concatenate_datasets([rows(160, f"d{'x' * k}") for k in range(domains)])
+    clock = Clock()
+    more: dict[str, Any] = {}
+    if kind is MixedTrainer:
+        more = {
+            "validation_dataset": rows(2 * ROWS, None),
+            "mixer": {"horizon": HORIZON, "warmup": 1},
+            "validation_rows": 2 * ROWS,
+        }
+    trainer = kind(model=model, args=args, train_dataset=train, callbacks=[clock], **more)
+    trainer.train()
+    return time.process_time() - clock.begun
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--turns", type=int, default=7)
+    options.add_argument("--domains", type=int, nargs="*", default=[4, 16])
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        for domains in chosen.domains:
+            ratios: list[float] = []
+            for turn in range(chosen.turns + 1):
+                plain, mixed = (seconds(kind, domains, folder) for kind in (Trainer, MixedTrainer))
+                if turn:  # the first warms up
+                    ratios.append(mixed / plain)
+                    print(
+                        f"  m = {domains}, turn {turn}: {plain:.1f} s plain, {mixed:.1f} s mixed", flush=True
+                    )
+            low, high = min(ratios), max(ratios)
+            print(
+                f"m = {domains}, {ROWS} x {LENGTH} tokens, T = {HORIZON}: MixedTrainer takes "
+                f"{statistics.median(ratios):.2f} ({low:.2f}-{high:.2f}) times the time of Trainer"
+            )
+
+
+if __name__ == "__main__":
+    main()
