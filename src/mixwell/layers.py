@@ -161,7 +161,8 @@ class NormLayer(Layer):
     def __init__(self, module: nn.Module, places: Mapping[str, int]) -> None:
         super().__init__(module, places)
         known: Any = module
-        self._normalise = functional.layer_norm if isinstance(module, nn.LayerNorm) else functional.rms_norm
+        layer_norm = isinstance(module, nn.LayerNorm)
+        self._normalise: Callable[..., Tensor] = functional.layer_norm if layer_norm else functional.rms_norm
         self._shape = tuple(known.normalized_shape if hasattr(module, "normalized_shape") else known.weight.shape)
         self._epsilon: float | None = known.eps if hasattr(module, "eps") else known.variance_epsilon
 

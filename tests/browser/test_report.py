@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from mixwell import environment, tables
@@ -17,9 +19,10 @@ from mixwell.experiments.arms import Arm
 from mixwell.experiments.mnist.experiment import DOMAINS, Outcome, Setting
 from mixwell.experiments.mnist.sweep import Results
 from mixwell.report import arms as comparison
-from mixwell.report import mnist, page, runs
+from mixwell.report import mnist, page, runs, style
 from mixwell.report.page import Page, Section, Sheet
 from mixwell.training import settings
+from report_runs import CHANGES, names, shared_folder, shared_runs
 from training_texts import write_config
 
 FLAGS = [
@@ -30,6 +33,46 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+
+# Pairs of texts of which one lies over the other. What a box that scrolls does not show is left out.
+OVERLAPS = """
+() => {
+  const shown = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+    const parent = node.parentElement;
+    if (!node.textContent.trim() || !parent.checkVisibility()) continue;
+    const box = parent.closest('.scroll, pre')?.getBoundingClientRect();
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const r of range.getClientRects()) {
+      const [left, right] = box ? [Math.max(r.left, box.left), Math.min(r.right, box.right)] : [r.left, r.right];
+      if (right > left) shown.push({node, left, right, top: r.top, bottom: r.bottom});
+    }
+  }
+  for (const image of document.images) shown.push({node: image, ...image.getBoundingClientRect().toJSON()});
+  const found = [];
+  shown.sort((a, b) => a.top - b.top);
+  shown.forEach((a, i) => {
+    for (let j = i + 1; j < shown.length && shown[j].top < a.bottom - 1; j++) {
+      const b = shown[j];
+      if (a.node !== b.node && a.left < b.right - 1 && b.left < a.right - 1)
+        found.push([a, b].map(one => one.node.textContent || one.node.alt));
+    }
+  });
+  return found;
+}
+"""
+
+
+LINES_OF_HEADS = """
+() => [...document.querySelectorAll('th:first-child')].filter(head => head.checkVisibility()).map(head => {
+  const range = document.createRange();
+  range.selectNodeContents(head);
+  return range.getClientRects().length;
+})
+"""
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +173,70 @@ def test_reports_of_runs_fit_every_screen(
         assert box["x"] + box["width"] <= width
         assert images.nth(index).get_attribute("alt")
     assert "letters" in tab.locator("body").inner_text()
+    tab.context.close()
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
+    """The page of so many domains and runs, made by the first process that asks for it."""
+
+    def made(domains: int, count: int) -> Path:
+        folders = shared_runs(tmp_path_factory, domains=domains)[:count]
+        out, lock = shared_folder(tmp_path_factory, f"report-page-{domains}-{count}")
+        with lock:
+            if not out.exists():
+                runs.write(folders, out)
+        return out / "report.html"
+
+    return made
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("domains", [3, 60])
+def test_many_domains_and_runs_fit_every_screen(
+    browser: Any, many: Callable[[int, int], Path], domains: int, count: int, width: int, scripts: bool
+) -> None:
+    path = many(domains, count)
+    assert path.stat().st_size < 3e6
+    tab, trouble = opened(browser, path, width, java_script_enabled=scripts)
+    learned = sum("learned" in name for name, _ in CHANGES[:count])
+    sizes = tab.evaluate(
+        "[...document.images].map(i => [i.complete, i.naturalWidth, i.width, i.getBoundingClientRect().right])"
+    )
+    assert len(sizes) == 1 + 3 * count + learned
+    for complete, natural, wide, right in sizes:
+        assert complete
+        assert natural > 0
+        assert right <= width
+        # An SVG of one inch has 96 pixels, in which a point is 4/3; smaller letters than this cannot be read.
+        assert style.SMALL * 4 / 3 * wide / natural >= 9
+    assert all(tab.evaluate("[...document.images].map(i => i.alt.length > 20)"))
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate(OVERLAPS) == []
+    # Columns are wide enough for a word: the heads of the first ones stand in one line.
+    assert set(tab.evaluate(LINES_OF_HEADS)) == {1}
+    assert "stackexchange-mathematics-answers" in tab.content() or domains == 3
+    if not scripts:  # pictures are there, not only their frames
+        for index in (0, len(sizes) - 1):
+            shot = Image.open(io.BytesIO(tab.locator("img").nth(index).screenshot()))
+            assert len(shot.convert("RGB").getcolors(maxcolors=1 << 24) or ()) > 20
+    # Everything unfolded: all domains are in the tables, and wide tables and long lines scroll in their own boxes.
+    tab.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate(OVERLAPS) == []
+    cells = set(tab.locator("td:first-child").all_inner_texts())
+    assert set(names(domains)) <= cells
+    assert trouble == []
+    tab.context.close()
+
+
+def test_a_page_of_many_runs_prints(browser: Any, many: Callable[[int, int], Path]) -> None:
+    tab, _ = opened(browser, many(60, 8), 1280)
+    printed = tab.pdf(format="A4")
+    pages = printed.count(b"/Type /Page\n") + printed.count(b"/Type /Page ")
+    assert 3 <= pages <= 9
     tab.context.close()
 
 

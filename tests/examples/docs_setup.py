@@ -16,7 +16,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections.abc import Callable, Generator
+import re
+import warnings
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import commands
+from mixtures import mixture
 from problems import Batch, mse, regression_batches, two_layer
 from training_texts import write_config, write_texts
 
@@ -101,8 +104,8 @@ def own_loop(folder: Path) -> Generator[Names]:
     assert names["fixed"].nbytes < names["mixer"].nbytes
 
 
-@page("guides/text-folders.md")
-def text_folders(folder: Path) -> Generator[Names]:
+def write_folders(folder: Path) -> None:
+    """Folders of text in data/, and one of JSON Lines."""
     texts = folder / "texts"
     texts.mkdir()
     write_texts(texts)
@@ -119,6 +122,11 @@ def text_folders(folder: Path) -> Generator[Names]:
     (folder / "data" / "code").mkdir()
     with gzip.open(folder / "data" / "code" / "a.jsonl.gz", "wt") as lines:
         lines.write(json.dumps({"content": (texts / "numbers.txt").read_text()}) + "\n")
+
+
+@page("guides/text-folders.md")
+def text_folders(folder: Path) -> Generator[Names]:
+    write_folders(folder)
     yield {}
     told = json.loads((folder / "runs" / "mixwell" / "mixture.json").read_text())
     assert told["domains"] == ["web", "code", "books"]
@@ -171,3 +179,176 @@ def resuming(folder: Path) -> Generator[Names]:
     yield names
     assert names["done"].finished
     assert names["longer"].weights.last == names["mixer"].weights.last
+
+
+# --------------------------------------------------------------------------------------- with other libraries
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def dicts(batch: Batch, *, x: str = "x", y: str = "y") -> list[dict[str, Tensor]]:
+    """Rows of their own, in the precision that most people train in."""
+    return [{x: one.float(), y: other.float()} for one, other in zip(*batch, strict=True)]
+
+
+def sources(names: list[str]) -> dict[str, list[dict[str, Tensor]]]:
+    """160 rows for each name."""
+    return {name: dicts(batch) for name, batch in whole(steps_of(names, 10)).items()}
+
+
+def told(page: str) -> set[str]:
+    """The names of logs in the tables of a page, but for those that are written where something went wrong."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return set(re.findall(r"^\| `(mixwell/[^`]+)`", text, flags=re.MULTILINE)) - {"mixwell/skipped/<domain>"}
+
+
+def logged(names: Iterable[str], domains: Iterable[str]) -> set[str]:
+    """Names of logs as a table has them."""
+    found = {name for name in names if name.startswith("mixwell/")}
+    for domain in domains:
+        found = {re.sub(rf"/{domain}$", "/<domain>", name) for name in found}
+    return {re.sub(r"^mixwell/measured/.*", "mixwell/measured/<what>", name) for name in found}
+
+
+@page("guides/trainer.md")
+def trainer(folder: Path) -> Generator[Names]:
+    import datasets
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def rows(low: int, high: int, count: int = 160) -> Any:
+        tokens = torch.randint(low, high, (count, 16)).tolist()
+        return datasets.Dataset.from_dict({"input_ids": tokens, "labels": tokens})
+
+    def make_model() -> nn.Module:
+        torch.manual_seed(0)
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape))
+
+    def pairs(scale: float) -> list[dict[str, Tensor]]:
+        return [{"x": scale * torch.randn(4), "labels": torch.randn(2)} for _ in range(60)]
+
+    own = {"web": rows(0, 40), "code": rows(24, 64)}
+    labelled = [one.add_column("domain", [name] * len(one)) for name, one in own.items()]
+    names: Names = {
+        **own,
+        "train": datasets.concatenate_datasets(labelled),
+        "wanted": rows(24, 64, 120),
+        "test": rows(24, 64, 40),
+        "web_test": rows(0, 40, 40),
+        "code_test": rows(24, 64, 40),
+        "model": make_model(),
+        "make_model": make_model,
+        "near": pairs(1.0),
+        "near_too": pairs(1.0),
+        "far": pairs(3.0),
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no accelerator is found, then device pinned memory won't be used.*")
+        yield names
+    again = names["again"]
+    assert again.mixer.weights.average["code"] > 0.5
+    resumed = names["model"].state_dict()
+    assert all(torch.equal(value, resumed[name]) for name, value in again.model.state_dict().items())
+    found = logged((name for entry in again.state.log_history for name in entry), own)
+    assert found == told("guides/trainer.md")
+    assert (folder / "runs" / "mixed" / "mixture.json").exists()
+    assert max(names["mixing"].weights.last.items(), key=lambda item: item[1])[0] == "code"
+
+
+@page("guides/datasets.md")
+def datasets_(folder: Path) -> Generator[Names]:
+    import datasets
+
+    def stream(name: str) -> Any:
+        rows = datasets.Dataset.from_dict({"text": [f"{name} {i}" for i in range(600)]})
+        return rows.to_iterable_dataset(num_shards=3)
+
+    model = two_layer(0).float()
+    names: Names = {
+        **sources(["web", "code"]),
+        "web_stream": stream("web"),
+        "code_stream": stream("code"),
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01),
+        "row_losses": lambda model, batch: (model(batch["x"]) - batch["y"]).square().mean(dim=1),
+    }
+    wanted = [one.float() for one in regression_batches(0, steps=1)[1]]
+    names["validation"] = itertools.repeat({"x": wanted[0], "y": wanted[1]})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*'set_vital' is deprecated.*")  # torchdata calls it
+        yield names
+    assert names["mixer"].steps_done == 60
+    assert names["mixer"].rounds
+
+
+@page("guides/lightning.md")
+def lightning_(folder: Path) -> Generator[Names]:
+    validation = regression_batches(0, steps=1)[1]
+    domains = ["web", "code", "wiki"]
+    names: Names = {**sources(domains), "wanted": dicts(validation)}
+    with warnings.catch_warnings():
+        for message in (
+            r".*isinstance\(treespec, LeafSpec\).*",
+            ".*does not have many workers.*",
+            ".*You're resuming from a checkpoint that ended before the epoch ended.*",
+            "Checkpoint directory .* exists and is not empty.*",
+            ".*is smaller than the logging interval.*",
+        ):
+            warnings.filterwarnings("ignore", message)
+        yield names
+    found = logged(names["trainer"].callback_metrics, domains)
+    assert found == told("guides/lightning.md")
+
+
+@page("guides/accelerate.md")
+def accelerate_(folder: Path) -> Generator[Names]:
+    domains = ["web", "code", "wiki"]
+    names: Names = {**sources(domains), "wanted": dicts(regression_batches(0, steps=1)[1])}
+    yield names
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert logged((name for line in lines for name in line), domains) == told("guides/accelerate.md")
+
+
+@page("guides/loggers.md")
+def loggers(folder: Path) -> Generator[Names]:
+    write_folders(folder)
+    steps = steps_of(["web", "code", "wiki"], 30)
+    own = whole(steps)
+    names: Names = {
+        **trained(),
+        "loader": steps * 3,
+        "web": own["web"],
+        "code": own["code"],
+        "wanted": regression_batches(0, steps=1)[1],
+        "make_model": lambda: two_layer(0),
+    }
+    yield names
+    assert list((folder / "logs").glob("events.*"))
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+    assert list((folder / "runs" / "mixwell" / "tensorboard").glob("events.*"))
+    written = [json.loads(line) for line in (folder / "logged.jsonl").read_text().splitlines()]
+    found = logged((name for line in written for name in line), ["web", "books"])
+    sets = {"mixwell/evaluation/validation": "mixwell/evaluation/<set>"}
+    assert {sets.get(name, name) for name in found} == told("guides/loggers.md")
+    assert (folder / "runs" / "mine" / "logged.jsonl").exists()
+
+
+@page("guides/export.md")
+def export(folder: Path) -> Generator[Names]:
+    import datasets
+
+    run = folder / "runs" / "mixwell"
+    run.mkdir(parents=True)
+    average, last = {"web": 0.25, "code": 0.6, "wiki": 0.15}, {"web": 0.2, "code": 0.7, "wiki": 0.1}
+    described = mixture(average, last=last, rows={"web": 9000, "code": 4000, "wiki": 1500})
+    (run / "mixture.json").write_text(json.dumps(described))
+    tokenised = {
+        name: datasets.Dataset.from_dict({"domain": [name] * 400}).to_iterable_dataset() for name in average
+    }
+    names: Names = {"tokenised": tokenised}
+    yield names
+    assert names["weights"] == average
+    drawn = [row["domain"] for row in names["training"].take(300)]
+    assert drawn.count("code") > drawn.count("web") > drawn.count("wiki")
+    compile((folder / "mixture.py").read_text(), "mixture.py", "exec")

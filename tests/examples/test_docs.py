@@ -5,6 +5,7 @@ Every page in docs/ is tested, also those that are added. The blocks of a page a
 - ```` ```python ```` runs, all blocks of a page in one namespace. `docs_setup.py` gives a page its names.
 - ```` ```yaml ```` is read as a config. One without `domains` is a part: it is put into the last whole one of the
   page. With `title="name.yaml"` it is also written to that file. After `<!-- not a config -->` any YAML will do.
+- ```` ```text title="name" ````, likewise JSON, and YAML that is not a config: a file that the blocks before it have made.
 - ```` ```sh ````: commands of mixwell must parse, with values for `--set` that fit; files and targets of other
   commands must exist. After `<!-- run -->` the commands of mixwell run, with a tiny model.
 - Commands and files in `code` of a line exist too.
@@ -32,6 +33,8 @@ import yaml
 import commands
 from examples.docs_setup import SETUPS, nothing
 from mixwell.cli import app
+from mixwell.exporters import FORMATS
+from mixwell.loggers import names as log_names
 from mixwell.training import settings
 from training_texts import TINY
 
@@ -96,6 +99,8 @@ def test_blocks_of_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
                 config = check_yaml(block, config, tmp_path)
             elif block.language in ("sh", "bash", "console"):
                 check_shell(block, config, tmp_path)
+            if block.title and (block.language in ("text", "json") or block.mark == "not a config"):
+                assert (tmp_path / block.title).read_text(encoding="utf-8") == block.text, block.place
 
 
 def test_no_setup_is_left_over() -> None:
@@ -270,12 +275,50 @@ def messages() -> list[str]:
     return found
 
 
-def test_messages_of_the_troubleshooting_page_are_real() -> None:
+def quoted_messages(text: str) -> list[str]:
+    """The headings, or terms of a list of definitions, that stand below "Messages"."""
+    _, _, below = text.partition("\n## Messages\n")
+    return re.findall(r"^(?:### )?`(.+)`\n(?=\n|:   )", below, flags=re.MULTILINE)
+
+
+QUOTING = [page for page in PAGES if quoted_messages(read(page))]
+
+
+@pytest.mark.parametrize("page", QUOTING)
+def test_messages_are_real(page: str) -> None:
     known = messages()
-    quoted = re.findall(r"^### `(.+)`$", read("guides/troubleshooting.md"), flags=re.MULTILINE)
-    assert len(quoted) > 10
-    for message in quoted:
-        assert any(message in one for one in known), f"no message reads {message!r}"
+    for message in quoted_messages(read(page)):
+        assert any(message in one for one in known), f"docs/{page}: no message reads {message!r}"
+
+
+def test_pages_quote_messages() -> None:
+    assert len(quoted_messages(read("guides/troubleshooting.md"))) > 10
+    for page in ("trainer", "datasets", "lightning", "accelerate", "loggers", "export"):
+        assert f"guides/{page}.md" in QUOTING
+    text = "# Page\n\n## Messages\n\n`one …`\n:   Why.\n\n### `two`\n\nWhy.\n"
+    assert quoted_messages(text) == ["one …", "two"]
+
+
+# ----------------------------------------------------------------------------------------------------- tables
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of a table's rows, by the heading of its first column."""
+    _, _, below = read(page).partition(f"\n| {heading} |")
+    rows = below.split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_names_of_logs_are_those_of_the_sources() -> None:
+    told = re.findall(r"^``(mixwell/.+?)`` +(\w+) +(.+)$", log_names.__doc__ or "", flags=re.MULTILINE)
+    assert len(told) > 10
+    shown = [[name.strip("`"), when, what] for name, when, what in table("guides/loggers.md", "name")]
+    assert shown == [[name, when, what.replace("``", "`")] for name, when, what in told]
+
+
+def test_formats_are_those_of_the_sources() -> None:
+    shown = [cells[0].strip("`") for cells in table("guides/export.md", "`--to`")]
+    assert shown == list(FORMATS)
 
 
 def test_the_pictures_can_be_drawn(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ from mixwell.integrations.datasets import Interleaved
 from mixwell.integrations.transformers import DomainLossCallback
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.feed import LABELS
+from mixwell.layers import NormLayer, layer_of
 from mixwell.training import mixture
 from trainer_work import LENGTH, labelled, new_model, new_trainer, outcome, rows, validation
 
@@ -155,7 +157,7 @@ def test_resumed_is_as_if_it_had_not_been_stopped(case: str, tmp_path: Path) -> 
     def trainer() -> Any:
         chosen = {key: make() if callable(make) else make for key, make in CASES[case].items()}
         saving = {"save_strategy": "steps", "save_steps": 3, "save_only_model": False}
-        arguments: dict[str, Any] = chosen.pop("args", {})
+        arguments: Any = chosen.pop("args", {})
         return new_trainer(tmp_path, **chosen, args={**arguments, **saving})
 
     whole = trainer()
@@ -212,6 +214,13 @@ def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
     assert again == both
     with pytest.raises(AssertionError, match="was saved by 2 processes, and there are 1"):
         run(tmp_path / "both", 1, 12, 1, tmp_path / "both" / "checkpoint-7")
+
+
+@pytest.mark.parametrize("kind", ["llama.modeling_llama.LlamaRMSNorm", "gemma.modeling_gemma.GemmaRMSNorm"])
+def test_norms_of_transformers_are_known(kind: str) -> None:
+    module, name = kind.rsplit(".", 1)
+    made = getattr(importlib.import_module(f"transformers.models.{module}"), name)(8)
+    assert isinstance(layer_of(made, {"weight": 0}), NormLayer)
 
 
 # ----------------------------------------------------------------------------------------------- losses of rows

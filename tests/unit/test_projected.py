@@ -97,6 +97,31 @@ class Gpt2Like(nn.Module):
         return self.parts(x)
 
 
+class LikeRMSNorm(nn.Module):
+    """As transformers has them: with names of their own, and for some models around one."""
+
+    def __init__(self, width: int, around: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width))
+        self.variance_epsilon = 1e-3
+        self._around = around
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self._around + self.weight) * (x * scale)
+
+
+class LlamaLike(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(
+            nn.Linear(4, 9), LikeRMSNorm(9, 0.0), nn.SiLU(), LikeRMSNorm(9, 1.0), nn.Linear(9, 3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts(x)
+
+
 def tokens(rows: int) -> Batch:
     drawn = torch.randint(0, 11, (rows, 6))
     return drawn[:, :-1], drawn[:, 1:]
@@ -119,6 +144,7 @@ PROBLEMS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
     "images": (Images, images),
     "signals": (Signals, signals),
     "conv1d of transformers": (Gpt2Like, vectors),
+    "norms of transformers": (LlamaLike, vectors),
     "gpt": (lambda: Gpt(11, context=8, layers=2, heads=2, width=8), tokens),
 }
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

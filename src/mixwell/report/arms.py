@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,12 @@ import numpy as np
 from mixwell import environment, tables
 from mixwell.experiments.arms import CURVES, RUNS, WEIGHTS
 from mixwell.intervals import interval
-from mixwell.report import page, style
+from mixwell.report import lines, page, style
+from mixwell.report.lines import Course, Looks
 from mixwell.report.page import Page, Picture, Section, Sheet
 from mixwell.tables import Row
 
+FINALS, CURVE = "finals", "curve"
 LOSSES = (("test_loss", "test loss"), ("validation_loss", "validation loss"))
 
 
@@ -32,29 +33,28 @@ def write(folder: Path, out: Path) -> list[Path]:
     runs, curves, weights = (tables.read(folder / name) for name in (RUNS, CURVES, WEIGHTS))
     arms = list(dict.fromkeys(str(row["arm"]) for row in runs))
     out.mkdir(parents=True, exist_ok=True)
-    comparison = _comparison(runs, curves, arms)
-    moving = _moving(weights, arms)
-    written = style.save(comparison, out / "comparison")
-    sections = [
-        Section(
-            "Losses",
-            (),
-            [Picture.of(comparison, "Final loss of every run, and the validation loss over training.")],
-            [_losses_sheet(runs, arms)],
-            wide=True,
-        )
+    looks = dict(zip(arms, style.looks(len(arms)), strict=True))
+    written = style.save(_comparison(runs, curves, looks, (FINALS, CURVE)), out / "comparison")
+    pictures = [
+        Picture.of(
+            _comparison(runs, curves, looks, (FINALS,)),
+            "Loss at the end of every run, and the mean of each arm.",
+            alt=" ".join(["Loss at the end of every run.", *findings(runs)]),
+        ),
+        Picture.of(
+            _comparison(runs, curves, looks, (CURVE,)), "Validation loss over training, mean over the seeds."
+        ),
     ]
+    sections = [Section("Losses", (), pictures, [_losses_sheet(runs, arms)], columns=2)]
+    moving = _moving(weights, arms)
     if moving:
-        figure = _weights_figure(weights, moving)
-        written += style.save(figure, out / "weights")
-        sections.append(
-            Section(
-                "Weights",
-                ("Means over the seeds; the shade is from the least to the greatest.",),
-                [Picture.of(figure, "Weight of each domain over training, where it was learned.")],
-                wide=True,
-            )
-        )
+        written += style.save(_weights_figure(weights, moving), out / "weights")
+        learned = [
+            Picture.of(_weights_figure(weights, [arm]), f"{arm}: weight of each domain over training.")
+            for arm in moving
+        ]
+        words = "Means over the seeds; the shade is from the least to the greatest."
+        sections.append(Section("Weights", (words,), learned, columns=2))
     made = Page(f"{len(arms)} ways to train", findings(runs), sections, environment.facts([folder]))
     return [*written, page.write(made, out / "report.html")]
 
@@ -97,45 +97,62 @@ def loss_column(runs: Sequence[Row]) -> tuple[str, str]:
     return next((column, label) for column, label in LOSSES if column in runs[0])
 
 
-def _comparison(runs: Sequence[Row], curves: Sequence[Row], arms: Sequence[str]) -> Any:
-    figure, axes = style.new_figure(1, 2, width=11.0, height=3.8)
+def _comparison(runs: Sequence[Row], curves: Sequence[Row], looks: Looks, panels: Sequence[str]) -> Any:
+    width = style.PANEL * len(panels)
+    figure, axes = style.new_figure(
+        1, len(panels), width=width, height=2.9, below=lines.legend_height(list(looks), width)
+    )
+    beyond = _far_off(runs, list(looks), loss_column(runs)[0])
+    for axis, panel in zip(axes[0], panels, strict=True):
+        if panel == FINALS:
+            _finals(axis, runs, looks, beyond)
+        else:
+            _curves(axis, curves, looks, beyond)
+    lines.legend(figure, looks, markers=True)
+    return figure
+
+
+def _finals(axis: Any, runs: Sequence[Row], looks: Looks, beyond: str | None) -> None:
+    """A point for every run; the legend names the arms, whose names would not fit side by side."""
     column, label = loss_column(runs)
-    left, right = axes[0]
-    beyond = _far_off(runs, arms, column)
-    for place, (arm, colour) in enumerate(zip(arms, style.colours(len(arms)), strict=True)):
+    for place, (arm, look) in enumerate(looks.items()):
         values = [float(row[column]) for row in runs if row["arm"] == arm]
         if arm == beyond:
-            told = f"{np.mean(values):.2f}\n(not to scale)"
-            left.text(
+            axis.text(
                 place,
                 0.97,
-                told,
-                color=colour,
+                f"{np.mean(values):.2f}\nnot to\nscale",
+                color=look.colour,
                 fontsize=8,
                 ha="center",
                 va="top",
-                transform=left.get_xaxis_transform(),
+                transform=axis.get_xaxis_transform(),
             )
         else:
-            left.plot([place] * len(values), values, "o", color=colour, alpha=0.5, ms=5)
-            left.plot([place - 0.25, place + 0.25], [np.mean(values)] * 2, color=colour, lw=2.5)
+            axis.plot([place] * len(values), values, look.marker, color=look.colour, alpha=0.5, ms=5)
+            axis.plot([place - 0.3, place + 0.3], [np.mean(values)] * 2, color=look.colour, lw=2.5)
+    axis.set_xticks([])
+    axis.set_xlim(-0.6, len(looks) - 0.4)
+    axis.set_ylabel(label, fontsize=9)
+
+
+def _curves(axis: Any, curves: Sequence[Row], looks: Looks, beyond: str | None) -> None:
+    courses: dict[str, Course] = {}
+    for arm in looks:
         at = _by_step([row for row in curves if row["arm"] == arm], "validation_loss")
-        right.plot(list(at), [np.mean(v) for v in at.values()], color=colour, lw=1.6, label=style.plain(arm))
-    left.set_xticks(range(len(arms)), [fill(style.plain(arm), 60 // len(arms)) for arm in arms], fontsize=9)
-    left.set_xlim(-0.6, len(arms) - 0.4)
-    left.set_ylabel(label, fontsize=9)
-    right.set_xlabel("training step", fontsize=9)
-    right.set_ylabel("validation loss (mean over seeds)", fontsize=9)
-    right.legend(fontsize=8, frameon=False)
+        courses[arm] = lines.course(list(at), [float(np.mean(v)) for v in at.values()])
+    lines.draw(axis, looks, courses, marked=True)
+    end = max(float(row["step"]) for row in curves)
     # What happens in the first steps, and an arm that is far off, would hide the rest.
-    first = 0.08 * max(float(row["step"]) for row in curves)
-    shown = [
-        float(row["validation_loss"]) for row in curves if float(row["step"]) > first and row["arm"] != beyond
-    ]
-    if shown:
-        room = 0.05 * (max(shown) - min(shown) + 1e-9)
-        right.set_ylim(min(shown) - room, max(shown) + room)
-    return figure
+    axis.set_ylim(lines.late_limits([own for arm, own in courses.items() if arm != beyond], end))
+    _steps_axis(axis, end)
+    axis.set_ylabel("validation loss", fontsize=9)
+
+
+def _steps_axis(axis: Any, end: float) -> None:
+    axis.set_xlim(0, 1.03 * end)
+    style.count_axis(axis.xaxis)
+    axis.set_xlabel("training step", fontsize=9)
 
 
 def _far_off(runs: Sequence[Row], arms: Sequence[str], column: str) -> str | None:
@@ -174,24 +191,41 @@ def _moving(weights: Sequence[Row], arms: Sequence[str]) -> list[str]:
 
 
 def _weights_figure(weights: Sequence[Row], arms: Sequence[str]) -> Any:
-    figure, axes = style.new_figure(
-        1, len(arms), width=7.0 if len(arms) == 1 else 4.6 * len(arms), height=3.8
-    )
-    for axis, arm in zip(axes[0], arms, strict=True):
-        domains = _by_domain(weights, arm)
-        for (domain, rows), colour in zip(domains.items(), style.colours(len(domains)), strict=True):
+    by_arm = {arm: _by_domain(weights, arm) for arm in arms}
+    looks = lines.chosen(_greatest(by_arm))
+    others = len({domain for domains in by_arm.values() for domain in domains}) - len(looks)
+    width = style.PANEL * len(arms)
+    below = lines.legend_height(lines.legend_labels(looks, others=others), width)
+    figure, axes = style.new_figure(1, len(arms), width=width, height=2.9, below=below)
+    for axis, (arm, domains) in zip(axes[0], by_arm.items(), strict=True):
+        courses: dict[str, Course] = {}
+        for domain, rows in domains.items():
             at = _by_step(rows, "weight")
-            steps, means = list(at), [np.mean(v) for v in at.values()]
-            axis.plot(steps, means, color=colour, lw=1.6, drawstyle="steps-post", label=style.plain(domain))
-            low, high = [min(v) for v in at.values()], [max(v) for v in at.values()]
-            axis.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0, step="post")
-        axis.set_ylim(0, 1)
-        axis.set_xlabel("training step", fontsize=9)
+            means = [float(np.mean(v)) for v in at.values()]
+            courses[domain] = lines.course(list(at), means, named=domain in looks)
+            if domain in looks:
+                low, high = [min(v) for v in at.values()], [max(v) for v in at.values()]
+                colour = looks[domain].colour
+                axis.fill_between(list(at), low, high, color=colour, alpha=0.15, lw=0, step="post")
+        lines.draw(axis, looks, courses, steps=True)
+        axis.set_ylim(0, lines.weight_limit(courses))
         axis.set_ylabel("weight", fontsize=9)
-        axis.legend(fontsize=8, frameon=False)
+        _steps_axis(axis, max(float(row["step"]) for row in weights))
         if len(arms) > 1:
-            axis.set_title(style.plain(arm), fontsize=10, color=style.INK)
+            title = style.short(arm, 10, 72 * (style.PANEL - 0.7))
+            axis.set_title(style.plain(title), fontsize=10, color=style.INK)
+    lines.legend(figure, looks, others=others)
     return figure
+
+
+def _greatest(by_arm: Mapping[str, Mapping[str, Sequence[Row]]]) -> dict[str, float]:
+    """The greatest last weight of each domain in any arm."""
+    found: dict[str, float] = {}
+    for domains in by_arm.values():
+        for domain, rows in domains.items():
+            last = float(np.mean(list(_by_step(rows, "weight").values())[-1]))
+            found[domain] = max(found.get(domain, 0.0), last)
+    return found
 
 
 def _losses_sheet(runs: Sequence[Row], arms: Sequence[str]) -> Sheet:

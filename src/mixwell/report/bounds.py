@@ -13,7 +13,7 @@ from mixwell.experiments.bounds.cells import MEASUREMENTS
 from mixwell.experiments.bounds.problems import CURVATURES
 from mixwell.experiments.bounds.scaling import Best, BestHorizon, Fit, growth_of, parting
 from mixwell.experiments.bounds.theorem import check, verdict
-from mixwell.report import page, style
+from mixwell.report import lines, page, style
 from mixwell.report.page import Page, Picture, Section, Sheet
 from mixwell.tables import Row, column
 from mixwell.theory import stochastic_horizon
@@ -203,7 +203,7 @@ def _finish(axis: Any, title: str, x: str, y: str) -> None:
     axis.set_yscale("log")
     axis.set_title(title, fontsize=10, color=style.INK)
     axis.set_ylabel(y, fontsize=9)
-    axis.legend(frameon=False, fontsize=7)
+    lines.legend_under(axis)
 
 
 def _page(

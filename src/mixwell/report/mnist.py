@@ -12,7 +12,7 @@ from mixwell import environment
 from mixwell.experiments.mnist.curves import NEAR, Curve, curves_of, findings
 from mixwell.experiments.mnist.experiment import DOMAINS, ROTATED
 from mixwell.experiments.mnist.sweep import Results
-from mixwell.report import page, style
+from mixwell.report import lines, page, style
 from mixwell.report.page import Page, Picture, Section, Sheet
 from mixwell.tables import Row
 
@@ -96,10 +96,11 @@ def _panels_figure(curves: Sequence[Curve]) -> Any:
 
 def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
     """One quantity against the horizon."""
+    looks = style.looks(len(curves))
     for index, curve in enumerate(curves):
-        colour = style.COLOURS[index % len(style.COLOURS)]
+        colour, marker = looks[index].colour, looks[index].marker
         mean, spread = curve.mean(name), curve.spread(name)
-        axis.plot(curve.horizons, mean, color=colour, marker="o", markersize=4, label=curve.label, zorder=3)
+        axis.plot(curve.horizons, mean, color=colour, marker=marker, ms=4, label=curve.label, zorder=3)
         if curve.seeds > 1:
             low, high = mean - spread, mean + spread
             if "loss" not in name:  # shares end at 0 and 1
@@ -120,6 +121,9 @@ def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
             axis.yaxis.set_major_formatter("{x:g}")
             axis.yaxis.set_minor_formatter("{x:g}")
             axis.tick_params(axis="y", which="minor", colors=style.INK, labelsize=8)
+    else:
+        low, high = axis.get_ylim()
+        axis.set_ylim(low, high + 0.12 * (high - low))  # the same for accuracies
     axis.axvline(curves[0].theory, color=style.FAINT, ls="--", lw=1, zorder=1)
     axis.annotate(
         f"theory: {curves[0].theory}",
@@ -134,15 +138,16 @@ def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
     style.log_axis(axis, "horizon T")
     axis.set_ylabel(title, fontsize=9)
     if len(curves) > 1 or name.startswith("last_"):
-        axis.legend(frameon=False, fontsize=8)
+        lines.legend_under(axis)
 
 
 def _valleys(axis: Any, curves: Sequence[Curve]) -> None:
     """The loss of each curve over its least, and the horizons near that, so that valleys can be compared."""
+    looks = style.looks(len(curves))
     for index, curve in enumerate(curves):
-        colour = style.COLOURS[index % len(style.COLOURS)]
+        colour, marker = looks[index].colour, looks[index].marker
         loss = curve.mean("validation_loss")
-        axis.plot(curve.horizons, loss / loss.min(), "o-", ms=4, color=colour, label=curve.label)
+        axis.plot(curve.horizons, loss / loss.min(), marker=marker, ms=4, color=colour, label=curve.label)
         near = [t for t, value in zip(curve.horizons, loss, strict=True) if value <= NEAR * loss.min()]
         height = 0.97 - 0.02 * index
         axis.plot([near[0], near[-1]], [height, height], color=colour, lw=4, alpha=0.6, solid_capstyle="butt")
@@ -150,7 +155,7 @@ def _valleys(axis: Any, curves: Sequence[Curve]) -> None:
     style.log_axis(axis, "horizon T")
     axis.set_ylabel("validation loss / its least", fontsize=9)
     axis.set_title(f"N = {curves[0].budget} training steps", fontsize=10, color=style.INK)
-    axis.legend(frameon=False, fontsize=8)
+    lines.legend_under(axis)
 
 
 def _shown(curve: Curve) -> list[int]:
@@ -174,7 +179,7 @@ def _courses_figure(curves: Sequence[Curve], weights: Sequence[Row]) -> Any:
             else:
                 axes[row, column].set_visible(False)
         axes[row, 0].set_ylabel(f"weight\n(N = {curve.budget}, {curve.label})", fontsize=8)
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    lines.legend_under(axes[0, 0])
     return figure
 
 
@@ -205,7 +210,7 @@ def _page(
     sections += [_course_section(curve, weights) for curve in curves]
     if examples is not None:
         shown = Picture.of_png(examples, "Images and labels of the domains (from MNIST, LeCun and Cortes).")
-        sections.insert(0, Section("What the domains look like", pictures=[shown], wide=True))
+        sections.insert(0, Section("What the domains look like", pictures=[shown], columns=1))
     sections += [_table(curves), _settings(curves)]
     lead = [
         *(findings(curve)[0] for curve in curves),
@@ -246,7 +251,7 @@ def _course_section(curve: Curve, weights: Sequence[Row]) -> Section:
     for horizon in _shown(curve):
         figure, axes = style.new_figure(1, 1, width=4.0, height=3.0)
         _course(axes[0, 0], curve, horizon, weights)
-        axes[0, 0].legend(frameon=False, fontsize=8)
+        lines.legend_under(axes[0, 0])
         pictures.append(Picture.of(figure, f"Weights of the domains over training with T = {horizon}."))
     return Section(f"The weights over training, N = {curve.budget}, {curve.label}", pictures=pictures)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from mixwell import files
+from mixwell.report import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,26 +24,32 @@ class Picture:
 
     Args:
         source: a data address.
-        text: what it shows, for those who cannot see it, and below it.
+        text: what it shows, below it.
+        alt: the same and more in words, for those who cannot see it; by default the text.
     """
 
     source: str
     text: str
+    alt: str = ""
 
     @classmethod
-    def of(cls, figure: Figure, text: str) -> Picture:
+    def of(cls, figure: Figure, text: str, *, alt: str = "") -> Picture:
         """A picture of a figure, as SVG.
 
         Args:
             figure: of matplotlib.
             text: what it shows.
+            alt: what can be seen in it.
 
         Returns:
             The picture.
         """
+        style.settle(figure)
         drawn = io.BytesIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
-        return cls("data:image/svg+xml;base64," + base64.b64encode(drawn.getvalue()).decode(), text)
+        return cls(
+            "data:image/svg+xml;base64," + base64.b64encode(_small(drawn.getvalue())).decode(), text, alt
+        )
 
     @classmethod
     def of_png(cls, path: Path, text: str) -> Picture:
@@ -66,11 +74,15 @@ class Sheet:
         columns: their names.
         rows: texts.
         text: what it shows.
+        shades: of the cells after the first in each row, from 0 to 1; none where there are none.
+        top: so many rows are shown, and all of them when a reader unfolds the table; 0 for all.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     text: str = ""
+    shades: Sequence[Sequence[float]] = ()
+    top: int = 0
 
 
 @final
@@ -81,9 +93,9 @@ class Section:
     Args:
         heading: of the part.
         paragraphs: of text.
-        pictures: in a grid, as many beside each other as there is room for.
-        sheets: tables.
-        wide: whether each picture takes the whole width.
+        pictures: in a grid, beside each other where there is room.
+        sheets: tables, in the same grid where they are narrow.
+        columns: how many pictures stand beside each other at most: 1, 2 or 3.
         blocks: titles and texts that are shown as they are, folded up.
     """
 
@@ -91,7 +103,7 @@ class Section:
     paragraphs: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
     sheets: Sequence[Sheet] = ()
-    wide: bool = False
+    columns: int = 3
     blocks: Sequence[tuple[str, str]] = ()
 
 
@@ -111,6 +123,12 @@ class Page:
     lead: Sequence[str]
     sections: Sequence[Section]
     facts: Sequence[tuple[str, str]] = field(default=())
+
+
+def _small(drawn: bytes) -> bytes:
+    """An SVG without indents, and with lines to a tenth of a point, which is finer than can be seen."""
+    drawn = re.sub(rb"\b([ML] -?\d+(?:\.\d)?)\d*( -?\d+(?:\.\d)?)\d*", rb"\1\2", drawn)
+    return re.sub(rb"\s*\n\s*", b"\n", drawn)
 
 
 def write(page: Page, path: Path) -> Path:

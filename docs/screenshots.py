@@ -1,0 +1,178 @@
+"""Pictures of the report page, and of the built documentation, as a browser shows them.
+
+python docs/screenshots.py                 trains two short runs of the demo (minutes) and shoots their report
+python docs/screenshots.py RUN [RUN ...]   shoots the report of those runs
+python docs/screenshots.py --site site     shoots two pages of the documentation, too
+
+It needs playwright and Chromium (Debian: apt-get install chromium).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import tempfile
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+
+from mixwell.experiments.demo import corpus
+from mixwell.experiments.demo.command import default_config
+from mixwell.report import runs as report
+from mixwell.training import settings
+from mixwell.training.run import Run
+
+HERE = Path(__file__).parent
+DESKTOP: dict[str, Any] = {"viewport": {"width": 1280, "height": 1500}}
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 360, "height": 1100},
+    "device_scale_factor": 2,
+    "is_mobile": True,
+}
+SIZES = {"desktop": DESKTOP, "phone": PHONE}
+MOST = 150_000
+"""Bytes of a picture."""
+# In a container Chromium cannot make a sandbox of its own, and it should ask nobody anything.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Make the runs, and the pictures.
+
+    Args:
+        words: of the command line.
+
+    Raises:
+        ValueError: there is no Chromium.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="directories of runs")
+    parser.add_argument("--steps", type=int, default=300, help="of the runs that are made (default: 300)")
+    parser.add_argument("--site", type=Path, help="folder of the built documentation, or of any HTML pages")
+    parser.add_argument("--guide", help="a page of the site for the phone (default: the first in guides/)")
+    parser.add_argument("--out", type=Path, default=HERE / "assets", help="folder of the pictures")
+    given = parser.parse_args(words)
+    shown = dict(zip(SIZES, pages(given.site, given.guide), strict=True)) if given.site else {}
+    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if binary is None:
+        raise ValueError("no Chromium was found; on Debian: apt-get install chromium")
+    given.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=binary, args=FLAGS)
+        folders = given.runs or demo_runs(Path(scratch), given.steps)
+        page = report.write(folders, Path(scratch) / "report")[-1]
+        for size, options in SIZES.items():
+            shoot(browser, page.as_uri(), given.out / f"report-{size}.png", options)
+        if shown:
+            with served(given.site) as address:
+                for size, path in shown.items():
+                    shoot(browser, f"{address}/{path}", given.out / f"docs-{size}.png", SIZES[size])
+        browser.close()
+
+
+def demo_runs(folder: Path, steps: int) -> list[Path]:
+    """The demo with learned and with uniform weights.
+
+    Args:
+        folder: where to.
+        steps: of each run.
+
+    Returns:
+        The runs' directories.
+    """
+    corpus.write(folder / "data")
+    (folder / "demo.yaml").write_text(default_config(), encoding="utf-8")
+    common = [f"steps={steps}", "output.evaluate_every=auto", "mixer.traces=projected"]
+    made: list[Path] = []
+    for name, changes in {"learned": [], "uniform": ["mixer.method=fixed"]}.items():
+        config = settings.read(folder / "demo.yaml", [*common, *changes])
+        Run(config, folder / name, console=Console(stderr=True)).start()
+        made.append(folder / name)
+    return made
+
+
+def pages(site: Path, guide: str | None = None) -> tuple[str, str]:
+    """The pages of a site that are shown: on the desktop its first, on the phone a guide.
+
+    Args:
+        site: folder of HTML pages.
+        guide: which, by its path in the site.
+
+    Returns:
+        Their paths in it.
+
+    Raises:
+        ValueError: one of them is not there.
+    """
+    found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    guides = [path for path in found if path.startswith("guides/")] or found
+    for path in ("index.html", *([guide] if guide else [])):
+        if path not in found:
+            raise ValueError(f"{site} has no {path}; build the documentation first, or give its folder")
+    return "index.html", guide or guides[0]
+
+
+@contextmanager
+def served(site: Path) -> Generator[str]:
+    """Serve a folder on this machine alone; pages of a site often do not work as plain files.
+
+    Args:
+        site: the folder.
+
+    Yields:
+        Its address.
+    """
+    handler = partial(_Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing about each request."""
+
+
+def shoot(browser: Browser, address: str, path: Path, options: dict[str, Any]) -> None:
+    """Take a picture of the first screen of a page, with few colours so that it is small.
+
+    Args:
+        browser: that is running.
+        address: of the page.
+        path: of the picture.
+        options: size of the screen.
+
+    Raises:
+        ValueError: the picture is too large for a repository.
+    """
+    context = browser.new_context(**options)
+    tab = context.new_page()
+    tab.goto(address, wait_until="networkidle")
+    shot = Image.open(io.BytesIO(tab.screenshot()))
+    context.close()
+    for colours in (128, 64, 32):
+        few = shot.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
+        if path.stat().st_size <= MOST:
+            break
+    else:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes, more than {MOST}; take a smaller screen")
+    print(path, f"{shot.width} x {shot.height}, {path.stat().st_size // 1000} KB, {colours} colours")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What the directories of training runs tell."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from mixwell.training import fidelity, metrics, mixture
+from mixwell.training.run import CONFIG
+
+Lines = list[dict[str, Any]]
+
+
+@final
+@dataclass(frozen=True)
+class Told:
+    """What a run's directory tells.
+
+    Args:
+        name: of the run.
+        config: its file.
+        mixture: the artefact.
+        steps: lines of metrics, of each kind.
+        rounds: weight updates.
+        evaluations: losses on validation and test sets.
+        fidelity: measurements of the estimate, where they were made.
+    """
+
+    name: str
+    config: str
+    mixture: dict[str, Any]
+    steps: Lines
+    rounds: Lines
+    evaluations: Lines
+    fidelity: Lines
+
+    @property
+    def domains(self) -> list[str]:
+        """Their names."""
+        return self.mixture["domains"]
+
+    @property
+    def learned(self) -> bool:
+        """Whether the weights were learned."""
+        return self.mixture["method"] != "fixed"
+
+    def loss(self, kind: str = "validation", *, at: int = -1) -> float | None:
+        """A loss of an evaluation.
+
+        Args:
+            kind: ``"validation"`` or ``"test"``.
+            at: which evaluation, by default the last.
+
+        Returns:
+            The loss; ``None`` where there is none, or it was not finite.
+        """
+        return self.evaluations[at]["losses"].get(kind) if self.evaluations else None
+
+
+def read(folder: Path, *, name: str | None = None) -> Told:
+    """Read a run's directory.
+
+    Args:
+        folder: the directory.
+        name: of the run, by default the folder's.
+
+    Returns:
+        What it tells.
+
+    Raises:
+        ValueError: the run has not come to its first checkpoint yet.
+    """
+    try:
+        artefact = json.loads((folder / mixture.FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{folder} has no {mixture.FILE}: the run has not saved anything yet") from error
+    by_kind: dict[str, Lines] = {"step": [], "round": [], "evaluation": []}
+    for line in metrics.read(folder):
+        by_kind.setdefault(line["kind"], []).append(line)
+    return Told(
+        name=name or folder.resolve().name,
+        config=(folder / CONFIG).read_text(encoding="utf-8"),
+        mixture=artefact,
+        steps=by_kind["step"],
+        rounds=by_kind["round"],
+        evaluations=by_kind["evaluation"],
+        fidelity=fidelity.read(folder),
+    )
+
+
+def names(folders: Sequence[Path]) -> list[str]:
+    """What runs are called: by their folders, with the parents in which they differ where they must be.
+
+    Args:
+        folders: the runs' directories.
+
+    Returns:
+        A name for each.
+    """
+    whole = [folder.resolve() for folder in folders]
+    short = [folder.name for folder in whole]
+    if len(set(short)) == len(short):
+        return short
+    common = os.path.commonpath(whole)
+    return [os.path.relpath(folder, common) if str(folder) != common else folder.name for folder in whole]
