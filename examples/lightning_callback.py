@@ -40,7 +40,7 @@ test = next(iter(data.DataLoader(draw("shifted", 1000), batch_size=1000)))
 model = Regression()
 loader = data.DataLoader(rows := Interleaved(sources), batch_size=48)
 quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-trainer = lightning.Trainer(max_steps=600, callbacks=[mixing := MixerCallback(rows, validation)], **quiet)
+trainer = lightning.Trainer(max_steps=400, callbacks=[mixing := MixerCallback(rows, validation)], **quiet)
 trainer.fit(model, loader)
 print(f"loss on the target: {model.row_losses(test).mean():.3f}")
 print("average weights:", {name: round(weight, 3) for name, weight in mixing.mixer.weights.average.items()})

@@ -10,7 +10,7 @@ import datasets
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
-STEPS, LENGTH = 80, 128
+STEPS, LENGTH = 80, 64
 
 
 def rows(text: str, most: int) -> list[list[int]]:
@@ -46,12 +46,13 @@ trainer = transformers.Trainer(
     args=TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         max_steps=STEPS,
-        per_device_train_batch_size=24,
+        per_device_train_batch_size=16,
         learning_rate=3e-3,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
         logging_steps=20,
+        save_strategy="no",
     ),
     train_dataset=train,
     eval_dataset=halves["test"],

@@ -38,6 +38,6 @@ test = next(iter(data.DataLoader(draw("shifted", 1000), batch_size=1000)))
 model = Regression()
 loader = data.DataLoader(data.ConcatDataset(list(sources.values())), batch_size=48, shuffle=True)
 quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-trainer = lightning.Trainer(max_steps=600, **quiet)
+trainer = lightning.Trainer(max_steps=400, **quiet)
 trainer.fit(model, loader)
 print(f"loss on the target: {model.row_losses(test).mean():.3f}")

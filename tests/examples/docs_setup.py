@@ -197,9 +197,11 @@ def sources(names: list[str]) -> dict[str, list[dict[str, Tensor]]]:
 
 
 def told(page: str) -> set[str]:
-    """The names of logs in the tables of a page, but for those that are written where something went wrong."""
+    """The names of logs in the lists of a page, but for one that is written where something went wrong."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    return set(re.findall(r"^\| `(mixwell/[^`]+)`", text, flags=re.MULTILINE)) - {"mixwell/skipped/<domain>"}
+    return set(re.findall(r"^`(mixwell/[^`]+)`(?: <small>|$)", text, flags=re.MULTILINE)) - {
+        "mixwell/skipped/<domain>"
+    }
 
 
 def logged(names: Iterable[str], domains: Iterable[str]) -> set[str]:
@@ -243,7 +245,9 @@ def trainer(folder: Path) -> Generator[Names]:
         "far": pairs(3.0),
     }
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*no accelerator is found, then device pinned memory won't be used.*")
+        warnings.filterwarnings(
+            "ignore", ".*no accelerator is found, then device pinned memory won't be used.*"
+        )
         yield names
     again = names["again"]
     assert again.mixer.weights.average["code"] > 0.5

@@ -5,7 +5,8 @@ Every page in docs/ is tested, also those that are added. The blocks of a page a
 - ```` ```python ```` runs, all blocks of a page in one namespace. `docs_setup.py` gives a page its names.
 - ```` ```yaml ```` is read as a config. One without `domains` is a part: it is put into the last whole one of the
   page. With `title="name.yaml"` it is also written to that file. After `<!-- not a config -->` any YAML will do.
-- ```` ```text title="name" ````, likewise JSON, and YAML that is not a config: a file that the blocks before it have made.
+- ```` ```text title="name" ````, likewise JSON, and YAML that is no config: what the file of that name reads; the
+  blocks before have made it.
 - ```` ```sh ````: commands of mixwell must parse, with values for `--set` that fit; files and targets of other
   commands must exist. After `<!-- run -->` the commands of mixwell run, with a tiny model.
 - Commands and files in `code` of a line exist too.
@@ -302,23 +303,18 @@ def test_pages_quote_messages() -> None:
 # ----------------------------------------------------------------------------------------------------- tables
 
 
-def table(page: str, heading: str) -> list[list[str]]:
-    """The cells of a table's rows, by the heading of its first column."""
-    _, _, below = read(page).partition(f"\n| {heading} |")
-    rows = below.split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-
-
 def test_names_of_logs_are_those_of_the_sources() -> None:
     told = re.findall(r"^``(mixwell/.+?)`` +(\w+) +(.+)$", log_names.__doc__ or "", flags=re.MULTILINE)
     assert len(told) > 10
-    shown = [[name.strip("`"), when, what] for name, when, what in table("guides/loggers.md", "name")]
-    assert shown == [[name, when, what.replace("``", "`")] for name, when, what in told]
+    terms = re.compile(r"^`(mixwell/.+)` <small>(\w+)</small>\n:   (.+)\.$", re.MULTILINE)
+    shown = [(name, when, what.lower()) for name, when, what in terms.findall(read("guides/loggers.md"))]
+    assert shown == [(name, when, what.replace("``", "`").lower()) for name, when, what in told]
 
 
 def test_formats_are_those_of_the_sources() -> None:
-    shown = [cells[0].strip("`") for cells in table("guides/export.md", "`--to`")]
-    assert shown == list(FORMATS)
+    _, _, below = read("guides/export.md").partition("\n| `--to` |")
+    rows = below.split("\n\n")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", rows, flags=re.MULTILINE) == list(FORMATS)
 
 
 def test_the_pictures_can_be_drawn(tmp_path: Path) -> None:

@@ -128,6 +128,15 @@ def test_epochs_have_orders_of_their_own() -> None:
     assert sorted(row["x"] for row in first) == sorted(row["x"] for row in second) == list(range(100))
 
 
+@pytest.mark.parametrize(("stop", "web", "code"), [("first", 40, 40), ("all", 100, 100)])
+def test_ends_with_the_last_row(stop: Any, web: int, code: int) -> None:
+    seen = Counter(row["domain"] for row in Interleaved(BOTH, stop=stop))
+    assert abs(seen["web"] - web) <= 1
+    assert abs(seen["code"] - code) <= 1
+    first = Counter(row["x"] for row in Interleaved(BOTH, stop="first") if row["domain"] == "code")
+    assert first == Counter(range(1000, 1040))
+
+
 def test_rows_of_all_kinds() -> None:
     assert read(Interleaved({"a": [(1, 2)]}), 1) == [((1, 2), "a")]
     assert read(Interleaved({"a": [{"x": 1}]}, column="source"), 1) == [{"x": 1, "source": "a"}]

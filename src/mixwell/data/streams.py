@@ -85,9 +85,15 @@ class Stream:
         self._name, self._size, self._key = name, block, f"{key}, {name}"
         self.taken = 0
         """How many rows were taken."""
-        self.passes = 0
-        """How often the source has ended."""
+        self._passes = 0
         self._open(source)
+
+    @property
+    def passes(self) -> int:
+        """How often all rows were given; reads on to see whether there are more."""
+        if not self._left:
+            self._read_block(saved=True)
+        return self._passes + (not self._left and self._before > 0)
 
     def take(self, count: int) -> list[Any]:
         """The next rows.
@@ -109,7 +115,7 @@ class Stream:
             self._read_block(saved=True)
         return {
             "taken": self.taken,
-            "passes": self.passes,
+            "passes": self._passes,
             "before": self._before,
             "used": len(self._block) - len(self._left),
             "next": self._mark(),
@@ -125,7 +131,7 @@ class Stream:
         Raises:
             ValueError: the source has other rows.
         """
-        self.taken, self.passes = int(state["taken"]), int(state["passes"])
+        self.taken, self._passes = int(state["taken"]), int(state["passes"])
         before, has_state = int(state["before"]), state["source"] is not None
         if has_state:
             # A copy, since the source may begin with what was loaded from now on.
@@ -153,7 +159,7 @@ class Stream:
 
     def _open(self, source: Any, *, before: int = 0, passing_over: int = 0) -> None:
         if hasattr(source, "set_epoch"):
-            source.set_epoch(self.passes)
+            source.set_epoch(self._passes)
         self._opened, self._rows = source, iter(source)
         for _ in islice(self._rows, passing_over):
             pass
@@ -167,7 +173,7 @@ class Stream:
         if not self._left:
             if not self._before:
                 raise ValueError(f"{self._name}: there are no rows to take")
-            self.passes += 1
+            self._passes += 1
             self._open(self._source)
             return self._next()
         self.taken += 1
@@ -186,7 +192,7 @@ class Stream:
         self._block = list(islice(self._rows, _COMPARED if saved and self._size == 1 else self._size))
         order = range(len(self._block))
         if self._size > 1 and len(self._block) > 1:
-            key = f"{self._key}, pass {self.passes}, row {self._before}"
+            key = f"{self._key}, pass {self._passes}, row {self._before}"
             order = shuffled(np.arange(len(self._block)), len(self._block), key).tolist()
         # In reverse, as rows are taken from the end.
         self._left = [self._block[place] for place in order][::-1]

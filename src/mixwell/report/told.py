@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,10 +73,7 @@ def read(folder: Path, *, name: str | None = None) -> Told:
     Raises:
         ValueError: the run has not come to its first checkpoint yet.
     """
-    try:
-        artefact = json.loads((folder / mixture.FILE).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{folder} has no {mixture.FILE}: the run has not saved anything yet") from error
+    artefact = mixture.read(folder)
     by_kind: dict[str, Lines] = {"step": [], "round": [], "evaluation": []}
     for line in metrics.read(folder):
         by_kind.setdefault(line["kind"], []).append(line)

@@ -414,8 +414,9 @@ class _Hooks(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if self._trainer.mixer.round_done:
-            due = control.should_log
-            self._trainer.log(loggers.named(self._trainer.end_round()))
+            record, due = self._trainer.end_round(), control.should_log
+            if args.logging_strategy != "no":
+                self._trainer.log(loggers.named(record))
             control.should_log = due  # logging takes it for done
 
     def on_save(
