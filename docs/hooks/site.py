@@ -24,14 +24,10 @@ from mixwell.training import config as settings
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "assets/results"
-LATER = {
-    f"guides/{name}.md" for name in ("trainer", "datasets", "lightning", "accelerate", "loggers", "export")
-}
-"""Pages that are in the navigation as soon as they are there."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Teach Markdown to read formulas, and leave pages out of the navigation that are not written yet.
+    """Teach Markdown to read formulas.
 
     Args:
         config: of the site.
@@ -42,18 +38,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.markdown_extensions.append(Formulas())  # pyright: ignore[reportArgumentType]
     fences = {"name": "math", "class": "formulas", "format": fence}
     config.mdx_configs.setdefault("pymdownx.superfences", {}).setdefault("custom_fences", []).append(fences)
-    there = {page for page in LATER if (Path(config.docs_dir) / page).exists()}
-    config.nav = _without(config.nav, LATER - there)
     return config
-
-
-def _without(nav: Any, missing: set[str]) -> Any:
-    """The navigation without some pages, and without sections in which nothing is left."""
-    if isinstance(nav, list):
-        return [kept for one in nav if (kept := _without(one, missing))]
-    if isinstance(nav, dict):
-        return {title: kept for title, inside in nav.items() if (kept := _without(inside, missing))}
-    return None if nav in missing else nav
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -163,7 +163,9 @@ class NormLayer(Layer):
         known: Any = module
         layer_norm = isinstance(module, nn.LayerNorm)
         self._normalise: Callable[..., Tensor] = functional.layer_norm if layer_norm else functional.rms_norm
-        self._shape = tuple(known.normalized_shape if hasattr(module, "normalized_shape") else known.weight.shape)
+        self._shape = tuple(
+            known.normalized_shape if hasattr(module, "normalized_shape") else known.weight.shape
+        )
         self._epsilon: float | None = known.eps if hasattr(module, "eps") else known.variance_epsilon
 
     def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:

@@ -324,7 +324,9 @@ class Mixer:
             RuntimeError: there was no :meth:`before_step`.
         """
         if not self._halfway:
-            raise RuntimeError("mixer.after_step() without mixer.before_step(): call it before optimizer.step()")
+            raise RuntimeError(
+                "mixer.after_step() without mixer.before_step(): call it before optimizer.step()"
+            )
         self._parameters.clear_gradients()
         self._end_step()
 
@@ -390,8 +392,11 @@ class Mixer:
 
     # ------------------------------------------------------------------------------------------- state
 
-    def state_dict(self) -> state.State:
+    def state_dict(self, *, forget_step: bool = False) -> state.State:
         """Everything that a resumed run needs, as plain values and tensors; also in the middle of a round.
+
+        Args:
+            forget_step: whether a step that was begun may be left out, as if it had not been.
 
         Returns:
             A state for :meth:`load_state_dict`. Its tensors are the live ones; save or copy it before training on.
@@ -400,7 +405,7 @@ class Mixer:
             RuntimeError: in the middle of a step.
         """
         self._scopes.expect_closed("mixer.state_dict()")
-        if self._shares or self._rows.given:
+        if (self._shares or self._rows.given) and not forget_step:
             raise RuntimeError(
                 "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
                 "mixer.update()"
@@ -542,7 +547,9 @@ class Mixer:
     def _expect_step(self, call: str) -> None:
         self._scopes.expect_closed(call)
         if self._halfway:
-            raise RuntimeError(f"{call} after mixer.before_step(): call optimizer.step() and mixer.after_step()")
+            raise RuntimeError(
+                f"{call} after mixer.before_step(): call optimizer.step() and mixer.after_step()"
+            )
         if self._clock.round_done:
             raise RuntimeError("the round is done: call mixer.validation() and mixer.update() before a step")
         if not self._rows.counted:
@@ -559,6 +566,9 @@ class Mixer:
         Returns:
             Whether there is a gradient to step along.
         """
+        if self._rows.given and self._nonfinite.policy == "skip":
+            # What is not finite in one process has spread to the gradients of all.
+            self._rows.lost = processes.any_of(self._rows.lost, self._parameters.tensors[0].device)
         if not (self._sum or (self._rows.given and not self._rows.lost)):
             return False
         with self._parameters.full_precision():
@@ -576,13 +586,13 @@ class Mixer:
             norm = float(
                 processes.whole(torch.nn.utils.clip_grad_norm_(self._parameters.tensors, self._clip_norm))
             )
-            if not np.isfinite(norm):
-                self._nonfinite.reject(
-                    "combined gradient",
-                    f"the norm of the combined gradient overflowed at step {self.steps_done}",
-                    "Lower the learning rate",
-                )
-                return False
+        if norm is not None and not np.isfinite(norm):
+            self._nonfinite.reject(
+                "combined gradient",
+                f"the norm of the combined gradient overflowed at step {self.steps_done}",
+                "Lower the learning rate",
+            )
+            return False
         clip = 1.0 if norm is None or clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
         if self._step_begun:
             self._signal.end_step(Combined(combined, clip, norm))

@@ -372,12 +372,13 @@ def innermost(optimizer: Optimizer) -> Optimizer:
     """The optimiser inside of what Accelerate or Lightning have put around it.
 
     Args:
-        optimizer: any, also one that holds another as ``.optimizer``.
+        optimizer: any. What others wrap changes the steps, so it is left as it is.
 
     Returns:
         The one that steps, whose settings and state are read.
     """
-    inner = getattr(optimizer, "optimizer", None)
+    known = type(optimizer).__module__.startswith(("accelerate.", "lightning.", "pytorch_lightning."))
+    inner = getattr(optimizer, "optimizer", None) if known else None
     return innermost(inner) if isinstance(inner, Optimizer) else optimizer
 
 

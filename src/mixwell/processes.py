@@ -46,6 +46,47 @@ def own_part(tensor: Tensor) -> Tensor:
     return spread.to_local() if is_spread(tensor) else tensor
 
 
+def any_of(flag: bool, device: torch.device) -> bool:
+    """Whether it holds in any process; all must call it.
+
+    Args:
+        flag: of this process.
+        device: on which processes exchange tensors.
+
+    Returns:
+        The same in all processes.
+    """
+    return flag if alone() else bool(mean(torch.tensor(float(flag), device=device)) > 0)
+
+
+def gathered(own: Any) -> list[Any]:
+    """What each process has, by its rank; all must call it.
+
+    Args:
+        own: of this process, can be pickled.
+
+    Returns:
+        The same in all processes.
+    """
+    if alone():
+        return [own]
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, own)
+    return found
+
+
+def rank() -> int:
+    """The number of this process."""
+    return 0 if alone() else torch.distributed.get_rank()
+
+
+def alone() -> bool:
+    """Whether there is no other process."""
+    distributed = torch.distributed
+    running = distributed.is_available() and distributed.is_initialized()
+    return not running or distributed.get_world_size() == 1
+
+
 def mean(tensor: Tensor) -> Tensor:
     """The mean over all processes.
 
@@ -55,11 +96,8 @@ def mean(tensor: Tensor) -> Tensor:
     Returns:
         A new tensor, the same in all processes; the tensor itself where there is only one process.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return tensor
-    count = torch.distributed.get_world_size()
-    if count == 1:
+    if alone():
         return tensor
     total = tensor.clone()
     torch.distributed.all_reduce(total)
-    return total.div_(count)
+    return total.div_(torch.distributed.get_world_size())

@@ -38,13 +38,15 @@ class RowBatch:
         """Of each domain in the batch its number, its rows and their mean loss, once they were weighted."""
         if self.losses is None:
             return []
-        if self._means is None:  # brings the losses from their device, for which all that it does must be done
+        if (
+            self._means is None
+        ):  # brings the losses from their device, for which all that it does must be done
             self._means = self._find_means(self.losses)
         return self._means
 
     def _find_means(self, losses: Tensor) -> list[tuple[int, int, float]]:
         labels, counts = self._segments.labels, self._segments.counts
-        sums = np.bincount(labels, weights=losses.double().cpu().numpy(), minlength=len(counts))
+        sums = np.bincount(labels, weights=losses.cpu().double().numpy(), minlength=len(counts))
         return [
             (place, end - begin, sums[place] / (end - begin)) for place, begin, end in self._segments.present
         ]

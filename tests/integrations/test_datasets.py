@@ -97,6 +97,23 @@ def test_workers_see_new_weights() -> None:
     assert set([next(batches) for _ in range(8)][-1]["domain"]) == {"code"}
 
 
+def test_a_second_iteration_goes_on() -> None:
+    rows = Interleaved({"web": WEB})
+    assert sorted(row["x"] for row in read(rows, 50) + read(rows, 50)) == list(range(100))
+    loader = DataLoader(Interleaved({"web": WEB}), batch_size=10, num_workers=2)
+    times = [
+        [x for _, batch in zip(range(4), loader, strict=False) for x in batch["x"].tolist()] for _ in range(2)
+    ]
+    assert times[0] != times[1]
+
+
+def test_workers_do_not_read_what_the_main_process_has_begun() -> None:
+    rows = Interleaved({"web": WEB}, stop="all")
+    rows.state_dict()
+    seen = Counter(x for batch in DataLoader(rows, num_workers=2) for x in batch["x"].tolist())
+    assert seen == Counter(range(100))
+
+
 def test_workers_go_on_where_they_were_saved() -> None:
     def loader() -> Any:
         return StatefulDataLoader(Interleaved(BOTH, {"web": 3, "code": 1}), batch_size=8, num_workers=2)

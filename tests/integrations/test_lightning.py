@@ -144,8 +144,52 @@ def test_resumed_is_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
             assert torch.equal(a, b)
 
 
+def test_epochs_go_on_in_the_data(tmp_path: Path) -> None:
+    mixing = new_callback(mixer={"horizon": 8, "signal": mixwell.Still()})
+    seen: list[float] = []
+
+    class Seeing(lightning.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            seen.extend(batch["x"][:, 0].tolist())
+
+    trainer = new_trainer(
+        tmp_path, mixing, max_steps=-1, max_epochs=3, limit_train_batches=5, callbacks=[Seeing()]
+    )
+    fit(trainer, mixing)
+    assert len(seen) == len(set(seen)) == 3 * 5 * 12
+
+
+def test_the_validation_loss_is_not_taken_for_the_training_s(tmp_path: Path) -> None:
+    class Logging(Regression):
+        def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+            loss = super().training_step(batch, index)
+            self.log("rows", float(len(batch["x"])))
+            return loss
+
+    mixing = new_callback()
+    trainer = new_trainer(tmp_path, mixing, max_steps=10)
+    trainer.fit(Logging(mixing), DataLoader(mixing.rows, batch_size=12))
+    assert float(trainer.callback_metrics["rows"]) == 12  # a validation batch has 20
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_precisions(precision: Any, tmp_path: Path) -> None:
+    mixing = new_callback()
+    fit(new_trainer(tmp_path, mixing, max_steps=20, precision=precision), mixing)
+    assert len(mixing.mixer.rounds) == 2
+
+
+def test_a_checkpoint_before_training(tmp_path: Path) -> None:
+    mixing = new_callback()
+    assert mixing.state_dict() == {}
+    mixing.load_state_dict({})
+    endless = new_trainer(tmp_path, mixing, max_steps=-1, max_epochs=1)
+    with pytest.raises(ValueError, match="how many steps there will be is not known; give max_steps"):
+        fit(endless, mixing)
+
+
 def test_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="mixer: budget is chosen by the loop that it is in; leave it out"):
+    with pytest.raises(ValueError, match="mixer: budget is chosen by the trainer or loop; leave it out"):
         new_callback(mixer={"budget": 3})
     empty = new_callback()
     empty._validation = type(empty._validation)([])

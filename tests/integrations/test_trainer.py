@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 import mixwell
 import trainer_work
 from mixwell.integrations.datasets import Interleaved
-from mixwell.integrations.transformers import DomainLossCallback
+from mixwell.integrations.transformers import DomainLossCallback, MixedTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.feed import LABELS
 from mixwell.layers import NormLayer, layer_of
@@ -100,7 +100,7 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
     mixer = mixwell.Mixer(
         model, optimizer, ["down", "noise", "up"], budget=20, horizon=8, signal=signal, clip_norm=0.7
     )
-    wanted = trainer._get_collator_with_removed_columns(trainer.data_collator)(list(validation()))
+    wanted = trainer._collator("evaluation")(list(validation()))
     assert len(wanted["labels"]) == 40  # all of them, so that their order does not matter
     for number, (inputs, counts) in enumerate(batches):
         optimizer.param_groups[0]["lr"] = seen.rates[mixer.steps_done]
@@ -288,7 +288,8 @@ def test_losses_of_rows_may_be_given(tmp_path: Path) -> None:
     plain, given = new_trainer(tmp_path), new_trainer(tmp_path, row_losses=own)
     plain.train()
     given.train()
-    assert calls == [12] * 20
+    assert calls.count(12) == 20  # the others are validation batches
+    assert calls.count(8) == 3 * 5
     assert given.mixer.weights.last == pytest.approx(plain.mixer.weights.last, rel=1e-4)
 
 
@@ -325,7 +326,39 @@ def test_domains_are_taken_from_where_they_are(tmp_path: Path) -> None:
     classed = labelled().cast_column("domain", datasets.ClassLabel(names=["up", "none", "noise", "down"]))
     made = new_trainer(tmp_path, train_dataset=classed)
     assert list(made._domains) == ["up", "noise", "down"]
-    assert made._domains["up"][0] == {**rows("up", 1)[0]}
+    assert trainer_work.sequences("up", 1, 0)[0] == made._domains["up"][0]["input_ids"]
+    nameless = labelled().cast_column("domain", datasets.ClassLabel(names=["up", "noise", "down"]))
+    nameless = nameless.map(
+        lambda row, place: {"domain": -1 if place == 7 else row["domain"]}, with_indices=True
+    )
+    with pytest.raises(ValueError, match=r"row 7 of train_dataset has no 'domain' \(and 0 more\)"):
+        new_trainer(tmp_path, train_dataset=nameless)
+
+
+def test_gpt2_is_a_causal_language_model(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    trainer = new_trainer(tmp_path, model=transformers.GPT2LMHeadModel(config))
+    with pytest.warns(UserWarning, match="wpe"):
+        trainer.train()
+    assert trainer.mixer.weights["up"] > trainer.mixer.weights["noise"]
+
+
+@pytest.mark.parametrize("epochs", [1.0, 2.0])
+def test_epoch_caps_are_kept(epochs: float, tmp_path: Path) -> None:
+    cap = mixwell.EpochCap({"down": 60, "noise": 60, "up": 60}, {"up": epochs}, batch_size=12, budget=20)
+    trainer = new_trainer(tmp_path, mixer={"constraints": [cap]})
+    trainer.train()
+    assert 0 < outcome(trainer)["rows"]["up"] <= 60 * epochs
+
+
+def test_evaluation_and_checkpointing(tmp_path: Path) -> None:
+    saving = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 5, "save_steps": 5}
+    chosen = {**saving, "load_best_model_at_end": True, "save_total_limit": 1, "gradient_checkpointing": True}
+    trainer = new_trainer(tmp_path, args={**chosen, "bf16": True}, eval_dataset=validation(8))
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before
+    assert (Path(trainer.state.best_model_checkpoint) / "mixer-0.safetensors").exists()
 
 
 def test_unknown_domains(tmp_path: Path) -> None:
@@ -339,10 +372,19 @@ def test_unknown_domains(tmp_path: Path) -> None:
 def test_what_cannot_be_mixed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a compiled model hides its layers"):
         new_trainer(tmp_path, args={"torch_compile": True})
+
+    class Own(MixedTrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs)
+
+    with pytest.raises(ValueError, match="compute_loss gives one number for a batch"):
+        Own(model=new_model(), args=trainer_work.arguments(tmp_path), train_dataset=labelled())
     with pytest.raises(ValueError, match="compute_loss_func gives one number for a batch"):
         new_trainer(tmp_path, compute_loss_func=lambda *_, **__: None)
-    with pytest.raises(ValueError, match=r"mixer: budget is chosen by the trainer \(max_steps"):
+    with pytest.raises(ValueError, match="mixer: budget is chosen by the trainer or loop; leave it out"):
         new_trainer(tmp_path, mixer={"budget": 3})
+    with pytest.raises(ValueError, match="there are no batches before training has begun"):
+        next(iter(new_trainer(tmp_path).get_train_dataloader()))
     with pytest.raises(ValueError, match="there is no checkpoint in"):
         new_trainer(tmp_path).train(resume_from_checkpoint=True)
 
@@ -362,6 +404,8 @@ def test_another_batch_size_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a step had 12 rows when the run was saved, and has 6"):
         other = new_trainer(tmp_path, args={"per_device_train_batch_size": 6, "max_steps": 8})
         other.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"budget: 8 in the state, 20 here\nTake the settings"):
+        new_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
 # ----------------------------------------------------------------------------------------------- losses alone
@@ -397,6 +441,10 @@ def test_weights_from_losses_alone(tmp_path: Path) -> None:
         )
     assert callback.rows.weights == pytest.approx(callback.weights.last)
     assert callback.weights["noise"] == pytest.approx(0.05)
+
+    kept = callback.rows.weights
+    made.evaluate()
+    assert callback.rows.weights == kept
 
     again, callback = trainer(12)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))

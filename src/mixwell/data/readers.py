@@ -130,8 +130,9 @@ class MapReader:
             )
         if list(state["place"]) != list(self._place):
             raise ValueError(
-                f"{self._name} was read by {state['place'][1]} readers when the run was saved, and is by "
-                f"{self._place[1]}; take as many processes and workers as before"
+                f"{self._name} was read by reader {state['place'][0] + 1} of {state['place'][1]} when the run was "
+                f"saved, and is by {self._place[0] + 1} of {self._place[1]}; take as many processes and workers "
+                "as before, and load the state of each into itself"
             )
         self._cursor.taken, self._ahead = int(state["taken"]), []
 

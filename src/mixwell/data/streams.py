@@ -190,6 +190,7 @@ class Stream:
         can = saved and self._before and hasattr(self._opened, "state_dict")
         self._saved = copy.deepcopy(self._opened.state_dict()) if can else None
         self._block = list(islice(self._rows, _COMPARED if saved and self._size == 1 else self._size))
+        self._marked: str | None = None
         order = range(len(self._block))
         if self._size > 1 and len(self._block) > 1:
             key = f"{self._key}, pass {self._passes}, row {self._before}"
@@ -199,7 +200,9 @@ class Stream:
 
     def _mark(self) -> str:
         """Tells whether a stream is at the right place: a digest of the rows that were read together."""
-        return digest_of([json.dumps(row, default=_plain) for row in self._block[:_COMPARED]])
+        if self._marked is None:
+            self._marked = digest_of([json.dumps(row, default=_plain) for row in self._block[:_COMPARED]])
+        return self._marked
 
 
 def _plain(value: Any) -> Any:

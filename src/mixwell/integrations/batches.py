@@ -8,6 +8,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from mixwell.constraints import EpochCap
 from mixwell.integrations.datasets import Interleaved
 from mixwell.mixer import Mixer
 from mixwell.row_batch import RowBatch
@@ -18,13 +19,10 @@ Labels = Callable[[Any], Sequence[Any]]
 """From a batch the domain of each row."""
 
 
-def default_settings(
-    rows: Interleaved, given: Mapping[str, Any] | None, *, taken: set[str]
-) -> dict[str, Any]:
+def default_settings(given: Mapping[str, Any] | None, *, taken: set[str]) -> dict[str, Any]:
     """The settings of a mixer of mixed batches.
 
     Args:
-        rows: the training data, whose weights it begins with.
         given: by the user.
         taken: settings that are not for the user to choose.
 
@@ -34,15 +32,31 @@ def default_settings(
     Raises:
         ValueError: one was given that is taken.
     """
-    settings = {
-        "signal": Hypergradient(traces=ProjectedTraces()),
-        "weights": {name: max(weight, 1e-12) for name, weight in rows.weights.items()},
-        **(given or {}),
-    }
+    settings = {"signal": Hypergradient(traces=ProjectedTraces()), **(given or {})}
     wrong = sorted(taken & set(settings))
     if wrong:
-        raise ValueError(f"mixer: {wrong[0]} is chosen by the loop that it is in; leave it out")
+        raise ValueError(f"mixer: {wrong[0]} is chosen by the trainer or loop; leave it out")
     return settings
+
+
+def settings_for(rows: Interleaved, given: Mapping[str, Any] | None, *, taken: set[str]) -> dict[str, Any]:
+    """The settings of a mixer of interleaved rows, which begins with their weights.
+
+    Args:
+        rows: the training data.
+        given: by the user.
+        taken: settings that are not for the user to choose.
+
+    Returns:
+        Settings by keyword.
+
+    Raises:
+        ValueError: one was given that is taken, or that needs to know which rows were taken.
+    """
+    settings = default_settings(given, taken=taken)
+    if any(isinstance(one, EpochCap) for one in settings.get("constraints", ())):
+        raise ValueError("EpochCap has to be told which rows were taken, which is not done here; use Cap")
+    return {"weights": {name: max(weight, 1e-12) for name, weight in rows.weights.items()}, **settings}
 
 
 @final

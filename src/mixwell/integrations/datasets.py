@@ -11,6 +11,8 @@ In place of ``datasets.interleave_datasets(..., probabilities=...)``, whose prob
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast, final, get_args
 
@@ -21,6 +23,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from mixwell.data.counts import Apportionment
 from mixwell.data.readers import Reader, check, reader
 from mixwell.weights import Vector
+
+_WORKERS = 1024
 
 Stop = Literal["never", "first", "all"]
 
@@ -39,7 +43,8 @@ class Interleaved(IterableDataset[Any]):
         weights: positive or zero, by name or in order; they are divided by their sum. ``None`` is uniform.
         column: the name of the column that tells a row's dataset. Where rows are not mappings, ``(row, name)`` is
             given.
-        stop: ``"never"``; or when the ``"first"`` dataset with weight has ended, or ``"all"`` have.
+        stop: ``"never"``, so that a second iteration goes on where the first was left; or when the ``"first"``
+            dataset with weight has ended, or ``"all"`` have.
         block: rows of a stream that are shuffled together; 1 leaves a stream in order.
         seed: of the orders.
         rank: of this process, where each process is to read rows of its own.
@@ -82,6 +87,7 @@ class Interleaved(IterableDataset[Any]):
         self._weights = torch.zeros(len(self.names), dtype=torch.float64).share_memory_()
         self.weights = dict.fromkeys(self.names, 1.0) if weights is None else weights
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._begun_by = torch.zeros(_WORKERS, dtype=torch.int64).share_memory_()
         self._reading: _Reading | None = None
         self._begun = False
 
@@ -133,10 +139,8 @@ class Interleaved(IterableDataset[Any]):
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._reading is None or self._begun:
-            self._reading = self._begin()
+        reading = self._reading = self._taken_up()
         self._begun = True
-        reading = self._reading
         while not self._ended(reading):
             name, row = reading.next(self._weights.numpy())
             yield (
@@ -172,6 +176,22 @@ class Interleaved(IterableDataset[Any]):
         self._reading, self._begun = self._begin(), False
         self._reading.load_state(state)
 
+    def _taken_up(self) -> _Reading:
+        """The iteration that was loaded, or that has no end, or else a new one."""
+        reading = self._reading
+        if reading is None:
+            return self._begin()
+        if reading.process != os.getpid():
+            if reading.loaded:
+                warnings.warn(
+                    "the place in the data was loaded in another process than the workers that read them, which "
+                    "begin anew; load it by the StatefulDataLoader of torchdata, or read without workers",
+                    stacklevel=2,
+                )
+            return self._begin()
+        goes_on = not self._begun or (self._stop == "never" and reading.key == self._key())
+        return reading if goes_on else self._begin()
+
     def _ended(self, reading: _Reading) -> bool:
         """Whether as many datasets that have weight have ended as it takes."""
         if self._stop == "never":
@@ -183,29 +203,35 @@ class Interleaved(IterableDataset[Any]):
     def _begin(self) -> _Reading:
         worker = get_worker_info()
         place = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        key = f"seed {self._seed}, epoch {int(self._epoch)}"
-        process = self._rank, self._processes
-        return _Reading(
-            {
-                name: reader(dataset, name, key=key, block=self._block, process=process, worker=place)
-                for name, dataset in self._datasets.items()
-            }
-        )
+        key, process = self._key(), (self._rank, self._processes)
+        order = key
+        if worker is not None and self._stop == "never":
+            # Workers are new in every epoch of a loader, and should then not read the same again.
+            order = f"{key}, time {int(self._begun_by[worker.id % _WORKERS])}"
+            self._begun_by[worker.id % _WORKERS] += 1
+        readers = {
+            name: reader(dataset, name, key=order, block=self._block, process=process, worker=place)
+            for name, dataset in self._datasets.items()
+        }
+        return _Reading(key, readers)
+
+    def _key(self) -> str:
+        return f"seed {self._seed}, epoch {int(self._epoch)}"
 
 
 @final
 class _Reading:
     """One iteration: the place in every dataset, and whose turn it is."""
 
-    def __init__(self, readers: dict[str, Reader]) -> None:
-        self.readers = readers
+    def __init__(self, key: str, readers: dict[str, Reader]) -> None:
+        self.key, self.readers, self.process, self.loaded = key, readers, os.getpid(), False
+        self._each = list(readers.items())
         self._turns = Apportionment(1, len(readers))
 
     def next(self, weights: Vector) -> tuple[str, Any]:
         """A dataset's name, and its next row."""
-        place = self._turns.next(weights).index(1)
-        name = tuple(self.readers)[place]
-        return name, self.readers[name].take(1)[0]
+        name, one = self._each[self._turns.next(weights).index(1)]
+        return name, one.take(1)[0]
 
     def state(self) -> dict[str, Any]:
         """Plain values."""
@@ -216,6 +242,7 @@ class _Reading:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take up what :meth:`state` gave."""
+        self.loaded = True
         self._turns.carry = [float(rest) for rest in state["carry"]]
         for name, one in self.readers.items():
             one.load_state(state["readers"][name])

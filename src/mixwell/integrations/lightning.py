@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from mixwell import loggers, processes
-from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, default_settings
+from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, settings_for
 from mixwell.integrations.datasets import Interleaved
 from mixwell.mixer import Mixer
 from mixwell.records import RoundRecord
@@ -35,8 +37,8 @@ class MixerCallback(Callback):
         Trainer(callbacks=[mixing], ...).fit(module, DataLoader(rows, batch_size=64))
         mixing.mixer.weights.average
 
-    Its state is in Lightning's checkpoints, so that a resumed run goes on as if nothing had happened; with workers
-    that read ahead it passes over the rows that they had.
+    Its state is in Lightning's checkpoints, so that a resumed run goes on as if nothing had happened. Workers that
+    read the rows begin anew then, with a warning.
 
     Args:
         rows: the training data, whose weights follow.
@@ -62,7 +64,7 @@ class MixerCallback(Callback):
         loss: Loss | None = None,
         mixer: Mapping[str, Any] | None = None,
     ) -> None:
-        self._settings = default_settings(rows, mixer, taken={"budget", "clip_norm", "inclusion"})
+        self._settings = settings_for(rows, mixer, taken={"budget", "clip_norm", "inclusion"})
         self.rows, self._loss = rows, loss
         self._validation = ValidationBatches(validation)
         self._batches = MixedBatches(rows, labels)
@@ -105,11 +107,14 @@ class MixerCallback(Callback):
             raise ValueError(
                 f"precision={trainer.precision} scales the loss, which cannot be mixed; use bf16-mixed"
             )
+        steps = trainer.estimated_stepping_batches
+        if not 0 < steps < math.inf:
+            raise ValueError("how many steps there will be is not known; give max_steps to the Trainer")
         self.mixer = Mixer(
             pl_module,
             trainer.optimizers[0],
             self.rows.names,
-            budget=int(trainer.estimated_stepping_batches),
+            budget=int(steps),
             clip_norm=trainer.gradient_clip_val or None,
             **self._settings,
         )
@@ -178,7 +183,7 @@ class MixerCallback(Callback):
             self._stepping = False
             self.mixer.after_step()
         if self.mixer.round_done:
-            record = self._end_round(pl_module)
+            record = self._end_round(trainer, pl_module)
             self.rows.weights = self.mixer.weights.last
             pl_module.log_dict(loggers.named(record))
 
@@ -193,32 +198,47 @@ class MixerCallback(Callback):
         self._batches.abandon(exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """The mixer and the place in the data, for Lightning's checkpoints."""
+        """The mixer and the place in the data of every process, for Lightning's checkpoints."""
+        if not hasattr(self, "mixer"):  # a checkpoint from before the training
+            return {}
         here, ahead = self._places or (self.rows.state_dict(),) * 2
-        return {
-            "mixer": self.mixer.state_dict(),
+        own = {
+            # Lightning may save between the micro-batches of a step.
+            "mixer": self.mixer.state_dict(forget_step=True),
             # The next batch was drawn before the weights were updated, if they were.
             "rows": {**here, "weights": ahead["weights"]},
             "validated": self._validation.taken,
         }
+        return {"processes": processes.gathered(own)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep what a checkpoint has until the mixer is made.
 
         Args:
             state_dict: what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: it is of other processes or other data.
         """
-        self._saved = state_dict["mixer"]
-        self.rows.load_state_dict(state_dict["rows"])
-        self._validation.skip(int(state_dict["validated"]) - self._validation.taken)
+        if not state_dict:
+            return
+        states = state_dict["processes"]
+        if processes.rank() >= len(states):
+            raise ValueError(f"the checkpoint is of {len(states)} processes; start as many")
+        own = states[processes.rank()]
+        self._saved = own["mixer"]
+        self.rows.load_state_dict(own["rows"])
+        self._validation.skip(int(own["validated"]) - self._validation.taken)
 
     # ------------------------------------------------------------------------------------------- inside
 
-    def _end_round(self, module: LightningModule) -> RoundRecord:
+    def _end_round(self, trainer: Trainer, module: LightningModule) -> RoundRecord:
+        precision: Any = trainer.precision_plugin
         batch = module.transfer_batch_to_device(self._validation.next(), module.device, 0)
         module.eval()
         with self.mixer.validation() as scope:
-            loss = self._mean_loss(module, batch)
+            with precision.train_step_context():
+                loss = self._mean_loss(module, precision.convert_input(batch))
             loss.backward()
             # Lightning's own model, not that of a strategy, ran: its gradients are those of this process.
             for parameter in module.parameters():
@@ -230,5 +250,21 @@ class MixerCallback(Callback):
 
     def _mean_loss(self, module: LightningModule, batch: Any) -> Tensor:
         with torch.enable_grad():
-            found: Any = module.training_step(batch, 0) if self._loss is None else self._loss(module, batch)
+            if self._loss is not None:
+                return self._loss(module, batch)
+            with _not_logging(module):
+                found: Any = module.training_step(batch, 0)
         return found["loss"] if isinstance(found, Mapping) else found
+
+
+@contextmanager
+def _not_logging(module: LightningModule) -> Generator[None]:
+    """What ``training_step`` logs of a validation batch would be taken for the training's."""
+    vars(module).update(log=_nothing, log_dict=_nothing)
+    try:
+        yield
+    finally:
+        del module.log, module.log_dict
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...

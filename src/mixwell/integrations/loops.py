@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, default_settings
+from mixwell import processes
+from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, settings_for
 from mixwell.integrations.datasets import Interleaved
 from mixwell.mixer import Mixer
 from mixwell.optimizers import innermost
@@ -38,6 +40,10 @@ class MixedLoop:
     gradient (``mixer={"clip_norm": 1.0}``), which it has to know of. The loop ends with the loader or with the
     budget.
 
+    With several processes do not prepare the loader, and give each process rows of its own (``rank`` and
+    ``processes`` of :class:`Interleaved`). A prepared loader fetches one batch ahead, which a resumed run passes
+    over.
+
     Args:
         loader: batches of an :class:`Interleaved`, with the name of each row's domain.
         model: to be trained, wrapped or not.
@@ -64,9 +70,17 @@ class MixedLoop:
         labels: Labels | None = None,
         mixer: Mapping[str, Any] | None = None,
     ) -> None:
+        if type(loader).__name__ == "DataLoaderDispatcher" and not processes.alone():
+            raise ValueError(
+                "Accelerate would send batches from one process to the others, and cannot send the names of "
+                "domains; do not prepare the loader, and let each process read rows of its own: Interleaved(..., "
+                "rank=accelerator.process_index, processes=accelerator.num_processes)"
+            )
+        if getattr(optimizer, "scaler", None) is not None:
+            raise ValueError("fp16 scales the loss, which cannot be mixed; use bf16")
         self.rows = _found_in(loader) if rows is None else rows
         """The training data, whose weights follow."""
-        settings = default_settings(self.rows, mixer, taken={"inclusion"})
+        settings = settings_for(self.rows, mixer, taken={"inclusion"})
         self.mixer = Mixer(model, optimizer, self.rows.names, **settings)
         """Learns the weights."""
         self.rows.weights = self.mixer.weights.last
@@ -74,11 +88,15 @@ class MixedLoop:
         self._validation = ValidationBatches(validation)
         self._batches = MixedBatches(self.rows, labels)
         self._place: torch.device = next(model.parameters()).device
-        stepping = innermost(optimizer)
-        stepping.register_step_pre_hook(self._before_step)
-        stepping.register_step_post_hook(self._after_step)
+        self._stepping = innermost(optimizer)
 
     def __iter__(self) -> Iterator[Any]:
+        with ExitStack() as hooks:
+            hooks.callback(self._stepping.register_step_pre_hook(self._before_step).remove)
+            hooks.callback(self._stepping.register_step_post_hook(self._after_step).remove)
+            yield from self._watched()
+
+    def _watched(self) -> Iterator[Any]:
         for batch in self._loader:
             if self.mixer.budget is not None and self.mixer.steps_done >= self.mixer.budget:
                 return

@@ -60,10 +60,12 @@ class TraceSums(WholeSums):
         """
         if index in self.ignored:
             return
-        outputs, inputs = self.segments.sorted(outputs), self.segments.sorted(inputs)
+        parameter = self._parameters.tensors[index]
+        # Of autocast one may be in bfloat16 and the other not.
+        outputs, inputs = (self.segments.sorted(one).to(parameter.dtype) for one in (outputs, inputs))
         for domain, begin, end in self.segments.present:
             product = outputs[begin:end].flatten(0, 1).t() @ inputs[begin:end].flatten(0, 1)
-            self.add_gradient(index, domain, product.view(self._parameters.tensors[index].shape))
+            self.add_gradient(index, domain, product.view(parameter.shape))
 
     def add_whole_products(self, index: int, outputs: Tensor, inputs: Tensor) -> Tensor:
         """Add ``dY^T X`` over the rows of every domain, and give their sum.

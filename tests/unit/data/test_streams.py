@@ -114,7 +114,9 @@ def test_a_map_reader_goes_on_where_it_was_saved() -> None:
     second = readers.MapReader(ROWS, "web", place=(1, 3))
     second.load_state(state)
     assert second.take(70) == first.take(70)
-    with pytest.raises(ValueError, match="was read by 3 readers when the run was saved, and is by 2"):
+    with pytest.raises(
+        ValueError, match="was read by reader 2 of 3 when the run was saved, and is by 2 of 2"
+    ):
         readers.MapReader(ROWS, "web", place=(1, 2)).load_state(state)
     with pytest.raises(ValueError, match="web had 40 rows when the run was saved, and has 39"):
         readers.MapReader(ROWS[1:], "web", place=(1, 3)).load_state(state)

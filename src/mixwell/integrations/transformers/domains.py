@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast, final
 
 import numpy as np
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from mixwell.data import readers
 
@@ -15,7 +15,8 @@ def by_domain(dataset: Any, column: str) -> dict[str, Any]:
     """A dataset for each domain.
 
     Args:
-        dataset: one whose rows name their domain, or a mapping of datasets by domain.
+        dataset: one whose rows name their domain, or a mapping of datasets by domain. One that has no columns of
+            its own is read row by row to find the names, so that a mapping is better where rows are slow to make.
         column: the name of the column that does.
 
     Returns:
@@ -40,14 +41,14 @@ def by_domain(dataset: Any, column: str) -> dict[str, Any]:
         )
     if not len(dataset):
         raise ValueError("train_dataset is empty")
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(_names(dataset, column)):
-        places.setdefault(name, []).append(place)
-    order = _class_names(dataset, column) or sorted(places)
+    names, which = np.unique(np.asarray(_names(dataset, column)), return_inverse=True)
+    # The rows of one domain after those of the other, each in the order that they have.
+    rows = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
+    places = dict(zip(names.tolist(), rows, strict=True))
+    order = [name for name in _class_names(dataset, column) if name in places] or list(places)
     if hasattr(dataset, "select"):
-        rest = dataset.remove_columns(column)
-        return {name: rest.select(places[name]) for name in order if name in places}
-    return {name: Subset(_Without(dataset, column), places[name]) for name in order}
+        return {name: dataset.select(places[name]) for name in order}
+    return {name: Subset(dataset, places[name].tolist()) for name in order}
 
 
 def _names(dataset: Any, column: str) -> list[str]:
@@ -58,7 +59,7 @@ def _names(dataset: Any, column: str) -> list[str]:
                 f"{', '.join(dataset.column_names)}. Give domain_column='...', or datasets by domain: "
                 "train_dataset={'web': web, 'code': code}"
             )
-        values = dataset.with_format(None)[column]
+        values = dataset.with_format(None)[column][:]
     else:
         first = dataset[0]
         if not isinstance(first, Mapping) or column not in first:
@@ -68,7 +69,7 @@ def _names(dataset: Any, column: str) -> list[str]:
             )
         values = [dataset[place][column] for place in range(len(dataset))]
     classes = _class_names(dataset, column)
-    missing = [place for place, value in enumerate(values) if value is None]
+    missing = [place for place, value in enumerate(values) if value is None or (classes and value < 0)]
     if missing:
         raise ValueError(f"row {missing[0]} of train_dataset has no {column!r} (and {len(missing) - 1} more)")
     return [classes[value] if classes else str(value) for value in values]
@@ -79,17 +80,33 @@ def _class_names(dataset: Any, column: str) -> list[str]:
     return list(getattr(feature, "names", None) or [])
 
 
-class _Without(Dataset[Any]):
-    """Rows without a column."""
+@final
+class CollateWithout:
+    """A collator that does not see a column.
 
-    def __init__(self, dataset: Any, column: str) -> None:
-        self._dataset, self._column = dataset, column
+    Args:
+        collate: makes a batch of rows.
+        column: which.
+    """
 
-    def __len__(self) -> int:
-        return len(self._dataset)
+    def __init__(self, collate: Callable[[list[Any]], Mapping[str, Any]], column: str) -> None:
+        self._collate, self._column = collate, column
 
-    def __getitem__(self, place: int) -> dict[str, Any]:
-        return {key: value for key, value in self._dataset[place].items() if key != self._column}
+    def __call__(self, rows: list[Any]) -> Mapping[str, Any]:
+        """A batch.
+
+        Args:
+            rows: mappings, or what else the collator takes.
+
+        Returns:
+            What the collator gives.
+        """
+        return self._collate([self._cut(row) for row in rows])
+
+    def _cut(self, row: Any) -> Any:
+        if not isinstance(row, Mapping) or self._column not in row:
+            return row
+        return {key: value for key, value in cast("Mapping[str, Any]", row).items() if key != self._column}
 
 
 def total_rows(datasets: Mapping[str, Any]) -> int | None:
@@ -103,4 +120,4 @@ def total_rows(datasets: Mapping[str, Any]) -> int | None:
     """
     if any(readers.is_stream(one) for one in datasets.values()):
         return None
-    return int(np.sum([len(one) for one in datasets.values()]))
+    return sum(len(one) for one in datasets.values())

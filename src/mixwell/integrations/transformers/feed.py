@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from mixwell.constraints import EpochCap
 from mixwell.data import readers
 from mixwell.data.readers import Place, Reader
 from mixwell.data.sampler import Sampler
@@ -80,6 +81,10 @@ class Feed(IterableDataset[Any]):
         block: rows of a stream that are shuffled together.
         seed: of the orders.
         workers: settings of PyTorch's ``DataLoader`` that say who reads. Streams are read by the process itself.
+        cap: how often rows may be seen; the mixer has the same object.
+
+    Raises:
+        ValueError: a stream is to have a cap.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class Feed(IterableDataset[Any]):
         block: int,
         seed: int,
         workers: Mapping[str, Any],
+        cap: EpochCap | None = None,
     ) -> None:
         self._datasets, self._cut, self._seed = dict(datasets), cut, seed
         self._names = tuple(datasets)
@@ -100,7 +106,9 @@ class Feed(IterableDataset[Any]):
         self._shared = self.rows is not None
         sizes = {name: len(one) if self._shared else None for name, one in datasets.items()}
         total = cut.step_rows if self._shared else cut.rows * cut.batches
-        self._sampler = Sampler(sizes, total, least=least, seed=seed)
+        if cap is not None and not self._shared:
+            raise ValueError("EpochCap needs to know how many rows there are, which a stream does not tell")
+        self._sampler = Sampler(sizes, total, least=least, cap=cap, seed=seed)
         self._readers: dict[str, Reader] = {}
         if not self._shared:
             self._readers = {
@@ -201,7 +209,8 @@ class Feed(IterableDataset[Any]):
 
     def _draw(self) -> list[Keys]:
         """The micro-batches of the next step in this process."""
-        assert self._mixer is not None
+        if self._mixer is None:
+            raise ValueError("there are no batches before training has begun: their domains follow the mixer")
         weights = self._mixer.weights.values
         drawn = self._sampler.draw(weights)
         often = self._sampler.inclusion(weights)
@@ -219,8 +228,9 @@ class Feed(IterableDataset[Any]):
 
     def _read(self, keys: Keys) -> Any:
         taken = {
-            name: iter(one.take(sum(own == name for own, _ in keys.rows)))
-            for name, one in self._readers.items()
+            name: iter(self._readers[name].take(count))
+            for name, count in Counter(name for name, _ in keys.rows).items()
+            if self._readers
         }
         return self._fetch.batch(keys, taken)
 
@@ -253,7 +263,8 @@ class _Fetch(Dataset[Any]):
         names: tuple[str, ...],
         collate: Callable[[list[Any]], Mapping[str, Any]],
     ) -> None:
-        self._datasets, self._names, self._collate = datasets, names, collate
+        self._datasets, self._collate = datasets, collate
+        self._places = {name: place for place, name in enumerate(names)}
 
     def __getitem__(self, keys: Keys) -> Any:
         return self.batch(keys, {})
@@ -269,7 +280,9 @@ class _Fetch(Dataset[Any]):
             What the collator gives, and the labels.
         """
         with randomness.seeded(keys.seed):
-            own = {name: [index for n, index in keys.rows if n == name] for name, _ in keys.rows}
+            own: dict[str, list[int]] = {}
+            for name, index in keys.rows:
+                own.setdefault(name, []).append(index)
             fetched = {
                 name: streamed[name]
                 if name in streamed
@@ -277,5 +290,5 @@ class _Fetch(Dataset[Any]):
                 for name, indices in own.items()
             }
             batch = dict(self._collate([next(fetched[name]) for name, _ in keys.rows]))
-        batch[LABELS] = torch.from_numpy(np.array([self._names.index(name) for name, _ in keys.rows]))
+        batch[LABELS] = torch.tensor([self._places[name] for name, _ in keys.rows])
         return batch

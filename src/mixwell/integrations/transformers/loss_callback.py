@@ -67,6 +67,20 @@ class DomainLossCallback(TrainerCallback):
         self._targets, self._step_size, self._constraints = dict(targets or {}), step_size, tuple(constraints)
         self._losses: dict[str, float] = {}
         self._since = 0
+        self._training = False
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave the weights alone from now on.
+
+        Args:
+            args: of the trainer.
+            state: of the trainer.
+            control: of the trainer.
+            kwargs: not used.
+        """
+        self._training = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -79,6 +93,7 @@ class DomainLossCallback(TrainerCallback):
             control: of the trainer.
             kwargs: not used.
         """
+        self._since, self._training = 0, True
         names = list(loggers.named_weights(self.weights.last))
         for entry in state.log_history:
             if names[0] in entry and "step" in entry:
@@ -104,6 +119,8 @@ class DomainLossCallback(TrainerCallback):
         Raises:
             ValueError: the evaluation sets are not one for each domain, or a loss is not finite.
         """
+        if not self._training:  # somebody only wants to know
+            return
         known = {f"eval_{name}_loss": name for name in self.rows.names}
         found = {known[key]: float(value) for key, value in (metrics or {}).items() if key in known}
         if "eval_loss" in (metrics or {}):

@@ -15,14 +15,14 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import get_last_checkpoint
 
 from mixwell import files, loggers, processes
+from mixwell.constraints import EpochCap
 from mixwell.data import readers
+from mixwell.integrations.batches import default_settings
 from mixwell.integrations.transformers import row_losses as losses_of
-from mixwell.integrations.transformers.domains import by_domain
+from mixwell.integrations.transformers.domains import CollateWithout, by_domain
 from mixwell.integrations.transformers.feed import LABELS, Cut, Feed
 from mixwell.mixer import Mixer
 from mixwell.records import RoundRecord
-from mixwell.signals import Hypergradient
-from mixwell.traces import ProjectedTraces
 from mixwell.training import mixture, randomness
 
 VALIDATION_BATCHES = 8
@@ -89,12 +89,8 @@ class MixedTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self._refuse_what_cannot_be_mixed(row_losses)
         self._domains = by_domain(self.train_dataset, domain_column)
-        self._settings = dict(mixer or {})
-        wrong = sorted({"budget", "clip_norm", "inclusion"} & set(self._settings))
-        if wrong:
-            raise ValueError(
-                f"mixer: {wrong[0]} is chosen by the trainer (max_steps, max_grad_norm); leave it out"
-            )
+        self._column = domain_column
+        self._settings = default_settings(mixer, taken={"budget", "clip_norm", "inclusion"})
         self._check_validation(validation_dataset, validation_rows)
         self._validation, self._validation_rows = validation_dataset, validation_rows
         self._row_losses, self._least, self._block = row_losses, least, block
@@ -152,7 +148,7 @@ class MixedTrainer(Trainer):
         """
         args = self.args
         cut = Cut(
-            rows=int(args.train_batch_size),
+            rows=int(self._train_batch_size),
             batches=args.gradient_accumulation_steps,
             process=(args.process_index, args.world_size),
         )
@@ -169,6 +165,9 @@ class MixedTrainer(Trainer):
             block=self._block,
             seed=seed,
             workers=workers,
+            cap=next(
+                (one for one in self._settings.get("constraints", ()) if isinstance(one, EpochCap)), None
+            ),
         )
         key = f"seed {seed}"
         self._reader = readers.reader(self._validation, "the validation set", key=key, process=cut.process)
@@ -209,6 +208,9 @@ class MixedTrainer(Trainer):
         prepared: dict[str, Any] = self._prepare_inputs(inputs)
         self._check_losses(model, prepared)
         model.train()
+        optimizer: Any = self.optimizer
+        if callable(getattr(optimizer, "train", None)):  # as schedule-free optimisers want it
+            optimizer.train()
         with self.mixer.batch(labels, counts=self._feed.now.counts) as batch:
             with self.compute_loss_context_manager():
                 losses = self._losses(model, prepared)
@@ -227,9 +229,8 @@ class MixedTrainer(Trainer):
             kwargs: as for ``Trainer``.
         """
         if "loss" in logs:
-            total, rows = (
-                processes.mean(torch.from_numpy(self._sums.copy()).to(self.args.device)).cpu().numpy()
-            )
+            own = torch.from_numpy(self._sums.astype(np.float32)).to(self.args.device)
+            total, rows = processes.mean(own).cpu().double().numpy()
             self._sums[:] = 0
             found = {name: total[k] / rows[k] for k, name in enumerate(self._domains) if rows[k]}
             logs = {
@@ -243,10 +244,11 @@ class MixedTrainer(Trainer):
 
     def begin_mixing(self) -> None:
         """Make the mixer, now that the optimiser is there, and go on where a checkpoint was."""
-        settings: dict[str, Any] = {"signal": Hypergradient(traces=ProjectedTraces()), **self._settings}
         model: Any = self.model
         optimizer: Any = self.optimizer
-        self.mixer = Mixer(model, optimizer, tuple(self._domains), budget=self.state.max_steps, **settings)
+        self.mixer = Mixer(
+            model, optimizer, tuple(self._domains), budget=self.state.max_steps, **self._settings
+        )
         self._feed.follow(self.mixer)
         self._checked = self._resumed is not None
         if self._resumed is not None:
@@ -266,8 +268,10 @@ class MixedTrainer(Trainer):
         """
         rows = self._reader.take(self._own_validation_rows)
         model: Any = self.model_wrapped
-        model.eval()
-        collate, size = self._collator("evaluation"), self.args.per_device_eval_batch_size
+        # Models of transformers keep all activations outside of training, whatever checkpointing was asked for.
+        model.train(self.args.gradient_checkpointing)
+        # Rows for evaluation may be more than there is room for a backward pass.
+        collate, size = self._collator("evaluation"), min(self.args.eval_batch_size, self._train_batch_size)
         for first in range(0, len(rows), size):
             part = rows[first : first + size]
             with randomness.seeded(self.mixer.steps_done + first):
@@ -325,10 +329,12 @@ class MixedTrainer(Trainer):
             raise ValueError("DeepSpeed keeps the gradients to itself and cannot be mixed; use DDP or FSDP2")
         if args.torch_compile:
             raise ValueError("a compiled model hides its layers from the mixer; leave out torch_compile")
-        if self.compute_loss_func is not None and row_losses is None:
+        overridden = type(self).compute_loss is not Trainer.compute_loss
+        if (self.compute_loss_func is not None or overridden) and row_losses is None:
+            name = "compute_loss" if overridden else "compute_loss_func"
             raise ValueError(
-                "compute_loss_func gives one number for a batch, and mixing needs one for each row; give "
-                "row_losses=f, where f(model, inputs) returns the loss of every row"
+                f"{name} gives one number for a batch, and mixing needs one for each row; give row_losses=f, "
+                "where f(model, inputs) returns the loss of every row"
             )
 
     @staticmethod
@@ -344,7 +350,8 @@ class MixedTrainer(Trainer):
             raise ValueError(f"validation_rows must be at least 1, got {rows}")
 
     def _collator(self, what: str) -> Callable[[list[Any]], Mapping[str, Any]]:
-        return self._get_collator_with_removed_columns(self.data_collator, description=what)
+        collate = self._get_collator_with_removed_columns(self.data_collator, description=what)
+        return CollateWithout(collate, self._column)
 
     def _losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         if self._row_losses is not None:
@@ -353,15 +360,13 @@ class MixedTrainer(Trainer):
         return losses_of.means(*losses_of.parts_of(model, self._loss_type, inputs, smoothing=smoothing))
 
     def _mean_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        """Of a validation batch: as evaluation has it, or from the rows where only they are known."""
-        if self._row_losses is not None:
-            return self._row_losses(model, inputs).mean()
-        loss: Any = self.compute_loss(model, inputs)
-        return loss
+        return self._losses(model, inputs).mean()
 
     @property
     def _loss_type(self) -> str | None:
-        return getattr(self.accelerator.unwrap_model(self.model), "loss_type", None)
+        model = self.accelerator.unwrap_model(self.model)
+        causal = "ForCausalLM" if type(model).__name__.endswith("LMHeadModel") else None
+        return getattr(model, "loss_type", None) or causal
 
     def _check_losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         """Once in a run: see that the loss by rows is the model's own."""
@@ -386,7 +391,13 @@ class MixedTrainer(Trainer):
                 f"{folder} was saved by {plain['processes']} processes, and there are {self.args.world_size}; "
                 "start as many"
             )
-        self.mixer.load(folder / f"mixer-{rank}.safetensors")
+        try:
+            self.mixer.load(folder / f"mixer-{rank}.safetensors")
+        except ValueError as error:
+            raise ValueError(
+                f"{error}\nTake the settings that it was saved with. To train longer, or otherwise, begin a new "
+                "run from the checkpoint's model, with mixer={'weights': ...} as its mixture.json has them"
+            ) from error
         per_epoch = len(self._feed) // self.args.gradient_accumulation_steps if self._feed.rows else 0
         done = self.state.global_step % (per_epoch or self.state.max_steps)
         passed_over = 0 if self.args.ignore_data_skip else done * self.args.gradient_accumulation_steps
