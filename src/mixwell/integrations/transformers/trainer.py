@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from mixwell import files, loggers, processes
+from mixwell import loggers, processes
 from mixwell.constraints import EpochCap
 from mixwell.data import readers
 from mixwell.integrations.batches import default_settings
+from mixwell.integrations.transformers import checkpoints, refusals
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.domains import CollateWithout, by_domain
 from mixwell.integrations.transformers.feed import LABELS, Cut, Feed
@@ -87,11 +87,11 @@ class MixedTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._refuse_what_cannot_be_mixed(row_losses)
+        refusals.refuse_settings(self, knows_rows=row_losses is not None)
         self._domains = by_domain(self.train_dataset, domain_column)
         self._column = domain_column
         self._settings = default_settings(mixer, taken={"budget", "clip_norm", "inclusion"})
-        self._check_validation(validation_dataset, validation_rows)
+        refusals.refuse_validation(validation_dataset, validation_rows)
         self._validation, self._validation_rows = validation_dataset, validation_rows
         self._row_losses, self._least, self._block = row_losses, least, block
         self._feed: Any = None
@@ -150,7 +150,7 @@ class MixedTrainer(Trainer):
         cut = Cut(
             rows=int(self._train_batch_size),
             batches=args.gradient_accumulation_steps,
-            process=(args.process_index, args.world_size),
+            process=self._process,
         )
         workers: dict[str, Any] = {"num_workers": args.dataloader_num_workers}
         if args.dataloader_num_workers:
@@ -278,7 +278,7 @@ class MixedTrainer(Trainer):
                 inputs = collate(part)
             with self.mixer.validation(share=len(part) / len(rows)) as scope:
                 with self.compute_loss_context_manager():
-                    loss = self._mean_loss(model, self._prepare_inputs(dict(inputs)))
+                    loss = self._losses(model, self._prepare_inputs(dict(inputs))).mean()
                 self.accelerator.backward(loss)
                 scope.observe(loss)
         model.train()
@@ -290,16 +290,12 @@ class MixedTrainer(Trainer):
         Args:
             folder: of the checkpoint.
         """
-        rank = self.args.process_index
-        folder.mkdir(parents=True, exist_ok=True)
-        self.mixer.save(folder / f"mixer-{rank}.safetensors")
         plain = {
-            "processes": self.args.world_size,
             "feed": self._feed.state(),
             "validation": self._reader.state(),
             "losses": self._sums.tolist(),
         }
-        files.write(folder / f"mixing-{rank}.json", json.dumps(plain))
+        checkpoints.write(folder, self._process, self.mixer, plain)
         self.save_mixture(folder)
 
     def save_mixture(self, folder: Path) -> None:
@@ -317,38 +313,6 @@ class MixedTrainer(Trainer):
 
     # ------------------------------------------------------------------------------------------- inside
 
-    def _refuse_what_cannot_be_mixed(self, row_losses: RowLosses | None) -> None:
-        args = self.args
-        if args.n_gpu > 1:
-            raise ValueError(
-                "DataParallel cannot be mixed; start one process per GPU with `accelerate launch`"
-            )
-        if args.fp16:
-            raise ValueError("fp16 scales the loss, which cannot be mixed; use bf16=True")
-        if self.is_deepspeed_enabled:
-            raise ValueError("DeepSpeed keeps the gradients to itself and cannot be mixed; use DDP or FSDP2")
-        if args.torch_compile:
-            raise ValueError("a compiled model hides its layers from the mixer; leave out torch_compile")
-        overridden = type(self).compute_loss is not Trainer.compute_loss
-        if (self.compute_loss_func is not None or overridden) and row_losses is None:
-            name = "compute_loss" if overridden else "compute_loss_func"
-            raise ValueError(
-                f"{name} gives one number for a batch, and mixing needs one for each row; give row_losses=f, "
-                "where f(model, inputs) returns the loss of every row"
-            )
-
-    @staticmethod
-    def _check_validation(dataset: Any, rows: int | None) -> None:
-        if dataset is None:
-            raise ValueError(
-                "validation_dataset is missing: it says what the weights should be good for. Give rows like those "
-                "of the training data, other than those that you evaluate on"
-            )
-        if not readers.is_stream(dataset) and not len(dataset):
-            raise ValueError("validation_dataset is empty; give it at least one row")
-        if rows is not None and rows < 1:
-            raise ValueError(f"validation_rows must be at least 1, got {rows}")
-
     def _collator(self, what: str) -> Callable[[list[Any]], Mapping[str, Any]]:
         collate = self._get_collator_with_removed_columns(self.data_collator, description=what)
         return CollateWithout(collate, self._column)
@@ -358,9 +322,6 @@ class MixedTrainer(Trainer):
             return self._row_losses(model, inputs)
         smoothing = self.args.label_smoothing_factor
         return losses_of.means(*losses_of.parts_of(model, self._loss_type, inputs, smoothing=smoothing))
-
-    def _mean_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        return self._losses(model, inputs).mean()
 
     @property
     def _loss_type(self) -> str | None:
@@ -378,32 +339,17 @@ class MixedTrainer(Trainer):
             losses_of.check(model, self._loss_type, inputs)
 
     def _load(self, folder: Path) -> None:
-        rank = self.args.process_index
-        try:
-            plain = json.loads((folder / f"mixing-{rank}.json").read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise ValueError(
-                f"{folder} has no mixing-{rank}.json: it was not saved by a MixedTrainer with so many processes, "
-                "or saving was cut off; take an older checkpoint"
-            ) from error
-        if plain["processes"] != self.args.world_size:
-            raise ValueError(
-                f"{folder} was saved by {plain['processes']} processes, and there are {self.args.world_size}; "
-                "start as many"
-            )
-        try:
-            self.mixer.load(folder / f"mixer-{rank}.safetensors")
-        except ValueError as error:
-            raise ValueError(
-                f"{error}\nTake the settings that it was saved with. To train longer, or otherwise, begin a new "
-                "run from the checkpoint's model, with mixer={'weights': ...} as its mixture.json has them"
-            ) from error
+        plain = checkpoints.read(folder, self._process, self.mixer)
         per_epoch = len(self._feed) // self.args.gradient_accumulation_steps if self._feed.rows else 0
         done = self.state.global_step % (per_epoch or self.state.max_steps)
         passed_over = 0 if self.args.ignore_data_skip else done * self.args.gradient_accumulation_steps
         self._feed.load_state(plain["feed"], passed_over=passed_over)
         self._reader.load_state(plain["validation"])
         self._sums[:] = plain["losses"]
+
+    @property
+    def _process(self) -> readers.Place:
+        return self.args.process_index, self.args.world_size
 
 
 class _Hooks(TrainerCallback):

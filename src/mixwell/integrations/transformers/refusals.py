@@ -1,0 +1,58 @@
+"""What cannot be mixed is refused before anything is trained, with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer
+
+from mixwell.data import readers
+
+
+def refuse_settings(trainer: Trainer, *, knows_rows: bool) -> None:
+    """Refuse what keeps gradients, layers or the losses of rows from the mixer.
+
+    Args:
+        trainer: with its settings.
+        knows_rows: whether the user has given the losses of rows.
+
+    Raises:
+        ValueError: with the setting, and what to do.
+    """
+    args = trainer.args
+    if args.n_gpu > 1:
+        raise ValueError("DataParallel cannot be mixed; start one process per GPU with `accelerate launch`")
+    if args.fp16:
+        raise ValueError("fp16 scales the loss, which cannot be mixed; use bf16=True")
+    if trainer.is_deepspeed_enabled:
+        raise ValueError("DeepSpeed keeps the gradients to itself and cannot be mixed; use DDP or FSDP2")
+    if args.torch_compile:
+        raise ValueError("a compiled model hides its layers from the mixer; leave out torch_compile")
+    overridden = type(trainer).compute_loss is not Trainer.compute_loss
+    if (trainer.compute_loss_func is not None or overridden) and not knows_rows:
+        name = "compute_loss" if overridden else "compute_loss_func"
+        raise ValueError(
+            f"{name} gives one number for a batch, and mixing needs one for each row; give row_losses=f, "
+            "where f(model, inputs) returns the loss of every row"
+        )
+
+
+def refuse_validation(dataset: Any, rows: int | None) -> None:
+    """Refuse a validation set that says nothing.
+
+    Args:
+        dataset: map-style or a stream.
+        rows: of a validation gradient.
+
+    Raises:
+        ValueError: it is missing or empty, or no rows are to be taken.
+    """
+    if dataset is None:
+        raise ValueError(
+            "validation_dataset is missing: it says what the weights should be good for. Give rows like those "
+            "of the training data, other than those that you evaluate on"
+        )
+    if not readers.is_stream(dataset) and not len(dataset):
+        raise ValueError("validation_dataset is empty; give it at least one row")
+    if rows is not None and rows < 1:
+        raise ValueError(f"validation_rows must be at least 1, got {rows}")
