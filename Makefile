@@ -37,6 +37,7 @@ bench: $(VENV)/.installed  ## what mixing costs beside plain training; continues
 	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/quality.py
 	$(BIN)/python bench/sweep.py
+	$(BIN)/python bench/trainer.py
 
 bench-peers: $(VENV)/.peers  ## what others cost, side by side
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python betty-ml==0.2.1
