@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast, final
 
 import numpy as np
@@ -225,6 +225,25 @@ def same_kind(batch: Any, values: Sequence[Any]) -> Any:
     """
     kind = type(batch)
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch on a device.
+
+    Args:
+        batch: tensors, mappings, tuples or lists of them; other values are left as they are.
+        device: where to.
+
+    Returns:
+        The batch in the same form.
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: moved(value, device) for key, value in cast("Mapping[Any, Any]", batch).items()}
+    if isinstance(batch, tuple | list):
+        return same_kind(batch, [moved(value, device) for value in cast("Sequence[Any]", batch)])
+    return batch
 
 
 def as_rows(made: Any) -> Rows:

@@ -156,7 +156,12 @@ class Interleaved(IterableDataset[Any]):
         """
         if self._reading is None:
             self._reading = self._begin()
-        return {"weights": self.weights, "epoch": int(self._epoch), **self._reading.state()}
+        return {
+            "weights": self.weights,
+            "epoch": int(self._epoch),
+            "time": self._reading.time,
+            **self._reading.state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another one stopped: the next iteration begins there.
@@ -173,7 +178,7 @@ class Interleaved(IterableDataset[Any]):
             )
         self.weights = state["weights"]
         self.set_epoch(int(state["epoch"]))
-        self._reading, self._begun = self._begin(), False
+        self._reading, self._begun = self._begin(time=int(state["time"])), False
         self._reading.load_state(state)
 
     def _taken_up(self) -> _Reading:
@@ -200,20 +205,27 @@ class Interleaved(IterableDataset[Any]):
         passes = [reader.passes for reader, weight in weighted if weight]
         return (max if self._stop == "first" else min)(passes) > 0
 
-    def _begin(self) -> _Reading:
+    def _begin(self, *, time: int | None = None) -> _Reading:
+        """A new iteration.
+
+        Args:
+            time: how often a worker with this number has begun before; ``None`` to count it.
+        """
         worker = get_worker_info()
         place = (0, 1) if worker is None else (worker.id, worker.num_workers)
         key, process = self._key(), (self._rank, self._processes)
-        order = key
-        if worker is not None and self._stop == "never":
-            # Workers are new in every epoch of a loader, and should then not read the same again.
-            order = f"{key}, time {int(self._begun_by[worker.id % _WORKERS])}"
-            self._begun_by[worker.id % _WORKERS] += 1
+        if time is None:
+            time = 0
+            if worker is not None and self._stop == "never":
+                # Workers are new in every epoch of a loader, and should then not read the same again.
+                time = int(self._begun_by[worker.id % _WORKERS])
+                self._begun_by[worker.id % _WORKERS] += 1
+        order = f"{key}, time {time}" if time else key
         readers = {
             name: reader(dataset, name, key=order, block=self._block, process=process, worker=place)
             for name, dataset in self._datasets.items()
         }
-        return _Reading(key, readers)
+        return _Reading(key, time, readers)
 
     def _key(self) -> str:
         return f"seed {self._seed}, epoch {int(self._epoch)}"
@@ -223,8 +235,9 @@ class Interleaved(IterableDataset[Any]):
 class _Reading:
     """One iteration: the place in every dataset, and whose turn it is."""
 
-    def __init__(self, key: str, readers: dict[str, Reader]) -> None:
-        self.key, self.readers, self.process, self.loaded = key, readers, os.getpid(), False
+    def __init__(self, key: str, time: int, readers: dict[str, Reader]) -> None:
+        self.key, self.time, self.readers = key, time, readers
+        self.process, self.loaded = os.getpid(), False
         self._each = list(readers.items())
         self._turns = Apportionment(1, len(readers))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mixwell import processes
+from mixwell.data.rows import moved
 from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, settings_for
 from mixwell.integrations.datasets import Interleaved
 from mixwell.mixer import Mixer
@@ -149,21 +150,12 @@ class MixedLoop:
         training = self._model.training
         self._model.eval()
         with self.mixer.validation() as scope, torch.enable_grad():
-            loss = self._losses(self._model, self._moved(self._validation.next())).mean()
+            loss = self._losses(self._model, moved(self._validation.next(), self._place)).mean()
             loss.backward()
             scope.observe(loss)
         self._model.train(training)
         self.mixer.update()
         self.rows.weights = self.mixer.weights.last
-
-    def _moved(self, batch: Any) -> Any:
-        if isinstance(batch, Tensor):
-            return batch.to(self._place)
-        if isinstance(batch, Mapping):
-            return {key: self._moved(value) for key, value in batch.items()}
-        if isinstance(batch, tuple | list):
-            return type(batch)(map(self._moved, batch))
-        return batch
 
 
 def _found_in(loader: Any) -> Interleaved:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mixwell.data.loader import joined
-from mixwell.data.rows import Rows, same_kind
+from mixwell.data.rows import Rows, moved
 from mixwell.data.shuffles import Cursor, Indices
 from mixwell.fidelity import Fidelity, measure_fidelity
 from mixwell.records import RoundRecord
@@ -160,7 +160,7 @@ class Trainer:
         cursors = {name: Cursor(len(own), f"fidelity, {name}") for name, own in self._domains.items()}
         batches = [
             {
-                name: _moved(own.batch(cursors[name].take(rows)), self.device)
+                name: moved(own.batch(cursors[name].take(rows)), self.device)
                 for name, own in self._domains.items()
             }
             for _ in range(steps)
@@ -174,7 +174,7 @@ class Trainer:
             self._optimizer,
             self._loss,
             batches,
-            _moved(validation, self.device),
+            moved(validation, self.device),
             signal=lambda: mixing.hypergradient(self._config),
             weights=self.mixer.weights.last,
             clip_norm=self._config.optimizer.clip_norm,
@@ -264,7 +264,7 @@ class Trainer:
             rows = joined([self._domains[name].batch(chosen) for name, chosen in own if len(chosen)])
             with self.mixer.batch(labels[part], counts=counts) as batch:
                 with self._autocast():
-                    losses = self._row_losses(self._forward, _moved(rows, self.device))
+                    losses = self._row_losses(self._forward, moved(rows, self.device))
                 batch.weigh(losses).backward()
             found.append(losses.detach())
         each = torch.cat(found).float().cpu().numpy()
@@ -312,7 +312,7 @@ class Trainer:
 
     def _mean_loss(self, batch: Any) -> Tensor:
         with self._autocast():
-            return self._loss(self._forward, _moved(batch, self.device))
+            return self._loss(self._forward, moved(batch, self.device))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._config.precision == "float32":
@@ -352,13 +352,3 @@ def choose_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device: {name!r} is not there ({reason}); try auto or cpu") from error
     return device
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: _moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return same_kind(batch, [_moved(value, device) for value in batch])
-    return batch
