@@ -21,6 +21,7 @@ from mixwell.nonfinite import NonFinite, Policy
 from mixwell.optimizers import innermost
 from mixwell.outer import OuterStep
 from mixwell.parameters import Gradients, Parameters
+from mixwell.probes import Probes
 from mixwell.records import RoundRecord
 from mixwell.rounds import RoundClock
 from mixwell.row_batch import RowBatch, RowStep, places_of, rows_expected
@@ -83,6 +84,7 @@ class Mixer:
             gradient is divided by it, so that the combined gradient and the traces stay unbiased.
         on_nonfinite: ``"raise"`` an error at a non-finite loss or gradient, or ``"skip"`` that contribution
             (it is left out of this step, counted and reported).
+        probes: what the signal may compute on its own, for those that look further than a step's gradients.
 
     Raises:
         ValueError: a setting is wrong; the message says what was got and what to do.
@@ -104,6 +106,7 @@ class Mixer:
         clip_norm: float | None = None,
         inclusion: Mapping[str, float] | None = None,
         on_nonfinite: Policy = "raise",
+        probes: Probes | None = None,
     ) -> None:
         self._nonfinite = NonFinite(on_nonfinite)
         if clip_norm is not None and not (np.isfinite(clip_norm) and clip_norm > 0):
@@ -124,7 +127,7 @@ class Mixer:
         self._optimizer = innermost(optimizer)
         self._parameters = Parameters.of(model, optimizer)
         self._signal = signal or Hypergradient()
-        self._signal.attach(self._optimizer, self._parameters, self.weights.names)
+        self._signal.attach(self._optimizer, self._parameters, self.weights.names, probes)
         self.rounds: list[RoundRecord] = []
         """The records of the finished rounds."""
         self._sum = WeightedSum(self._parameters, lazy=self._signal.takes_rows)
@@ -164,9 +167,19 @@ class Mixer:
         return self._clock.remaining
 
     @property
+    def needs_validation(self) -> bool:
+        """Whether a round ends with a validation gradient; where not, one may be given, and its loss is recorded."""
+        return self._signal.needs_validation
+
+    @property
     def needs_graph(self) -> bool:
         """Whether domains need ``backward(create_graph=True)``, as exact Hessian products do."""
         return self._signal.needs_graph
+
+    @property
+    def signal(self) -> Signal:
+        """What is measured; its properties say what it needs to be told."""
+        return self._signal
 
     @property
     def nbytes(self) -> int:
@@ -190,7 +203,7 @@ class Mixer:
     # ------------------------------------------------------------------------------------------- training
 
     @contextmanager
-    def domain(self, name: str, *, share: float = 1.0) -> Generator[Scope]:
+    def domain(self, name: str, *, share: float = 1.0, rows: int | None = None) -> Generator[Scope]:
         """Everything that ``.backward()`` accumulates inside is this domain's gradient.
 
         Args:
@@ -198,12 +211,14 @@ class Mixer:
             share: the share of the domain's batch in this step that is computed here. With four equal
                 micro-batches (gradient accumulation) enter four times with ``share=1/4``; the shares of a
                 step must sum to one.
+            rows: how many rows are computed here, for signals that measure noise.
 
         Yields:
             A scope, to which the loss may be told.
 
         Raises:
-            ValueError: the domain is unknown or given twice, or its gradient is missing or not finite.
+            ValueError: the domain is unknown or given twice, or its gradient is missing or not finite, or the
+                signal needs more than was told.
             RuntimeError: the calls are out of order.
         """
         index = self.weights.index(name)
@@ -215,8 +230,12 @@ class Mixer:
             yield scope
         with self._parameters.full_precision():
             if self._accept(name, scope):
-                self._fold(index, scope.gradients, self._shares.scale(name, share))
+                self._expect_told(name, scope)
+                self._fold(index, scope.gradients, self._shares.scale(name, share), rows)
                 self._losses.add(name, scope.loss, share)
+                if self._step_begun:
+                    for losses, reference in scope.losses:
+                        self._signal.observe(index, losses, share=share, reference=reference)
             scope.gradients = []  # so that a kept scope does not keep its gradient alive
         self._shares.give(name, share)
 
@@ -259,7 +278,7 @@ class Mixer:
         self._rows.given = True
         try:
             with self._scopes.accumulate("batch", self.steps_done, first=first), watching as watch:
-                batch = RowBatch(segments, (weights / expected)[segments.labels], watch)
+                batch = RowBatch(segments, (weights / expected)[segments.labels], watch, self._signal)
                 yield batch
         except BaseException:
             self._clear_step()  # with it goes what batches before it left
@@ -354,7 +373,8 @@ class Mixer:
             if self._accept(_VALIDATION, scope):
                 if self._validation is None:
                     self._validation = WeightedSum(self._parameters, lazy=True)
-                self._parts.add(share, self._signal.scores(scope.gradients) if share < 1 else None)
+                noisy = share < 1 and self._signal.linear
+                self._parts.add(share, self._signal.scores(scope.gradients) if noisy else None)
                 self._validation.take(scope.gradients, share)
                 self._losses.add(_VALIDATION, scope.loss, share)
             else:
@@ -373,7 +393,7 @@ class Mixer:
         """
         self._expect_round_done("mixer.update()")
         self._scopes.expect_closed("mixer.update()")
-        if not self._shares.complete(_VALIDATION):
+        if self._signal.needs_validation and not self._shares.complete(_VALIDATION):
             raise RuntimeError(
                 f"mixer.update() needs the validation gradient (share {self._shares.of(_VALIDATION):g} of 1 "
                 "so far): run `with mixer.validation(): loss.backward()` first"
@@ -504,12 +524,23 @@ class Mixer:
         self._signal.begin_round(self._clock.round_index, self.weights.values, validation)
         self._round_begun = True
 
-    def _fold(self, index: int, gradients: Gradients, scale: float) -> None:
+    def _expect_told(self, name: str, scope: Scope) -> None:
+        if self._signal.needs_losses and not scope.losses:
+            raise ValueError(
+                f"{self._signal!r} lives by the losses: call scope.observe(loss) in `with "
+                f"mixer.domain({name!r}) as scope:`"
+            )
+        if self._signal.needs_reference and any(other is None for _, other in scope.losses):
+            raise ValueError(
+                f"{self._signal!r} needs the losses of a reference model: scope.observe(losses, reference=...)"
+            )
+
+    def _fold(self, index: int, gradients: Gradients, scale: float, rows: int | None) -> None:
         """A gradient goes into its trace and into the weighted sum, and is then free."""
         weight = float(self.weights.values[index])
         if self._begin_step():
-            self._signal.fold(index, gradients, scale=scale, weight=weight)
-        self._sum.add(gradients, weight * scale)
+            self._signal.fold(index, gradients, scale=scale, weight=weight, rows=rows)
+        self._sum.add(gradients, weight * scale * self._signal.domain_factor(index))
 
     def _begin_step(self) -> bool:
         """Whether the step belongs to a round; the signal then knows that it has begun."""
@@ -532,6 +563,8 @@ class Mixer:
                 self._losses.add(names[place], mean, rows / float(expected[place]))
             else:
                 problems[names[place]] = f"loss ({mean:g})"
+        if self._step_begun and batch.observed is not None and not problems:
+            self._observe_rows(batch.observed, batch.segments, expected)
         if found is None and not problems:  # no signal has looked at the gradients
             parameter = self._parameters.non_finite([p.grad for p in self._parameters.tensors])
             if parameter is not None:
@@ -542,6 +575,26 @@ class Mixer:
                 name,
                 f"non-finite {problem} in a row of {name!r} at step {self.steps_done}, which is left out",
                 "Look at that batch, or lower the learning rate",
+            )
+
+    def _observe_rows(
+        self, observed: tuple[Tensor, Tensor | None], segments: Segments, expected: Vector
+    ) -> None:
+        losses, reference = observed
+        if self._signal.needs_reference and reference is None:
+            raise ValueError(
+                f"{self._signal!r} needs the losses of a reference model: batch.weigh(losses, reference=...)"
+            )
+        if not self._signal.needs_losses:
+            return
+        losses, reference = segments.sorted(losses), None if reference is None else segments.sorted(reference)
+        for place, begin, end in segments.present:
+            often = self._shares.inclusion.get(self.weights.names[place], 1.0)
+            self._signal.observe(
+                place,
+                losses[begin:end],
+                share=(end - begin) * often / float(expected[place]),
+                reference=None if reference is None else reference[begin:end],
             )
 
     def _expect_step(self, call: str) -> None:
@@ -623,7 +676,7 @@ class Mixer:
     def _finite_scores(self) -> Vector | None:
         """The signal's scores, ``None`` where they had to be left out."""
         validation = self._usable_validation()
-        if validation is None:
+        if validation is None and self._signal.needs_validation:
             return None
         scores = self._signal.scores(validation)
         wrong = [n for n, s in zip(self.weights.names, scores, strict=True) if not np.isfinite(s)]
@@ -631,7 +684,7 @@ class Mixer:
             return scores
         self._nonfinite.reject(
             _VALIDATION,
-            f"the hypergradient of {', '.join(wrong)} overflowed in round {len(self.rounds)}",
+            f"the score of {', '.join(wrong)} overflowed in round {len(self.rounds)}",
             "Lower the learning rate, shorten the horizon, or raise the curvature",
         )
         return None

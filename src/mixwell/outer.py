@@ -46,11 +46,11 @@ class OuterStep:
         return Weights(weights.names, np.maximum(allowed, TINY).tolist())
 
     def move(self, weights: Weights, scores: Vector | None, clock: RoundClock) -> float:
-        """End a round: one mirror-descent step against the scores.
+        """End a round: one step against the scores.
 
         Args:
             weights: of the round that ends; they are advanced.
-            scores: the hypergradient, finite, shape ``(m,)``; ``None`` leaves the weights as they are.
+            scores: finite, shape ``(m,)``; ``None`` leaves the weights as they are.
             clock: of the run, at the end of the round.
 
         Returns:
@@ -58,14 +58,14 @@ class OuterStep:
         """
         log, alpha = weights.log, 0.0
         if scores is not None:
-            alpha = self.update.step_size(
+            log, alpha = self.update.move(
+                log,
                 scores,
                 round_index=clock.round_index,
                 rounds=clock.rounds,
                 fraction=clock.round_length / clock.horizon,
             )
-        if scores is not None and alpha > 0:
-            log = updates.mirror_step(log, scores, alpha)
+        if alpha > 0:
             log = constraining.apply(weights.names, log, self.constraints, step_size=alpha)
         weights.advance(log, steps=clock.round_length)
         return alpha

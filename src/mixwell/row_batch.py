@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixwell.segments import Labels, Segments
+from mixwell.signals.base import Signal
 from mixwell.watching import RowWatch
 from mixwell.weights import Vector
 
@@ -24,15 +25,20 @@ class RowBatch:
         segments: which rows belong to which domain.
         factors: of the rows' losses, shape ``(rows,)``.
         watch: is told the weighted losses.
+        signal: may weigh rows by more than their domain.
     """
 
-    def __init__(self, segments: Segments, factors: Vector, watch: RowWatch) -> None:
-        self._segments = segments
+    def __init__(self, segments: Segments, factors: Vector, watch: RowWatch, signal: Signal) -> None:
+        self.segments = segments
+        """Which rows belong to which domain."""
         self._factors = torch.from_numpy(factors)
         self._watch = watch
+        self._signal = signal
         self._means: list[tuple[int, int, float]] | None = None
         self.losses: Tensor | None = None
         """The loss of every row, shape ``(rows,)``, once they were weighted."""
+        self.observed: tuple[Tensor, Tensor | None] | None = None
+        """The losses of rows or tokens, and those of a reference model, once they were weighted."""
 
     def means(self) -> list[tuple[int, int, float]]:
         """Of each domain in the batch its number, its rows and their mean loss, once they were weighted."""
@@ -45,17 +51,27 @@ class RowBatch:
         return self._means
 
     def _find_means(self, losses: Tensor) -> list[tuple[int, int, float]]:
-        labels, counts = self._segments.labels, self._segments.counts
+        labels, counts = self.segments.labels, self.segments.counts
         sums = np.bincount(labels, weights=losses.cpu().double().numpy(), minlength=len(counts))
         return [
-            (place, end - begin, sums[place] / (end - begin)) for place, begin, end in self._segments.present
+            (place, end - begin, sums[place] / (end - begin)) for place, begin, end in self.segments.present
         ]
 
-    def weigh(self, losses: Tensor) -> Tensor:
+    def weigh(
+        self,
+        losses: Tensor,
+        *,
+        reference: Tensor | None = None,
+        objective: Tensor | None = None,
+        data: Any = None,
+    ) -> Tensor:
         """The loss to call ``.backward()`` on: ``sum_i w_d(i) / n_d(i) * loss_i``, d(i) the domain of row i.
 
         Args:
             losses: one per row, or with more dimensions after the first (tokens), of which the mean is taken.
+            reference: the losses of a reference model, of the same shape, for signals that need it.
+            objective: what is to be made less in place of the losses, of the same shape.
+            data: the rows themselves, for signals that weigh every row.
 
         Returns:
             One number.
@@ -66,17 +82,29 @@ class RowBatch:
         """
         if self.losses is not None:
             raise RuntimeError("weigh was called twice in one block; open a block for each batch")
-        if losses.dim() < 1 or losses.shape[0] != len(self._segments):
+        if losses.dim() < 1 or losses.shape[0] != len(self.segments):
             raise ValueError(
-                f"weigh takes one loss for each of the {len(self._segments)} rows (cross_entropy(..., "
+                f"weigh takes one loss for each of the {len(self.segments)} rows (cross_entropy(..., "
                 f"reduction='none')); got shape {tuple(losses.shape)}"
             )
-        if losses.dim() > 1:
-            losses = losses.flatten(1).mean(dim=1)
+        if reference is not None and reference.shape != losses.shape:
+            raise ValueError(
+                f"the losses have shape {tuple(losses.shape)}, those of the reference model "
+                f"{tuple(reference.shape)}; both must be of the same rows"
+            )
+        self.observed = losses.detach(), None if reference is None else reference.detach()
+        losses, made_less = _by_row(losses), _by_row(losses if objective is None else objective)
         self.losses = losses.detach()
-        weighted = losses * self._factors.to(losses)
+        weighted = made_less * self._factors.to(losses)
+        factors = self._signal.row_factors(self.losses, self.segments, data)
+        if factors is not None:
+            weighted = weighted * factors.to(losses)
         self._watch.weighted(weighted)
         return weighted.sum()
+
+
+def _by_row(losses: Tensor) -> Tensor:
+    return losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses
 
 
 @dataclass

@@ -19,22 +19,33 @@ class Scope:
 
     def __init__(self) -> None:
         self.loss: Tensor | None = None
+        self.losses: list[tuple[Tensor, Tensor | None]] = []
+        """What was told: losses, and those of a reference model on the same."""
         self.gradients: Gradients = []
 
-    def observe(self, loss: Tensor | float) -> None:
-        """Tell the loss, so that it is in the records and its being finite is checked.
+    def observe(self, loss: Tensor | float, *, reference: Tensor | float | None = None) -> None:
+        """Tell the loss, so that it is in the records and its being finite is checked; some signals live by it.
 
         Args:
-            loss: one number. Of several in one scope the sum is recorded, as their gradients add up.
+            loss: the mean loss, or the losses of the rows (or tokens), whose mean is recorded. Of several in one
+                scope the sum is recorded, as their gradients add up.
+            reference: the losses of a reference model on the same, of the same shape, for signals that need it.
 
         Raises:
-            ValueError: it is not one number.
+            ValueError: there is no loss, or the reference has another shape.
         """
-        value = torch.as_tensor(loss).detach()
-        if value.numel() != 1:
-            raise ValueError(f"observe takes one number, the mean loss; got shape {tuple(value.shape)}")
-        value = value.reshape(())
-        self.loss = value if self.loss is None else self.loss + value
+        losses = torch.as_tensor(loss).detach()
+        if not losses.numel():
+            raise ValueError("observe takes the mean loss or the losses of rows; got none")
+        other = None if reference is None else torch.as_tensor(reference).detach().to(losses)
+        if other is not None and other.shape != losses.shape:
+            raise ValueError(
+                f"the losses have shape {tuple(losses.shape)}, those of the reference model "
+                f"{tuple(other.shape)}; both must be of the same rows"
+            )
+        self.losses.append((losses, other))
+        mean = losses.mean() if losses.is_floating_point() else losses.double().mean()
+        self.loss = mean if self.loss is None else self.loss + mean
 
 
 @final

@@ -1,4 +1,4 @@
-"""How a hypergradient moves the weights."""
+"""How the scores of a round move the weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import final
 import numpy as np
 
 from mixwell.theory import mirror_step_size
-from mixwell.weights import LOWEST_LOG, Vector
+from mixwell.weights import LOWEST_LOG, TINY, Vector, normalise
 
 SMALLEST_SPREAD = 1e-290
 """Scores that differ by less are taken for equal; their step size would not be finite."""
+
+
+FURTHEST = 1e6
+"""A step in any direction that is longer ends at the same vertex of the simplex."""
 
 
 def mirror_step(log: Vector, scores: Vector, step_size: float) -> Vector:
@@ -38,22 +42,24 @@ def mirror_step(log: Vector, scores: Vector, step_size: float) -> Vector:
 
 
 class Update(ABC):
-    """A rule for the step size of each round's mirror-descent step."""
+    """A rule by which the scores of a round move the weights."""
 
     @abstractmethod
-    def step_size(
-        self, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
-    ) -> float:
-        """The step size alpha of this round.
+    def move(
+        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+    ) -> tuple[Vector, float]:
+        """The weights after a round.
 
         Args:
-            scores: the hypergradient of this round, finite, shape ``(m,)``.
+            log: the log-weights of the round, shape ``(m,)``.
+            scores: of the round, finite, shape ``(m,)``; the weights move against them.
             round_index: the number of this round, from 0.
             rounds: how many rounds the run has, if that is known.
             fraction: the length of this round over the horizon; below one for a short last round.
 
         Returns:
-            alpha >= 0.
+            Log-weights that need not be normalised, shape ``(m,)``, and the step size that was taken; with a step
+            size of 0 the weights are as they were.
         """
 
     def reset(self) -> None:
@@ -71,8 +77,46 @@ class Update(ABC):
         """
 
 
+class MirrorUpdate(Update):
+    """Entropic mirror descent, ``w_j ~ w_j exp(-alpha h_j)``; a rule for alpha is left to choose."""
+
+    def move(
+        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+    ) -> tuple[Vector, float]:
+        """One step of mirror descent.
+
+        Args:
+            log: the log-weights of the round, shape ``(m,)``.
+            scores: of the round, shape ``(m,)``.
+            round_index: the number of this round, from 0.
+            rounds: how many rounds the run has, if that is known.
+            fraction: the length of this round over the horizon.
+
+        Returns:
+            Log-weights, shape ``(m,)``, and alpha.
+        """
+        alpha = self.step_size(scores, round_index=round_index, rounds=rounds, fraction=fraction)
+        return (mirror_step(log, scores, alpha) if alpha > 0 else log), alpha
+
+    @abstractmethod
+    def step_size(
+        self, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+    ) -> float:
+        """The step size alpha of this round.
+
+        Args:
+            scores: the hypergradient of this round, finite, shape ``(m,)``.
+            round_index: the number of this round, from 0.
+            rounds: how many rounds the run has, if that is known.
+            fraction: the length of this round over the horizon; below one for a short last round.
+
+        Returns:
+            alpha >= 0.
+        """
+
+
 @final
-class MirrorDescent(Update):
+class MirrorDescent(MirrorUpdate):
     """Mirror descent with a given, constant step size (the paper's experiments use 0.5).
 
     Args:
@@ -108,7 +152,7 @@ class MirrorDescent(Update):
 
 
 @final
-class SelfTunedMirrorDescent(Update):
+class SelfTunedMirrorDescent(MirrorUpdate):
     r"""Mirror descent whose step size follows from the hypergradients seen; it needs no setting.
 
     ``alpha_k = factor * sqrt(log m / K) / S_k``, the theorems' step size with their bound ``G G_V / mu_hat``
@@ -177,6 +221,164 @@ class SelfTunedMirrorDescent(Update):
             state: what :meth:`state` gave.
         """
         self._size = float(state["size"])
+
+
+@final
+class ProjectedDescent(Update):
+    """Projected gradient descent, ``w <- Proj(w - eta h)``, the nearest point of the simplex (TANDEM).
+
+    Args:
+        step_size: eta.
+
+    Raises:
+        ValueError: the step size is not positive and finite.
+
+    Example:
+        >>> log, _ = ProjectedDescent(0.1).move(np.log([0.5, 0.5]), np.array([1.0, -1.0]), round_index=0, rounds=1)
+        >>> np.exp(log).round(3).tolist()
+        [0.4, 0.6]
+    """
+
+    def __init__(self, step_size: float) -> None:
+        if not (math.isfinite(step_size) and step_size > 0):
+            raise ValueError(f"the step size of the weights must be positive and finite, got {step_size}")
+        self.eta = float(step_size)
+
+    def __repr__(self) -> str:
+        return f"ProjectedDescent({self.eta!r})"
+
+    def move(
+        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+    ) -> tuple[Vector, float]:
+        """One step, and back to the simplex.
+
+        Args:
+            log: the log-weights of the round, shape ``(m,)``.
+            scores: of the round, shape ``(m,)``.
+            round_index: not used.
+            rounds: not used.
+            fraction: not used.
+
+        Returns:
+            Log-weights, shape ``(m,)``, and eta.
+        """
+        with np.errstate(over="ignore"):
+            moved = np.exp(normalise(log)) - np.minimum(self.eta * (scores - scores.min()), FURTHEST)
+        return np.log(np.maximum(_nearest(moved), TINY)), self.eta
+
+
+@final
+class Assigned(Update):
+    """The signal says where the weights go: ``w_j ~ exp(-h_j)``, whatever they were.
+
+    Args:
+        memory: the share of the old weights that stays, ``w <- memory w + (1 - memory) softmax(-h)``.
+
+    Raises:
+        ValueError: the memory is not in [0, 1).
+
+    Example:
+        >>> log, _ = Assigned().move(np.log([0.9, 0.1]), -np.log([1.0, 3.0]), round_index=0, rounds=1)
+        >>> np.exp(normalise(log)).round(4).tolist()
+        [0.25, 0.75]
+    """
+
+    def __init__(self, memory: float = 0.0) -> None:
+        if not 0 <= memory < 1:
+            raise ValueError(f"the memory of the weights must be in [0, 1), got {memory}")
+        self.memory = float(memory)
+
+    def __repr__(self) -> str:
+        return f"Assigned({self.memory!r})"
+
+    def move(
+        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+    ) -> tuple[Vector, float]:
+        """The weights that the scores say.
+
+        Args:
+            log: the log-weights of the round, shape ``(m,)``.
+            scores: of the round, shape ``(m,)``.
+            round_index: not used.
+            rounds: not used.
+            fraction: not used.
+
+        Returns:
+            Log-weights, shape ``(m,)``, and 1.
+        """
+        new = normalise(mirror_step(np.zeros_like(scores), scores, 1.0))
+        if self.memory:
+            new = np.log(self.memory * np.exp(normalise(log)) + (1 - self.memory) * np.exp(new))
+        return new, 1.0
+
+
+@final
+class Smoothed(Update):
+    """Another update, then a share of uniform weights: ``w <- (1 - c) w + c / m`` (DoGE, DoReMi).
+
+    Args:
+        update: the other one.
+        share: c.
+
+    Raises:
+        ValueError: the share is not in [0, 1].
+    """
+
+    def __init__(self, update: Update, share: float) -> None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"the share of uniform weights must be in [0, 1], got {share}")
+        self.update, self.share = update, float(share)
+
+    def __repr__(self) -> str:
+        return f"Smoothed({self.update!r}, {self.share!r})"
+
+    def reset(self) -> None:
+        """A run begins."""
+        self.update.reset()
+
+    def move(
+        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+    ) -> tuple[Vector, float]:
+        """Move, then mix with uniform weights.
+
+        Args:
+            log: the log-weights of the round, shape ``(m,)``.
+            scores: of the round, shape ``(m,)``.
+            round_index: the number of this round, from 0.
+            rounds: how many rounds the run has, if that is known.
+            fraction: the length of this round over the horizon.
+
+        Returns:
+            Log-weights, shape ``(m,)``, and the step size of the other update.
+        """
+        moved, alpha = self.update.move(
+            log, scores, round_index=round_index, rounds=rounds, fraction=fraction
+        )
+        if alpha == 0 or self.share == 0:
+            return moved, alpha
+        return np.logaddexp(
+            math.log1p(-self.share) + normalise(moved) if self.share < 1 else np.full(len(log), -np.inf),
+            math.log(self.share / len(log)),
+        ), alpha
+
+    def state(self) -> dict[str, float]:
+        """What the other update remembers."""
+        return self.update.state()
+
+    def load_state(self, state: dict[str, float]) -> None:
+        """Take up what :meth:`state` gave.
+
+        Args:
+            state: its numbers.
+        """
+        self.update.load_state(state)
+
+
+def _nearest(point: Vector) -> Vector:
+    """The nearest point of the simplex: ``max(0, x_j - t)`` with the t for which they sum to one."""
+    falling = np.sort(point)[::-1]
+    shifts = (np.cumsum(falling) - 1) / np.arange(1, len(point) + 1)
+    return np.maximum(point - shifts[np.flatnonzero(falling > shifts)[-1]], 0)
 
 
 def resolve(update: Update | float | None) -> Update:

@@ -362,9 +362,12 @@ def test_a_signal_serves_one_mixer() -> None:
 def test_observing_something_else_than_a_number() -> None:
     model = two_layer(0)
     mixer = make(model)
-    with pytest.raises(ValueError, match=r"observe takes one number, the mean loss; got shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"observe takes the mean loss or the losses of rows; got none"):
         with mixer.domain("d0") as scope:
-            scope.observe(torch.zeros(2))
+            scope.observe(torch.zeros(0))
+    with pytest.raises(ValueError, match=r"shape \(2,\), those of the reference model \(3,\)"):
+        with mixer.domain("d0") as scope:
+            scope.observe(torch.zeros(2), reference=torch.zeros(3))
     with mixer.domain("d0") as scope:  # plain numbers will do
         loss = mse(model, regression_batches(0, steps=1)[0][0]["d0"])
         scope.observe(loss.item())
@@ -389,7 +392,7 @@ def test_an_overflowing_hypergradient_can_be_skipped() -> None:
         with mixer.validation():
             (model.theta[0] * 1e305).backward()
         if policy == "raise":
-            with pytest.raises(FloatingPointError, match="hypergradient of d0, d1 overflowed in round 0"):
+            with pytest.raises(FloatingPointError, match="score of d0, d1 overflowed in round 0"):
                 mixer.update()
         else:
             with pytest.warns(UserWarning, match="overflowed"):

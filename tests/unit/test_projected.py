@@ -938,7 +938,7 @@ def test_a_row_that_is_not_finite_costs_dense_traces_the_round() -> None:
     mixer.step()
     assert torch.equal(flat(list(model.parameters())), before)
     run(mixer, model, steps[2:])
-    with pytest.warns(UserWarning, match="hypergradient of b overflowed"):
+    with pytest.warns(UserWarning, match="score of b overflowed"):
         finish(mixer, model, validation)
     assert mixer.rounds[0].new_weights == mixer.rounds[0].weights
     run(mixer, model, steps)

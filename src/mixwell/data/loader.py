@@ -12,6 +12,7 @@ from torch import Tensor
 from mixwell.constraints import EpochCap
 from mixwell.data.rows import as_rows, same_kind
 from mixwell.data.sampler import Rule, Sampler
+from mixwell.probes import rows_of
 from mixwell.weights import Vector
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Loader:
 
     def _labelled(self, parts: Mapping[str, Any]) -> tuple[Any, Tensor]:
         drawn = {name: self.sampler.names.index(name) for name in parts}
-        labels = [np.full(_length(part), drawn[name]) for name, part in parts.items()]
+        labels = [np.full(rows_of(part), drawn[name]) for name, part in parts.items()]
         return joined(list(parts.values())), torch.from_numpy(np.concatenate(labels))
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,12 +133,6 @@ class Loader:
             state: what :meth:`state_dict` gave.
         """
         self.sampler.load_state(state)
-
-
-def _length(batch: Any) -> int:
-    if isinstance(batch, Mapping):
-        return _length(next(iter(batch.values())))
-    return _length(batch[0]) if _has_columns(batch) else len(batch)
 
 
 def _has_columns(batch: Any) -> bool:
