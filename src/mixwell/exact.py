@@ -163,10 +163,11 @@ def implicit_cg(
     *,
     tolerance: float = 1e-10,
     max_iterations: int | None = None,
+    damping: float = 0.0,
 ) -> Tensor:
     """The hypergradient of the minimiser (Eq. 2), the inverse Hessian applied by conjugate gradient.
 
-    ``-<grad l_j, H^-1 grad L_V>`` at ``theta``, which should minimise the weighted loss.
+    ``-<grad l_j, (H + lambda I)^-1 grad L_V>`` at ``theta``, which should minimise the weighted loss.
 
     Args:
         problem: the problem; the losses of step 0 count.
@@ -174,6 +175,7 @@ def implicit_cg(
         weights: w, shape ``(m,)``.
         tolerance: of the residual, relative to the validation gradient.
         max_iterations: at most this many products; ``10 d`` by default.
+        damping: lambda, where the Hessian itself is not positive definite.
 
     Returns:
         Shape ``(m,)``.
@@ -192,7 +194,7 @@ def implicit_cg(
     for _ in range(limit):
         if math.sqrt(squared) <= goal:
             break
-        curved = product(direction)
+        curved = product(direction) + damping * direction
         curvature = float(direction @ curved)
         if curvature <= 0:
             raise ValueError(
@@ -215,12 +217,19 @@ def implicit_cg(
 
 
 def implicit_neumann(
-    problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, terms: int
+    problem: Problem,
+    theta: Tensor,
+    weights: Tensor,
+    *,
+    learning_rate: float,
+    terms: int,
+    damping: float = 0.0,
 ) -> Tensor:
     """The hypergradient of the minimiser (Eq. 2), the inverse Hessian as a Neumann series.
 
     ``H^-1 v ~ eta sum_{i < terms} (I - eta H)^i v``, which converges for ``eta < 2 / L``. With as many terms as
-    the horizon it is what T unrolled steps give when they start at the minimiser.
+    the horizon it is what T unrolled steps give when they start at the minimiser. With a damping, H is
+    ``H + lambda I``.
 
     Args:
         problem: the problem; the losses of step 0 count.
@@ -228,6 +237,7 @@ def implicit_neumann(
         weights: w, shape ``(m,)``.
         learning_rate: eta.
         terms: how many terms.
+        damping: lambda.
 
     Returns:
         Shape ``(m,)``.
@@ -240,7 +250,7 @@ def implicit_neumann(
     total = torch.zeros_like(power)
     for _ in range(terms):
         total = total + power
-        power = power - learning_rate * product(power)
+        power = power - learning_rate * (product(power) + damping * power)
     return -learning_rate * torch.stack([g @ total for g in gradients])
 
 

@@ -168,7 +168,7 @@ class Mixer:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether a round ends with a validation gradient; where not, one may be given, and its loss is recorded."""
+        """Whether a round ends with a validation gradient; where not, one may be given for its loss."""
         return self._signal.needs_validation
 
     @property

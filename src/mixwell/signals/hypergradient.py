@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
 import torch
@@ -15,6 +15,7 @@ from mixwell import curvature as curvatures
 from mixwell.curvature import Curvature, RoundStart
 from mixwell.optimizers import Response, model_of
 from mixwell.parameters import Gradients, Parameters
+from mixwell.probes import Probes
 from mixwell.segments import Segments
 from mixwell.signals.base import Signal
 from mixwell.traces import AuditedTraces, CarriedTraces, Combined, DenseTraces, StepModel, Traces
@@ -39,22 +40,35 @@ class Hypergradient(Signal):
             0.01.
         traces: where the traces live; by default :class:`mixwell.DenseTraces`, or
             :class:`mixwell.CarriedTraces` where the curvature needs them.
+        window: how many of a round's last steps leave a trace, as if those before did not depend on the weights
+            (Shaban et al. 2019); ``None`` for all.
 
     Raises:
-        ValueError: the curvature takes exact products and the traces cannot.
+        ValueError: the curvature takes exact products and the traces cannot, or the window has no step.
     """
 
-    def __init__(self, curvature: Curvature | float | None = None, traces: Traces | None = None) -> None:
+    def __init__(
+        self,
+        curvature: Curvature | float | None = None,
+        traces: Traces | None = None,
+        *,
+        window: int | None = None,
+    ) -> None:
         self.curvature = curvatures.resolve(curvature)
         exact = self.curvature.exact_products
         self.traces = traces or (CarriedTraces() if exact else DenseTraces())
         if exact and not isinstance(self.traces, CarriedTraces):
             raise ValueError(f"ExactCurvature needs CarriedTraces, got {self.traces!r}; leave traces out")
+        if window is not None and window < 1:
+            raise ValueError(f"window must be at least 1 step, got {window}; leave it out for all steps")
+        self.window = window
         self._clip = 1.0
+        self._traced = True
         self._attached = False
 
     def __repr__(self) -> str:
-        return f"Hypergradient({self.curvature!r}, {self.traces!r})"
+        window = "" if self.window is None else f", window={self.window}"
+        return f"Hypergradient({self.curvature!r}, {self.traces!r}{window})"
 
     @property
     def needs_graph(self) -> bool:
@@ -66,13 +80,25 @@ class Hypergradient(Signal):
         """Whether the traces can tell a mixed batch apart."""
         return self.traces.takes_rows
 
-    def attach(self, optimizer: Optimizer, parameters: Parameters, domains: Sequence[str]) -> None:
+    @property
+    def linear(self) -> bool:
+        """The scores are inner products with the validation gradient."""
+        return True
+
+    def attach(
+        self,
+        optimizer: Optimizer,
+        parameters: Parameters,
+        domains: Sequence[str],
+        probes: Probes | None = None,
+    ) -> None:
         """Take the memory of the traces.
 
         Args:
             optimizer: that trains the model.
             parameters: what is trained.
             domains: their names.
+            probes: not used.
 
         Raises:
             ValueError: it is in use by another mixer, whose traces it holds.
@@ -100,14 +126,18 @@ class Hypergradient(Signal):
         )
 
     def begin_step(self, *, remaining: int) -> None:
-        """Fade the traces.
+        """Fade the traces, where the step leaves one.
 
         Args:
             remaining: steps until the end of the round, this one included.
         """
-        self.traces.begin_step(self._step_model(remaining=remaining))
+        self._traced = self.window is None or remaining <= self.window
+        if self._traced:
+            self.traces.begin_step(self._step_model(remaining=remaining))
 
-    def fold(self, domain: int, gradients: Gradients, *, scale: float, weight: float) -> None:
+    def fold(
+        self, domain: int, gradients: Gradients, *, scale: float, weight: float, rows: int | None = None
+    ) -> None:
         """Add a domain's gradient to its trace and, for an exact curvature, its Hessian's part to all.
 
         Args:
@@ -115,7 +145,10 @@ class Hypergradient(Signal):
             gradients: its gradient.
             scale: its factor.
             weight: the domain's weight.
+            rows: not used.
         """
+        if not self._traced:
+            return
         if self.curvature.exact_products:
             assert isinstance(self.traces, CarriedTraces)
             for other, trace in enumerate(self.traces.z):
@@ -133,11 +166,11 @@ class Hypergradient(Signal):
         Returns:
             A context, which gives what is to be told the weighted losses.
         """
-        return self.traces.rows(segments, weights)
+        return self.traces.rows(segments, weights) if self._traced else nullcontext(RowWatch())
 
     def non_finite(self) -> list[int] | None:
         """The domains whose gradients in the mixed batches of this step are not finite; ``None`` if not known."""
-        return self.traces.non_finite()
+        return self.traces.non_finite() if self._traced else None
 
     def end_step(self, combined: Combined) -> None:
         """Let the traces see the combined gradient.
@@ -145,10 +178,11 @@ class Hypergradient(Signal):
         Args:
             combined: what the optimiser is about to be given.
         """
-        self.traces.end_step(combined)
+        if self._traced:
+            self.traces.end_step(combined)
         self._clip = combined.clip
 
-    def scores(self, validation: Gradients) -> Vector:
+    def scores(self, validation: Gradients | None) -> Vector:
         """``h_j = -<grad L_V, z_j>``.
 
         Args:
@@ -157,6 +191,7 @@ class Hypergradient(Signal):
         Returns:
             The hypergradient, shape ``(m,)``.
         """
+        assert validation is not None
         return -self.traces.dot(validation)
 
     @property

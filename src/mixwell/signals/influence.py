@@ -1,0 +1,255 @@
+"""TiKMiX's signal: by how much a domain's gradient, in the geometry of the loss, lowers the target's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mixwell.parameters import Gradients, Parameters, cuda_devices, inner_products
+from mixwell.probes import Probes
+from mixwell.signals.base import Signal
+from mixwell.traces.base import Combined, Json, empty_trace
+from mixwell.weights import TINY, Vector
+
+
+@final
+class Influence(Signal):
+    """The influence of every domain on the target, and the mixture that follows from it (TiKMiX).
+
+        ``S_j = grad f^T H^-1 g_j``,   ``H = F / mean(F) + damping``,   ``F = mean_t (sum_j w_j g_j)^2``
+
+    with the target's gradient at the end of the round, the mean gradient ``g_j`` of domain j over the round's
+    steps, and the diagonal F of the empirical Fisher matrix of the training loss, from the gradients that the
+    optimiser is given. Larger is better. (F is divided by its mean: a factor of S does not matter for what
+    follows.)
+
+    Without candidates (TiKMiX-D) the next mixture minimises ``std(Phat) - sum(Phat) - entropy(w)`` with at
+    least the influence of the weights of the round: :func:`mixwell.search.influence.direct`. With them
+    (TiKMiX-M) so many mixtures around the weights of the round are measured, each on a fresh batch of every
+    domain that is not trained on, LightGBM learns the influence of a mixture, and the best that it predicts
+    is searched for: :func:`mixwell.search.influence.climbed`.
+
+    The scores are ``-log`` of the mixture, for :class:`mixwell.Assigned`. A round of any length has one
+    target gradient; a longer one has a better mean. A domain that is in no step of a round counts as the mean
+    of the others. One gradient per domain and one more are held.
+
+    Args:
+        damping: added to the diagonal, whose mean is 1.
+        candidates: of TiKMiX-M; 0 for TiKMiX-D.
+        seed: of the candidates and the search; a round's draws depend on it and on the round's number.
+
+    Raises:
+        ValueError: the damping is not positive, or there are too few candidates.
+
+    References:
+        "TiKMiX: Take Data Influence into Dynamic Mixture for Language Model Pre-training" (2025),
+        arXiv:2508.17677.
+    """
+
+    def __init__(self, damping: float = 0.1, *, candidates: int = 0, seed: int = 0) -> None:
+        if not (np.isfinite(damping) and damping > 0):
+            raise ValueError(f"damping must be positive and finite, got {damping}")
+        if candidates < 0 or 0 < candidates < 4:
+            raise ValueError(
+                f"a regression needs 4 candidates or more (0 for no regression), got {candidates}"
+            )
+        self.damping = float(damping)
+        self.candidates = int(candidates)
+        self.seed = int(seed)
+        self._attached = False
+
+    def __repr__(self) -> str:
+        return f"Influence({self.damping!r}, candidates={self.candidates}, seed={self.seed})"
+
+    def attach(
+        self,
+        optimizer: Optimizer,
+        parameters: Parameters,
+        domains: Sequence[str],
+        probes: Probes | None = None,
+    ) -> None:
+        """Take the memory of one gradient per domain and of the diagonal.
+
+        Args:
+            optimizer: not used.
+            parameters: what is trained.
+            domains: their names.
+            probes: draw the batches on which candidates are measured.
+
+        Raises:
+            ValueError: it is in use by another mixer, or there are candidates and no probes.
+        """
+        if self._attached:
+            raise ValueError("this Influence is in use by another mixer; make a new one for each")
+        if self.candidates and probes is None:
+            raise ValueError(
+                f"{self!r} measures candidates on batches of its own, and there are no probes: give "
+                "Mixer(..., probes=Probes(...)), or candidates=0"
+            )
+        self._parameters, self._probes, self._domains = parameters, probes, tuple(domains)
+        self._sums = [[empty_trace(p) for p in parameters.tensors] for _ in domains]
+        self._fisher = [empty_trace(p) for p in parameters.tensors]
+        self._scales = np.zeros(len(domains))
+        self._prior = np.full(len(domains), 1 / len(domains))
+        self._round = 0
+        self._last = np.zeros(0)
+        self._attached = True
+
+    def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
+        """Forget the last round.
+
+        Args:
+            round_index: its number, of which the draws of the search depend.
+            weights: of the domains, which the next mixture is to be no worse than, shape ``(m,)``.
+            validation: not used.
+        """
+        for tensors in (*self._sums, self._fisher):
+            for tensor in tensors:
+                tensor.zero_()
+        self._scales[:] = 0
+        self._prior[:] = weights
+        self._round = round_index
+
+    def fold(
+        self, domain: int, gradients: Gradients, *, scale: float, weight: float, rows: int | None = None
+    ) -> None:
+        """Add a domain's gradient.
+
+        Args:
+            domain: which.
+            gradients: its gradient.
+            scale: its factor.
+            weight: not used.
+            rows: not used.
+        """
+        for total, gradient in zip(self._sums[domain], gradients, strict=True):
+            if gradient is not None:
+                total.add_(gradient.detach(), alpha=scale)
+        self._scales[domain] += scale
+
+    def end_step(self, combined: Combined) -> None:
+        """Add the squares of the combined gradient, as it was before it was clipped.
+
+        Args:
+            combined: what the optimiser is about to be given.
+        """
+        for total, gradient in zip(self._fisher, combined.gradients, strict=True):
+            if gradient is not None and combined.clip > 0:
+                whole = gradient.detach().to(total.dtype) / combined.clip
+                total.addcmul_(whole, whole)
+
+    def scores(self, validation: Gradients | None) -> Vector:
+        """``-log`` of the next mixture.
+
+        Args:
+            validation: the target's gradient at the end of the round.
+
+        Returns:
+            Shape ``(m,)``; not finite where an influence is not.
+        """
+        from mixwell.search import influence as search
+
+        assert validation is not None
+        seen = self._scales > 0
+        if not seen.any():  # all steps of the round had to be left out
+            return self._scores_of(self._prior)
+        direction = self._natural(validation)
+        sums = np.array([sum(inner_products(direction, total)) for total in self._sums])
+        found = np.divide(sums, self._scales, out=np.zeros_like(sums), where=seen)
+        self._last = np.where(seen, found, found[seen].mean())
+        if not np.isfinite(self._last).all():
+            return self._last
+        if not self.candidates:
+            return self._scores_of(search.direct(self._last[None], self._prior))
+        random = np.random.default_rng([self.seed, self._round])
+        mixtures = search.around(self._prior, self.candidates, random)
+        measured = self._measured(mixtures, direction)
+        if not np.isfinite(measured).all():
+            return np.full_like(self._prior, np.nan)
+        predict = search.regression(mixtures, measured[:, None], seed=self.seed)
+        # The unit in which D's objective counts influence, so that both weigh it alike against the entropy.
+        units = search.units(self._last[None])
+        mixture = search.climbed(
+            lambda points: search.objective(predict(points) / units, points), self._prior, random
+        )
+        return self._scores_of(mixture)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the gradients and of the diagonal."""
+        return sum(tensor.nbytes for tensors in (*self._sums, self._fisher) for tensor in tensors)
+
+    def summary(self) -> dict[str, float]:
+        """The influence of the weights of the round, and of the domain that has most."""
+        if not len(self._last) or not np.isfinite(self._last).all():
+            return {}
+        return {
+            "influence": float(self._last @ self._prior),
+            "influence_most": float(self._last.max()),
+        }
+
+    def state(self) -> tuple[Json, dict[str, Tensor]]:
+        """The sums of the round."""
+        named = {
+            f"{part}.{name}": tensor
+            for part, tensors in [*enumerate(self._sums), ("fisher", self._fisher)]
+            for name, tensor in zip(self._parameters.names, tensors, strict=True)
+        }
+        values: Json = {
+            "scales": self._scales.tolist(),
+            "prior": self._prior.tolist(),
+            "round": self._round,
+        }
+        return values, named
+
+    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what :meth:`state` gave.
+
+        Args:
+            values: its plain values.
+            tensors: its tensors.
+        """
+        saved: dict[str, Any] = dict(values)
+        self._scales[:], self._prior[:] = saved["scales"], saved["prior"]
+        self._round = int(saved["round"])
+        for name, own in self.state()[1].items():
+            own.copy_(tensors[name])
+
+    @staticmethod
+    def _scores_of(mixture: Vector) -> Vector:
+        return -np.log(np.maximum(mixture, TINY))
+
+    def _natural(self, validation: Gradients) -> Gradients:
+        """``H^-1 grad f``."""
+        mean = sum(float(part.double().sum()) for part in self._fisher) / self._parameters.numel
+        # Where the domains cancel out, or nothing has a gradient, there is no curvature to go by.
+        unit = mean if mean > 0 else 1.0
+        return [
+            None if gradient is None else gradient.detach().to(part.dtype) / (part / unit + self.damping)
+            for gradient, part in zip(validation, self._fisher, strict=True)
+        ]
+
+    def _measured(self, mixtures: NDArray[np.float64], direction: Gradients) -> Vector:
+        """The influence of mixtures, each on fresh batches."""
+        assert self._probes is not None
+        trained = [p.requires_grad for p in self._parameters.tensors]
+        tensors = [p for p, yes in zip(self._parameters.tensors, trained, strict=True) if yes]
+        along = [d for d, yes in zip(direction, trained, strict=True) if yes]
+        found = np.zeros(len(mixtures))
+        with (
+            torch.random.fork_rng(cuda_devices(tensors)),  # dropout must not disturb the run's random stream
+            torch.enable_grad(),
+            self._parameters.buffers_kept(),
+        ):
+            for place, mixture in enumerate(mixtures):
+                for name, weight in zip(self._domains, mixture.tolist(), strict=True):
+                    loss = self._probes.loss(self._probes.model, self._probes.batch(name))
+                    gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
+                    found[place] += weight * sum(inner_products(along, gradients))
+        return found
