@@ -1,0 +1,1 @@
+"""Offline methods: many proxies, a fit, a proposal."""
