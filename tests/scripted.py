@@ -1,4 +1,4 @@
-"""A run whose losses and gradients are written down beforehand, so that a method's rule can be followed by hand."""
+"""A run whose losses and gradients are written down beforehand: a method's rule can be followed by hand."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Script:
     Args:
         losses: of each domain in each step, shape ``(steps, m)``; NaN where the domain is not in the step.
         gradients: of each domain in each step, shape ``(steps, m, d)``; zeros by default.
-        validation: the validation gradient after each step, shape ``(steps, d)``; only those that end a round count.
+        validation: the validation gradient after each step, shape ``(steps, d)``; those that end a round count.
         reference: losses of a reference model, shape ``(steps, m)``.
-        parts: gradients of the parts of each domain's batch, shape ``(steps, m, parts, d)``, in place of `gradients`.
+        parts: of the parts of each domain's batch, shape ``(steps, m, parts, d)``, in place of `gradients`.
         part_rows: rows of each of those parts.
     """
 
@@ -87,7 +87,7 @@ def play(
     probes: Callable[[Point], Probes] | None = None,
     inclusion: Mapping[str, float] | None = None,
 ) -> Played:
-    """Train a vector by SGD on what the script says: every loss is linear, with the scripted value and gradient."""
+    """Train a vector by SGD on the script: every loss is linear, with the scripted value and gradient."""
     steps, m = script.losses.shape
     gradients = np.zeros((steps, m, 2)) if script.gradients is None else script.gradients
     size = gradients.shape[-1] if script.parts is None else script.parts.shape[-1]

@@ -19,7 +19,7 @@ from mixwell.training.trainer import Trainer
 
 def train(
     domains: Mapping[str, Any],
-    validation: Any,
+    validation: Any = None,
     *,
     out: str | Path,
     model: nn.Module | Mapping[str, Any] | None = None,
@@ -37,7 +37,7 @@ def train(
     Args:
         domains: by name a PyTorch dataset, a tensor, a tuple of tensors, or what a config file would say (a path,
             or a mapping such as ``{"jsonl": "data.jsonl", "field": "body"}``).
-        validation: the same, of the validation set.
+        validation: the same, of the validation set; ``None`` for methods that need none.
         out: the run's directory.
         model: the model, or what a config file would say of one; by default a small GPT.
         loss: ``loss(model, batch)``, the mean over the batch; needed with a model of one's own.
@@ -96,12 +96,12 @@ def train(
         )
     plain: dict[str, Any] = {
         "domains": {name: described(f"domains.{name}", one) for name, one in domains.items()},
-        "validation": described("validation", validation),
         **options,
         "base": str(Path(options.get("base", ".")).resolve()),
     }
-    if test is not None:
-        plain["test"] = described("test", test)
+    for key, rows in (("validation", validation), ("test", test)):
+        if rows is not None:
+            plain[key] = described(key, rows)
     trainable = None
     if isinstance(model, nn.Module) and loss is not None:
         plain["model"] = {"kind": "given", "name": type(model).__name__, "context": context}

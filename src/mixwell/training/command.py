@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mixwell.data import tokenizer as tokenizers
+from mixwell.sweeps import cores
 from mixwell.terminal import say, show
 from mixwell.training import data, fidelity, metrics, plan, settings
 from mixwell.training.data import TEXT
@@ -28,7 +29,7 @@ def run(path: Path, *, out: Path | None, overrides: Sequence[str], report: bool)
         report: whether to write the report page.
     """
     folder = out or Path("runs") / path.stem
-    _finish(Run(settings.read(path, overrides), folder), resuming=False, report=report)
+    _finish(Run(settings.read(path, overrides), folder, workers=cores()), resuming=False, report=report)
 
 
 def resume(folder: Path, *, report: bool) -> None:
@@ -38,7 +39,7 @@ def resume(folder: Path, *, report: bool) -> None:
         folder: its directory.
         report: whether to write the report page.
     """
-    _finish(open_run(folder), resuming=True, report=report)
+    _finish(open_run(folder, workers=cores()), resuming=True, report=report)
 
 
 def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
@@ -67,10 +68,16 @@ def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
             console,
             f"arithmetic     {made.extra_arithmetic:.1%} more than plain training (validation gradients)",
         )
-        chosen = config.traces
+        chosen = config.traces if config.traces in made.memory else config.mixer.method
         kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in made.memory.items())
         say(console, f"memory         {_bytes(made.memory[chosen])} more than plain training ({kinds})")
-        say(console, f"traces         {chosen}. For this model: {made.advice}")
+        if config.mixer.method == "mixwell":
+            say(console, f"traces         {chosen}. For this model: {made.advice}")
+    if made.steps_before:
+        say(
+            console,
+            f"before         {config.mixer.method} trains {made.steps_before:,.0f} steps before the run",
+        )
     ratio = made.seconds / made.plain_seconds
     times = f"{made.seconds * 1000:.0f} ms per step, {ratio:.2f} times that of fixed weights"
     say(

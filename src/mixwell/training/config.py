@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from mixwell import methods
+from mixwell.methods import Method, Options
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -196,12 +199,15 @@ class BatchConfig(Section):
 class MixerConfig(Section):
     """How the weights of the domains are found."""
 
-    method: Literal["mixwell", "fixed"] = "mixwell"
-    """`mixwell` learns them; `fixed` trains with those that are given."""
+    method: str = "mixwell"
+    """`mixwell` learns them, `fixed` trains with those that are given; `mixwell methods` lists all."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The method's own settings; `mixwell methods NAME` lists them."""
     weights: Literal["uniform", "proportional"] | dict[str, Positive] = "uniform"
     """At the beginning: all the same, by size, or numbers by domain."""
-    horizon: Whole | Literal["auto"] = "auto"
-    """T, training steps per weight update; `auto` is sqrt(N log N)."""
+    horizon: Whole | Literal["auto", "long"] = "auto"
+    """T, training steps per weight update; `long` is sqrt(N log N), `auto` what the method's authors use (of
+    `mixwell` the same)."""
     step_size: Positive | Literal["auto"] = "auto"
     """alpha of mirror descent; `auto` is tuned from the hypergradients seen."""
     curvature: NotNegative = 0.01
@@ -226,7 +232,7 @@ class MixerConfig(Section):
     max_epochs: Positive | dict[str, Positive] | None = None
     """How often the rows of a domain may be seen, for all domains or by domain."""
     validation_rows: Whole | Literal["auto"] = "auto"
-    """Of a validation gradient; `auto` is eight batches, at most the whole set."""
+    """Of a validation gradient; `auto` is eight batches (T where that is less), at most the whole set."""
     on_nonfinite: Literal["raise", "skip"] = "raise"
     """A gradient that is not finite stops the run, or its domain is left out of that step and counted."""
 
@@ -323,8 +329,8 @@ class Config(Section):
 
     domains: dict[str, DataConfig] = Field(min_length=1)
     """By name, where the training rows come from."""
-    validation: DataConfig
-    """What the model should be good at; the weights are learned for it."""
+    validation: DataConfig | None = None
+    """What the model should be good at; most methods learn the weights for it."""
     test: DataConfig | None = None
     """Rows of the same kind that nothing is learned from, for an honest number at the end."""
     steps: Whole = 2000
@@ -337,6 +343,8 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     mixer: MixerConfig = MixerConfig()
+    compare: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """By name settings of the mixer in `mixwell compare`: of a method, or of a variant that names its `method`."""
     output: OutputConfig = OutputConfig()
     loggers: LoggersConfig = LoggersConfig()
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -383,6 +391,7 @@ class Config(Section):
         missing = [name for name in self.domains if isinstance(given, dict) and name not in given]
         if missing:
             raise ValueError(f"mixer.weights must name every domain; {', '.join(missing)} is missing")
+        self._check_method()
         if isinstance(self.mixer.horizon, int) and self.mixer.horizon > self.steps:
             raise ValueError(
                 f"mixer.horizon is {self.mixer.horizon}, more than the {self.steps} steps of the run; lower it"
@@ -401,3 +410,53 @@ class Config(Section):
                 f"{len(self.domains)} domains"
             )
         return self
+
+    def _check_method(self) -> None:
+        """Refuse a method that lacks what it needs, before anything is trained."""
+        method = methods.find(self.mixer.method)
+        method_options(method, self.mixer.options)
+        needs, name = method.needs, f"mixer.method: {method.name}"
+        if needs.validation and self.validation is None:
+            able = [one.name for one in methods.every().values() if not one.needs.validation]
+            raise ValueError(
+                f"{name} needs a validation set, and there is none: give `validation`, or a method that needs "
+                f"none ({', '.join(able)})"
+            )
+        if len(self.domains) < needs.domains:
+            raise ValueError(
+                f"{name} needs {needs.domains} domains or more, and there is {len(self.domains)}; with one, "
+                "`mixer: {method: fixed}` trains the model"
+            )
+        if needs.second_order and self.compile:
+            raise ValueError(
+                f"{name} differentiates twice, which a compiled model cannot; set compile: false"
+            )
+
+
+def method_options(method: Method, options: dict[str, Any]) -> Options:
+    """The settings of a method, checked.
+
+    Args:
+        method: the method.
+        options: as a file has them.
+
+    Returns:
+        The same with all defaults.
+
+    Raises:
+        ValueError: with the key, the value that was got, and what is allowed, for everything that is wrong.
+    """
+    try:
+        return method.options.model_validate(options)
+    except ValidationError as error:
+        known = ", ".join(method.options.model_fields) or "none"
+        problems = [
+            f"mixer.options.{'.'.join(str(part) for part in one['loc'])}"
+            + (
+                f": {method.name} has no such option; it has {known}"
+                if one["type"] == "extra_forbidden"
+                else f" must be {one['msg'].removeprefix('Input should be ')}, got {one['input']!r}"
+            )
+            for one in error.errors()
+        ]
+        raise ValueError("; ".join(problems)) from None

@@ -31,13 +31,13 @@ class Data:
 
     Args:
         domains: by name.
-        validation: of the validation set.
+        validation: of the validation set, if there is one.
         test: of the test set, if there is one.
         concerns: what a user should know about them.
     """
 
     domains: dict[str, Rows]
-    validation: Rows
+    validation: Rows | None
     test: Rows | None = None
     concerns: list[str] = field(default_factory=list[str])
 
@@ -49,13 +49,11 @@ def places(config: Config) -> dict[str, DataConfig]:
         config: the settings.
 
     Returns:
-        Of the domains, of the validation set, and of the test set if there is one.
+        Of the domains, and of the validation set and the test set if there are such.
     """
     found = {f"domains.{name}": one for name, one in config.domains.items()}
-    found["validation"] = config.validation
-    if config.test is not None:
-        found["test"] = config.test
-    return found
+    held_out = {"validation": config.validation, "test": config.test}
+    return found | {key: one for key, one in held_out.items() if one is not None}
 
 
 def load(
@@ -101,7 +99,7 @@ def load(
             raise ValueError(f"{key}: {error}") from error
     domains = {name: rows[f"domains.{name}"] for name in config.domains}
     concerns = _overlaps(tokens) + _small(domains, config.batch.rows)
-    return Data(domains, rows["validation"], rows.get("test"), concerns)
+    return Data(domains, rows.get("validation"), rows.get("test"), concerns)
 
 
 def source(data: DataConfig, *, base: Path) -> Source:

@@ -10,10 +10,10 @@ from typing import Any, final
 from rich.console import Console
 
 from mixwell.sweeps import run_sweep
-from mixwell.training import metrics, settings
+from mixwell.training import settings
 from mixwell.training.config import Config
 from mixwell.training.display import Watch
-from mixwell.training.run import CONFIG, Run, open_run
+from mixwell.training.run import CONFIG, Run, finished, open_run
 from mixwell.workers import Job, StoppedError
 
 
@@ -25,10 +25,12 @@ class Planned:
     Args:
         config: its settings.
         folder: its directory.
+        work: how much it is, in training steps; by default those of the run.
     """
 
     config: Config
     folder: Path
+    work: int | None = None
 
 
 def do(runs: Sequence[Planned], *, workers: int, unfinished: Path, console: Console) -> None:
@@ -53,7 +55,11 @@ def do(runs: Sequence[Planned], *, workers: int, unfinished: Path, console: Cons
                 "folder, or delete that one"
             )
     jobs = [
-        Job(str(run.folder.name), run.config.steps, (run.config.model_dump(mode="json"), str(run.folder)))
+        Job(
+            str(run.folder.name),
+            run.work or run.config.steps,
+            (run.config.model_dump(mode="json"), str(run.folder)),
+        )
         for run in runs
         if not finished(run.folder)
     ]
@@ -67,28 +73,20 @@ def do(runs: Sequence[Planned], *, workers: int, unfinished: Path, console: Cons
     )
 
 
-def finished(folder: Path) -> bool:
-    """Whether a run has come to its end.
-
-    Args:
-        folder: its directory.
-
-    Returns:
-        Whether its last evaluation is that of the last step.
-    """
-    if not (folder / metrics.FILE).exists():
-        return False
-    last = max((line["step"] for line in metrics.read(folder, "evaluation")), default=0)
-    return last >= settings.read(folder / CONFIG).steps
-
-
 @final
 class _Forward(Watch):
+    """Tells the steps of a run and of the trials before it."""
+
     def __init__(self, report: Callable[[int], None]) -> None:
         self._report = report
+        self._done = 0
+
+    def start_at(self, step: int, weights: Mapping[str, float]) -> None:
+        self._done += step
 
     def step(self, done: int, loss: float, losses: Mapping[str, float]) -> None:
-        self._report(done)
+        self._done += 1
+        self._report(self._done)
 
 
 def _work(

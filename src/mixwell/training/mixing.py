@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from mixwell import horizons, methods
 from mixwell.constraints import Cap, Constraint, EpochCap, Floor, Prior
 from mixwell.data.sampler import Sampler
+from mixwell.methods import Task
+from mixwell.methods.hypergradient import signal as hypergradient_signal
 from mixwell.mixer import Mixer
-from mixwell.signals import Hypergradient, Still
-from mixwell.traces import BFloat16Traces, DenseTraces, ProjectedTraces, SketchedTraces, Traces
-from mixwell.training.config import Config, MixerConfig
+from mixwell.probes import Probes
+from mixwell.signals import Hypergradient
+from mixwell.training.config import Config, MixerConfig, method_options
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
 def build(
-    config: Config, model: nn.Module, optimizer: Optimizer, sizes: Mapping[str, int]
+    config: Config,
+    model: nn.Module,
+    optimizer: Optimizer,
+    sizes: Mapping[str, int],
+    probes: Probes | None = None,
 ) -> tuple[Mixer, Sampler]:
     """A mixer, and a sampler that shares its caps on epochs.
 
@@ -28,6 +35,7 @@ def build(
         model: to be trained.
         optimizer: trains it.
         sizes: rows by domain.
+        probes: what the method may compute on its own.
 
     Returns:
         Both.
@@ -36,37 +44,76 @@ def build(
     cap = None
     if mixing.max_epochs is not None:
         cap = EpochCap(sizes, mixing.max_epochs, batch_size=batch.rows, budget=config.steps)
-    sampler = Sampler(
-        sizes,
-        batch.rows,
-        rule=batch.counts,
-        least=None if batch.least == "auto" else batch.least,
-        cap=cap,
-        seed=config.seed,
-    )
-    learned = mixing.method == "mixwell"
-    horizon = None if mixing.horizon == "auto" else mixing.horizon
-    step_size = None if mixing.step_size == "auto" else mixing.step_size
+    method = methods.find(mixing.method)
+    recipe = method.recipe(task(config, sizes))
+    learned = method.kind != "static"
     mixer = Mixer(
         model,
         optimizer,
         tuple(sizes),
         budget=config.steps,
-        # Fixed weights have one round, so that the validation set is read once.
-        horizon=horizon if learned else config.steps,
-        signal=hypergradient(config) if learned else Still(),
-        update=step_size if learned else 1.0,
-        constraints=_constraints(mixing, cap) if learned else [],
-        weights=_initial_weights(mixing, sizes),
+        horizon=horizon(config),
+        signal=recipe.signal,
+        update=recipe.update,
+        constraints=[*_constraints(mixing, cap), *recipe.constraints] if learned else [],
+        weights=recipe.weights or _initial_weights(mixing, sizes),
         warmup=mixing.warmup if learned else 0,
         clip_norm=config.optimizer.clip_norm,
         on_nonfinite=mixing.on_nonfinite,
+        probes=probes,
+    )
+    sampler = Sampler(
+        sizes,
+        batch.rows,
+        rule=batch.counts,
+        least=_least(config, recipe.signal.parts) if batch.least == "auto" else batch.least,
+        cap=cap,
+        seed=config.seed,
     )
     return mixer, sampler
 
 
+def task(config: Config, sizes: Mapping[str, int]) -> Task:
+    """What a method may look at.
+
+    Args:
+        config: the settings.
+        sizes: rows by domain.
+
+    Returns:
+        The task of its recipe.
+    """
+    return Task(
+        domains=tuple(sizes),
+        rows=sizes,
+        batch_rows=config.batch.rows,
+        steps=config.steps,
+        seed=config.seed,
+        mixer=config.mixer,
+        options=method_options(methods.find(config.mixer.method), config.mixer.options),
+        traces=config.traces,
+    )
+
+
+def horizon(config: Config) -> int:
+    """T of a run.
+
+    Args:
+        config: the settings.
+
+    Returns:
+        Steps of a round; all of them where the weights never change.
+    """
+    method, chosen = methods.find(config.mixer.method), config.mixer.horizon
+    if method.kind == "static":
+        return config.steps
+    if chosen == "auto" and method.horizon is not None:
+        return max(1, min(method.horizon(config.steps), config.steps))
+    return horizons.resolve(chosen if isinstance(chosen, int) else None, config.steps)
+
+
 def hypergradient(config: Config) -> Hypergradient:
-    """The signal that a config asks for.
+    """The hypergradient that a config asks for, whatever its method.
 
     Args:
         config: the settings.
@@ -74,14 +121,16 @@ def hypergradient(config: Config) -> Hypergradient:
     Returns:
         A new one.
     """
-    mixing = config.mixer
-    kinds: dict[str, Callable[[], Traces]] = {
-        "projected": lambda: ProjectedTraces(mixing.rank),
-        "dense": DenseTraces,
-        "bfloat16": BFloat16Traces,
-        "sketched": lambda: SketchedTraces(mixing.sketch_size),
-    }
-    return Hypergradient(mixing.curvature, kinds[config.traces]())
+    plain = config.model_copy(
+        update={"mixer": config.mixer.model_copy(update={"method": "mixwell", "options": {}})}
+    )
+    return hypergradient_signal(task(plain, dict.fromkeys(config.domains, 1)))
+
+
+def _least(config: Config, parts: int) -> int | None:
+    """Rows of each domain in every batch: those of the sampler, but enough for a method that splits them."""
+    room = config.batch.rows // len(config.domains)
+    return None if parts == 1 else min(room, max(parts, room // 4))
 
 
 def _constraints(mixing: MixerConfig, cap: EpochCap | None) -> list[Constraint]:

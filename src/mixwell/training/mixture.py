@@ -20,7 +20,13 @@ SUM_TOLERANCE = 1e-6
 
 
 def describe(
-    mixer: Mixer, *, method: str, seed: int, rows: dict[str, int], taken: dict[str, int]
+    mixer: Mixer,
+    *,
+    method: str,
+    seed: int,
+    rows: dict[str, int],
+    taken: dict[str, int],
+    computed: float | None = None,
 ) -> dict[str, Any]:
     """The artefact, as plain values.
 
@@ -30,11 +36,15 @@ def describe(
         seed: of the run.
         rows: that each domain has, where that is known.
         taken: rows that were trained on, by domain.
+        computed: rows of which a gradient was taken for whatever purpose, where they were counted.
 
     Returns:
         What :func:`schema` describes.
     """
     weights = mixer.weights
+    counted: dict[str, Any] = {"available": rows, "trained_on": taken}
+    if computed is not None:
+        counted["computed"] = computed
     return {
         "format": FORMAT,
         "domains": list(weights.names),
@@ -49,7 +59,8 @@ def describe(
         "steps_done": mixer.steps_done,
         "finished": mixer.budget is not None and mixer.steps_done >= mixer.budget and not mixer.round_done,
         "seed": seed,
-        "rows": {"available": rows, "trained_on": taken},
+        "rows": counted,
+        "memory": mixer.nbytes,
         "made_with": environment.describe()["packages"],
     }
 

@@ -10,6 +10,7 @@ from typing import final, get_args
 import torch
 from torch import Tensor, nn
 
+from mixwell import methods
 from mixwell.data.rows import Rows, TokenRows
 from mixwell.mixer import Mixer
 from mixwell.training import mixing, optimization
@@ -49,7 +50,8 @@ class Plan:
         horizon: T.
         updates: of the weights.
         memory: bytes that mixing takes beyond plain training, by kind of traces.
-        extra_arithmetic: rows of validation gradients over rows of training.
+        extra_arithmetic: rows of validation gradients, and what else the method computes, over rows of training.
+        steps_before: what the method trains before the run, in its training steps.
         domains: by name.
         seconds: of a step with the mixer, the least of three.
         plain_seconds: of a step with fixed weights.
@@ -62,6 +64,7 @@ class Plan:
     updates: int
     memory: dict[str, int]
     extra_arithmetic: float
+    steps_before: float
     domains: dict[str, DomainPlan]
     seconds: float
     plain_seconds: float
@@ -70,8 +73,9 @@ class Plan:
 
     @property
     def total_seconds(self) -> float:
-        """Of all training steps and validation gradients."""
-        return self.steps * (self.seconds + self.extra_arithmetic * self.plain_seconds)
+        """Of all training steps, validation gradients and trials."""
+        here = self.steps * (self.seconds + self.extra_arithmetic * self.plain_seconds)
+        return here + self.steps_before * self.plain_seconds
 
 
 def make(config: Config, trainable: Trainable, data: Data) -> Plan:
@@ -86,22 +90,29 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
         The plan.
     """
     trained = [p for p in trainable.model.parameters() if p.requires_grad]
-    fixed = config.model_copy(update={"mixer": config.mixer.model_copy(update={"method": "fixed"})})
-    trainer = Trainer(config, trainable, data.domains, data.validation)
+    method = methods.find(config.mixer.method)
+    still = {"method": "fixed", "options": {}}
+    fixed = config.model_copy(update={"mixer": config.mixer.model_copy(update=still)})
+    # What comes of trials is not known yet, but is trained with fixed weights by most methods that have them.
+    chosen = config if method.stages is None else fixed
+    trainer = Trainer(chosen, trainable, data.domains, data.validation)
     seconds, plain = _seconds([trainer, Trainer(fixed, trainable, data.domains, data.validation)])
-    horizon = trainer.mixer.horizon
-    updates = -(-(config.steps - config.mixer.warmup) // horizon)
-    learned = config.mixer.method == "mixwell"
-    validation = updates * trainer.validation_rows if learned else 0
+    horizon = mixing.horizon(config)
+    learned = method.kind == "online" and method.stages is None
+    updates = -(-(config.steps - config.mixer.warmup) // horizon) if learned else 0
+    sizes = {name: len(rows) for name, rows in data.domains.items()}
+    extra = method.extra(mixing.task(config, sizes))
+    computed = updates * (trainer.validation_rows + extra.per_round * config.batch.rows)
     weights = trainer.mixer.weights.values
     shares = dict(zip(trainer.sampler.names, trainer.sampler.shares(weights), strict=True))
     needed = config.steps * config.batch.rows
     return Plan(
         parameters=sum(p.numel() for p in trained),
         horizon=horizon,
-        updates=updates if learned else 0,
-        memory=memory(config, trained),
-        extra_arithmetic=validation / needed,
+        updates=updates,
+        memory=memory(config, trained) if method.name == "mixwell" else {method.name: trainer.mixer.nbytes},
+        extra_arithmetic=extra.per_step + computed / needed,
+        steps_before=extra.before,
         domains={
             name: DomainPlan(
                 len(rows), _token_count(rows), needed * float(shares[name]) / len(rows), needed / len(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 import time
@@ -13,7 +14,7 @@ from typing import Any, final
 
 from rich.console import Console
 
-from mixwell import environment
+from mixwell import environment, methods
 from mixwell.data.rows import Rows
 from mixwell.data.tokenizer import load as load_tokenizer
 from mixwell.locks import only_one
@@ -21,7 +22,16 @@ from mixwell.loggers import runs as loggers
 from mixwell.loggers.base import Logger
 from mixwell.loggers.runs import GoingOn, RunLoggers
 from mixwell.terminal import say
-from mixwell.training import checkpoints, data, metrics, mixture, randomness, settings, trainables
+from mixwell.training import (
+    checkpoints,
+    data,
+    metrics,
+    mixture,
+    randomness,
+    settings,
+    stages,
+    trainables,
+)
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.data import Data
@@ -33,7 +43,7 @@ from mixwell.training.trainer import Trainer
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 FILES = (CONFIG, environment.FILE, metrics.FILE, mixture.FILE)
 """What a run writes beside its checkpoints."""
-FREE = ("output", "loggers", "device", "compile", "base")
+FREE = ("output", "loggers", "compare", "device", "compile", "base")
 """Settings that may change between a stop and going on."""
 CHECKPOINT_SECONDS = 120.0
 
@@ -54,6 +64,7 @@ class Run:
         watch: is told what happens; by default a display on the console.
         stopping: asked after each step whether to save and stop; by default Ctrl-C and SIGTERM say so.
         loggers: are told the numbers besides those of the settings, and stay open.
+        workers: processes in which trials of the method run, where it has some and the model is the config's.
     """
 
     def __init__(
@@ -67,10 +78,13 @@ class Run:
         watch: Watch | None = None,
         stopping: Callable[[], bool] | None = None,
         loggers: Sequence[Logger] = (),
+        workers: int = 1,
     ) -> None:
         self.config, self.folder = config, folder
+        self._workers = workers
         self._console = console or Console()
         self._trainable, self._given = trainable, given or {}
+        self._own_model = trainable is not None
         self._rows: Data | None = None
         self._watch, self._stopping, self._given_loggers = watch, stopping, loggers
         self._length = 0
@@ -91,10 +105,20 @@ class Run:
         """
         self._expect_no_run()
         loggers.expect_installed(self.config.loggers.chosen)
-        trainer = self._prepare()  # before anything is written, so that a bad config leaves nothing behind
+        # Before anything is written, so that a bad config leaves nothing behind.
+        trainer = None
+        if self._has_stages:
+            self.load()
+        else:
+            trainer = self._prepare()
         with only_one(self.folder):
             self._expect_no_run()
             try:
+                if trainer is None:
+                    settings.write(
+                        self.config, self.folder / CONFIG
+                    )  # so that it can be resumed from here on
+                    trainer = self._prepare()
                 with self._begin_loggers() as told:
                     settings.write(self.config, self.folder / CONFIG)
                     environment.write(self.folder)
@@ -103,7 +127,7 @@ class Run:
                 # A model that does not fit its data, a logger that cannot begin: the name stays free.
                 begun = (self.folder / CONFIG).exists()
                 failed = isinstance(error, Exception) and not isinstance(error, InterruptedError)
-                if not begun or (failed and not trainer.steps_done):
+                if not begun or (failed and (trainer is None or not trainer.steps_done)):
                     loggers.forget(self.config.loggers.chosen, self.folder)
                     for name in FILES:
                         (self.folder / name).unlink(missing_ok=True)
@@ -185,7 +209,59 @@ class Run:
 
     def _prepare(self) -> Trainer:
         trainable, rows = self.load()
-        return Trainer(self.config, trainable, rows.domains, rows.validation)
+        sizes = {name: len(own) for name, own in rows.domains.items()}
+        config = stages.settled(self.config, sizes, self.folder, self._do_trials)
+        reference = None
+        if methods.find(config.mixer.method).needs.reference and config.mixer.options.get("reference"):
+            where = config.base / Path(config.mixer.options["reference"]).expanduser()
+            reference = stages.reference(where, copy.deepcopy(trainable) if self._own_model else None)
+        if self._has_stages:
+            randomness.seed(self.config.seed)  # as if there had been no trials
+        return Trainer(config, trainable, rows.domains, rows.validation, reference=reference)
+
+    @property
+    def _has_stages(self) -> bool:
+        return methods.find(self.config.mixer.method).stages is not None
+
+    def _do_trials(self, trials: Sequence[tuple[Config, Path]]) -> None:
+        """Do those that are not finished."""
+        left = sum(not finished(folder) for _, folder in trials)
+        if left:
+            self._say(
+                f"{self.config.mixer.method}: {left} of {len(trials)} runs that come first are to be done"
+            )
+        try:
+            self._do(trials)
+        except InterruptedError as error:
+            raise InterruptedError(
+                f"stopped in a run that comes first, and saved; `mixwell resume {self.folder}` continues"
+            ) from error
+
+    def _do(self, trials: Sequence[tuple[Config, Path]]) -> None:
+        """In other processes, or here where a model or rows were handed over."""
+        from mixwell.training import many  # which makes runs
+
+        if self._workers > 1 and len(trials) > 1 and not self._own_model and not self._given:
+            planned = [many.Planned(config, folder) for config, folder in trials]
+            where = self.folder / stages.FOLDER / "unfinished"
+            many.do(planned, workers=self._workers, unfinished=where, console=self._console)
+            return
+        for config, folder in trials:
+            if finished(folder):
+                continue
+            trial = Run(
+                config,
+                folder,
+                console=self._console,
+                trainable=copy.deepcopy(self._trainable) if self._own_model else None,
+                given=self._given,
+                watch=self._watch,
+                stopping=self._stopping,
+            )
+            if (folder / CONFIG).exists():
+                trial.resume()
+            else:
+                trial.start()
 
     def _expect_no_run(self) -> None:
         if (self.folder / CONFIG).exists():
@@ -286,12 +362,13 @@ class Run:
                 saved = time.monotonic()
 
     def _evaluate(self, trainer: Trainer, watch: Watch) -> dict[str, float]:
-        rows = {"validation": self.data.validation}
-        if self.data.test is not None and trainer.finished:
-            rows["test"] = self.data.test
+        rows = {"validation": self.data.validation, "test": self.data.test if trainer.finished else None}
         at_most = self.config.output.evaluate_rows
-        losses = {name: trainer.evaluate(one, at_most=at_most) for name, one in rows.items()}
-        watch.evaluated(losses["validation"])
+        losses = {
+            name: trainer.evaluate(one, at_most=at_most) for name, one in rows.items() if one is not None
+        }
+        if "validation" in losses:
+            watch.evaluated(losses["validation"])
         return losses
 
     def _save(self, trainer: Trainer, journal: Journal) -> None:
@@ -316,6 +393,7 @@ class Run:
             seed=self.config.seed,
             rows=available,
             taken=taken,
+            computed=trainer.computed + stages.computed(self.folder),
         )
         mixture.write(self.folder, described)
 
@@ -339,6 +417,21 @@ def open_run(folder: Path, **options: Any) -> Run:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no run in {folder}: it has no {CONFIG}; `mixwell run CONFIG` begins one")
     return Run(settings.read(folder / CONFIG), folder, **options)
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run has come to its end.
+
+    Args:
+        folder: its directory.
+
+    Returns:
+        Whether its last evaluation is that of the last step.
+    """
+    if not (folder / metrics.FILE).exists() or not (folder / CONFIG).exists():
+        return False
+    last = max((line["step"] for line in metrics.read(folder, "evaluation")), default=0)
+    return last >= settings.read(folder / CONFIG).steps
 
 
 @contextmanager

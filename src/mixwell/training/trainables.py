@@ -36,6 +36,7 @@ class Trainable:
         context: tokens of a row, where the rows are text.
         vocabulary: the number of tokens, where the rows are text and it matters.
         row_losses: the loss of every row of a batch, shape ``(rows,)``; ``None`` where only their mean is known.
+        token_losses: the loss of every token, shape ``(rows, length)``, where the rows are text.
     """
 
     model: nn.Module
@@ -43,6 +44,7 @@ class Trainable:
     context: int | None = None
     vocabulary: int | None = None
     row_losses: Loss | None = None
+    token_losses: Loss | None = None
 
 
 def build(config: Config, *, vocabulary: int) -> Trainable:
@@ -58,7 +60,9 @@ def build(config: Config, *, vocabulary: int) -> Trainable:
     match config.model:
         case GptConfig() as chosen:
             model = Gpt(vocabulary, **chosen.model_dump(exclude={"kind"}))
-            return Trainable(model, next_token_loss, chosen.context, vocabulary, next_token_losses)
+            return Trainable(
+                model, next_token_loss, chosen.context, vocabulary, next_token_losses, next_token_each
+            )
         case TransformersConfig() as chosen:
             return _transformers(chosen, base=config.base, vocabulary=vocabulary)
         case CnnConfig() as chosen:
@@ -95,6 +99,19 @@ def next_token_losses(model: nn.Module, rows: Tensor) -> Tensor:
     Returns:
         Shape ``(rows,)``.
     """
+    return next_token_each(model, rows).mean(dim=1)
+
+
+def next_token_each(model: nn.Module, rows: Tensor) -> Tensor:
+    """The same for every token.
+
+    Args:
+        model: gives logits of shape ``(rows, length, vocabulary)``.
+        rows: tokens, shape ``(rows, length + 1)``.
+
+    Returns:
+        Shape ``(rows, length)``.
+    """
     return _token_losses(model(rows[:, :-1]), rows)
 
 
@@ -125,8 +142,12 @@ def classification_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Ten
     return functional.cross_entropy(model(inputs).float(), labels, reduction="none")
 
 
-def _transformers_losses(model: nn.Module, rows: Tensor) -> Tensor:
+def _transformers_each(model: nn.Module, rows: Tensor) -> Tensor:
     return _token_losses(model(input_ids=rows[:, :-1], use_cache=False).logits, rows)
+
+
+def _transformers_losses(model: nn.Module, rows: Tensor) -> Tensor:
+    return _transformers_each(model, rows).mean(dim=1)
 
 
 def _transformers_loss(model: nn.Module, rows: Tensor) -> Tensor:
@@ -135,7 +156,7 @@ def _transformers_loss(model: nn.Module, rows: Tensor) -> Tensor:
 
 def _token_losses(logits: Tensor, rows: Tensor) -> Tensor:
     losses = functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="none")
-    return losses.view(len(rows), -1).mean(dim=1)
+    return losses.view(len(rows), -1)
 
 
 def _transformers(chosen: TransformersConfig, *, base: Path, vocabulary: int) -> Trainable:
@@ -171,7 +192,9 @@ def _transformers(chosen: TransformersConfig, *, base: Path, vocabulary: int) ->
             f"model.context is {chosen.context}, but the model in {path} takes at most {longest}"
         )
     size = model.config.vocab_size
-    return Trainable(model, _transformers_loss, chosen.context, size, _transformers_losses)
+    return Trainable(
+        model, _transformers_loss, chosen.context, size, _transformers_losses, _transformers_each
+    )
 
 
 def _python(chosen: PythonConfig, *, base: Path) -> Trainable:

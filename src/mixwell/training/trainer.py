@@ -12,15 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mixwell import methods
 from mixwell.data.loader import joined
 from mixwell.data.rows import Rows, moved
 from mixwell.data.shuffles import Cursor, Indices
 from mixwell.fidelity import Fidelity, measure_fidelity
+from mixwell.probes import FORWARD
 from mixwell.records import RoundRecord
+from mixwell.signals import Hypergradient
 from mixwell.training import checkpoints, mixing, noise, optimization, randomness, schedules
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
-from mixwell.training.trainables import Trainable
+from mixwell.training.probing import ProbeRows
+from mixwell.training.trainables import Loss, Trainable
 
 VALIDATION_BATCHES = 8
 NOISE_MEMORY = 0.7
@@ -52,29 +56,52 @@ class Trainer:
         config: the settings.
         trainable: model and loss.
         domains: rows by domain.
-        validation: rows of the validation set.
+        validation: rows of the validation set, if there is one.
+        reference: a trained model and its losses, for methods that compare with one.
+
+    Raises:
+        ValueError: the method lacks something that it needs.
     """
 
     def __init__(
-        self, config: Config, trainable: Trainable, domains: Mapping[str, Rows], validation: Rows
+        self,
+        config: Config,
+        trainable: Trainable,
+        domains: Mapping[str, Rows],
+        validation: Rows | None,
+        *,
+        reference: Trainable | None = None,
     ) -> None:
         self._config = config
+        self._expect_needed(trainable, reference)
         self.device = choose_device(config.device)
         self.model = trainable.model.to(self.device)
         self._forward = self.model
         if config.compile:
             self._forward = cast("nn.Module", torch.compile(self.model, dynamic=True))
         self._loss, self._row_losses = trainable.loss, trainable.row_losses
+        self._token_losses = trainable.token_losses
         self._domains, self._validation = dict(domains), validation
+        self._reference = reference
+        if reference is not None:
+            reference.model.to(self.device).eval().requires_grad_(False)
         self._optimizer = optimization.build(config.optimizer, self._trained())
         sizes = {name: len(rows) for name, rows in domains.items()}
-        self.mixer, self.sampler = mixing.build(config, self.model, self._optimizer, sizes)
+        self._probe_rows = ProbeRows(
+            domains, validation, rows=config.batch.rows, seed=config.seed, device=self.device
+        )
+        self._probes = self._probe_rows.probes(
+            self.model, self._cast(trainable.loss), self._row_losses and self._cast(self._row_losses)
+        )
+        self.mixer, self.sampler = mixing.build(config, self.model, self._optimizer, sizes, self._probes)
         self._mixed = self._takes_mixed_batches()
-        self._cursor = Cursor(len(validation), f"seed {config.seed}, validation set")
-        wanted = config.mixer.validation_rows
-        rows = VALIDATION_BATCHES * config.batch.rows if wanted == "auto" else wanted
-        self.validation_rows = min(rows, len(validation))
-        """Rows of a validation gradient."""
+        self._rows_computed = 0.0
+        self._cursor: Cursor | None = None
+        self.validation_rows = 0
+        """Rows of a validation gradient; 0 where none is needed."""
+        if validation is not None and self.mixer.signal.needs_validation:
+            self._cursor = Cursor(len(validation), f"seed {config.seed}, validation set")
+            self.validation_rows = min(validation_rows(config, self.mixer.horizon), len(validation))
 
     @property
     def steps_done(self) -> int:
@@ -85,6 +112,14 @@ class Trainer:
     def finished(self) -> bool:
         """Whether all steps are done."""
         return self.steps_done >= self._config.steps
+
+    @property
+    def computed(self) -> float:
+        """What was computed so far, in rows of which a gradient was taken; evaluations do not count.
+
+        Rows that were trained on, of validation gradients, of probes; a forward pass alone is a third.
+        """
+        return self._rows_computed + self._probes.spent
 
     # ------------------------------------------------------------------------------------------- training
 
@@ -108,25 +143,30 @@ class Trainer:
                 one = self._measured_backward if measuring and len(indices) > 1 else self._backward
                 losses[name] = one(name, indices)
         self.mixer.step()
+        self._rows_computed += sum(len(indices) for indices in drawn.values())
         present = {name: weights[self.mixer.weights.index(name)] for name in losses}
         loss = sum(losses[name] * weight for name, weight in present.items()) / sum(present.values())
         counts = {name: len(indices) for name, indices in drawn.items()}
         return StepOutcome(float(loss), losses, counts, rate)
 
     def end_round(self) -> RoundRecord:
-        """A validation gradient and one update of the weights.
+        """A validation gradient where the method needs one, and one update of the weights.
 
         Returns:
             The record of the round.
         """
-        indices = self._cursor.take(self.validation_rows)
         self.model.eval()
+        if self._cursor is not None and self._validation is not None:
+            self._validation_gradient(self._cursor.take(self.validation_rows), self._validation)
+        return self.mixer.update()
+
+    def _validation_gradient(self, indices: Indices, rows: Rows) -> None:
         for part in self._parts(indices, at_most=self._config.batch.micro_rows or self._config.batch.rows):
             with self.mixer.validation(share=len(part) / len(indices)) as scope:
-                loss = self._mean_loss(self._validation.batch(part))
+                loss = self._mean_loss(rows.batch(part))
                 loss.backward()
                 scope.observe(loss)
-        return self.mixer.update()
+        self._rows_computed += len(indices)
 
     @torch.no_grad()
     def evaluate(self, rows: Rows, *, at_most: int) -> float:
@@ -165,9 +205,10 @@ class Trainer:
             }
             for _ in range(steps)
         ]
-        validation = self._validation.batch(
-            Cursor(len(self._validation), "fidelity").take(self.validation_rows)
-        )
+        if self._validation is None:
+            raise ValueError("the run has no validation set, by which a hypergradient could be measured")
+        wanted = min(validation_rows(self._config, steps), len(self._validation))
+        validation = self._validation.batch(Cursor(len(self._validation), "fidelity").take(wanted))
         self._set_learning_rate()
         return measure_fidelity(
             self.model,
@@ -197,7 +238,9 @@ class Trainer:
             "optimizer": remembered,
             "random": drawn,
             "sampler": self.sampler.state(),
-            "validation_taken": self._cursor.taken,
+            "validation_taken": 0 if self._cursor is None else self._cursor.taken,
+            "probes": self._probe_rows.state(),
+            "rows_computed": self._rows_computed,
             "data": self._digests,
         }
         training = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
@@ -228,24 +271,36 @@ class Trainer:
         optimization.load_state(self._optimizer, plain["optimizer"], part("optimizer"))
         self.mixer.load_state_dict({**plain["mixer"], "tensors": part("mixer")})
         self.sampler.load_state(plain["sampler"])
-        self._cursor.taken = int(plain["validation_taken"])
+        if self._cursor is not None:
+            self._cursor.taken = int(plain["validation_taken"])
+        self._probe_rows.load_state(plain["probes"])
+        self._rows_computed = float(plain["rows_computed"])
         randomness.load_state(plain["random"], part("random"), self.device)
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        return {
-            name: rows.digest() for name, rows in {**self._domains, "validation": self._validation}.items()
-        }
+        every: dict[str, Rows] = {**self._domains}
+        if self._validation is not None:
+            every["validation"] = self._validation
+        return {name: rows.digest() for name, rows in every.items()}
 
     # ------------------------------------------------------------------------------------------- inside
 
     def _backward(self, name: str, indices: Indices) -> float:
         total = 0.0
-        for part in self._parts(indices, at_most=self._config.batch.micro_rows or len(indices)):
-            with self.mixer.domain(name, share=len(part) / len(indices)) as scope:
-                loss = self._mean_loss(self._domains[name].batch(part))
+        signal = self.mixer.signal
+        most = min(self._config.batch.micro_rows or len(indices), -(-len(indices) // signal.parts))
+        for part in self._parts(indices, at_most=most):
+            rows = moved(self._domains[name].batch(part), self.device)
+            reference = None
+            if signal.needs_reference:
+                assert self._reference is not None
+                reference = self._referred(self._reference.loss, rows, len(part))
+            with self.mixer.domain(name, share=len(part) / len(indices), rows=len(part)) as scope:
+                with self._autocast():
+                    loss = self._loss(self._forward, rows)
                 loss.backward()
-                scope.observe(loss)
+                scope.observe(loss, reference=reference)
             total += float(loss.detach()) * len(part) / len(indices)
         return total
 
@@ -262,13 +317,38 @@ class Trainer:
         for part in self._parts(places, at_most=self._config.batch.micro_rows or len(places)):
             own = [(name, indices[part[labels[part] == names.index(name)]]) for name in drawn]
             rows = joined([self._domains[name].batch(chosen) for name, chosen in own if len(chosen)])
+            rows = moved(rows, self.device)
             with self.mixer.batch(labels[part], counts=counts) as batch:
-                with self._autocast():
-                    losses = self._row_losses(self._forward, moved(rows, self.device))
-                batch.weigh(losses).backward()
-            found.append(losses.detach())
+                losses, reference, objective = self._element_losses(rows, len(part))
+                batch.weigh(losses, reference=reference, objective=objective, data=rows).backward()
+            found.append(losses.detach().flatten(1).mean(dim=1) if losses.dim() > 1 else losses.detach())
         each = torch.cat(found).float().cpu().numpy()
         return {name: float(each[labels == names.index(name)].mean()) for name in drawn}
+
+    def _element_losses(self, rows: Any, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Losses of rows, those of the reference model, and what is made less where it is not the losses."""
+        assert self._row_losses is not None
+        if not self.mixer.signal.needs_reference:
+            with self._autocast():
+                return self._row_losses(self._forward, rows), None, None
+        assert self._reference is not None
+        tokens = self._token_losses, self._reference.token_losses
+        own, other = tokens if all(tokens) else (self._row_losses, self._reference.row_losses)
+        assert own is not None
+        assert other is not None
+        with self._autocast():
+            losses = own(self._forward, rows)
+        reference = self._referred(other, rows, count)
+        excess = self.mixer.signal.objective == "excess"
+        return losses, reference, (losses - reference).clamp(min=0) if excess else None
+
+    @torch.no_grad()
+    def _referred(self, loss: Loss, rows: Any, count: int) -> Tensor:
+        """The losses of the reference model on rows."""
+        assert self._reference is not None
+        self._rows_computed += FORWARD * count
+        with self._autocast():
+            return loss(self._reference.model, rows)
 
     def _measured_backward(self, name: str, indices: Indices) -> float:
         def backward(half: Indices) -> float:
@@ -291,15 +371,31 @@ class Trainer:
 
     def _takes_mixed_batches(self) -> bool:
         """Whether a step is one batch of all domains' rows, as in plain training; else it is one for each."""
-        learned = self._config.mixer.method == "mixwell"
-        if learned and self._config.traces != "projected":
+        traced = isinstance(self.mixer.signal, Hypergradient)
+        if traced and self._config.traces != "projected":
             return False
-        if learned and self._row_losses is None:
+        if traced and self._row_losses is None:
             raise ValueError(
                 "mixer.traces: projected needs the loss of every row: let the Python function give (model, loss, "
                 "row_losses), or mixwell.train(..., row_losses=...), or choose dense traces"
             )
-        return self._row_losses is not None
+        return self._row_losses is not None and self.mixer.signal.takes_rows
+
+    def _expect_needed(self, trainable: Trainable, reference: Trainable | None) -> None:
+        needs, name = (
+            methods.find(self._config.mixer.method).needs,
+            f"mixer.method: {self._config.mixer.method}",
+        )
+        if needs.row_losses and trainable.row_losses is None:
+            raise ValueError(
+                f"{name} weighs every row, so it needs the loss of every row: let the Python function give "
+                "(model, loss, row_losses), or mixwell.train(..., row_losses=...)"
+            )
+        if needs.reference and reference is None:
+            raise ValueError(
+                f"{name} needs a reference model: give the directory of a run with options.reference, or leave it "
+                "out, and one is trained first"
+            )
 
     def _set_learning_rate(self) -> float:
         rate = schedules.learning_rate(self._config.optimizer, step=self.steps_done, steps=self._config.steps)
@@ -309,6 +405,13 @@ class Trainer:
 
     def _trained(self) -> list[Tensor]:
         return [p for p in self.model.parameters() if p.requires_grad]
+
+    def _cast(self, loss: Loss) -> Loss:
+        def cast_loss(model: nn.Module, batch: Any) -> Tensor:
+            with self._autocast():
+                return loss(model, batch)
+
+        return cast_loss
 
     def _mean_loss(self, batch: Any) -> Tensor:
         with self._autocast():
@@ -327,6 +430,20 @@ class Trainer:
         rounds = self.mixer.rounds
         begin = rounds[-1].first_step + rounds[-1].steps if rounds else self._config.mixer.warmup
         return self.steps_done == begin
+
+
+def validation_rows(config: Config, horizon: int) -> int:
+    """Rows of a validation gradient, where there are so many.
+
+    Args:
+        config: the settings.
+        horizon: T; a gradient that is needed often is one of fewer rows.
+
+    Returns:
+        Their number.
+    """
+    wanted = config.mixer.validation_rows
+    return min(VALIDATION_BATCHES, horizon) * config.batch.rows if wanted == "auto" else wanted
 
 
 def choose_device(name: str) -> torch.device:

@@ -65,7 +65,7 @@ def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path
         ("steps=many", "steps must be a valid integer, got 'many'"),
         ("optimizer.lr=-1", "optimizer.lr must be greater than 0, got -1"),
         ("optimizer.schedule=foo", "optimizer.schedule must be 'cosine', 'linear' or 'constant', got 'foo'"),
-        ("mixer.horizon=1.5", "mixer.horizon must be a valid integer or 'auto', got 1.5"),
+        ("mixer.horizon=1.5", "mixer.horizon must be a valid integer or 'auto' or 'long', got 1.5"),
         ("mixer.horizon=3000", "mixer.horizon is 3000, more than the 2000 steps of the run; lower it"),
         ("mixer.floor={c: 0.1}", "mixer.floor names unknown domains c; there are a, b"),
         ("mixer.floor=2", "mixer.floor must be less than or equal to 1"),
@@ -73,7 +73,18 @@ def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path
         ("domains.a={}", "domains.a: give exactly one of files, jsonl, parquet"),
         ("domains.a={files: x, jsonl: y}", "got files, jsonl"),
         ("domains={}", "domains must not be empty"),
-        ("validation=null", "validation is missing"),
+        (
+            "validation=null",
+            "mixer.method: mixwell needs a validation set, and there is none: give `validation`",
+        ),
+        ("mixer.method=dogge", "there is no method 'dogge'; did you mean doge?"),
+        ("mixer={method: doge, options: {nu: 1}}", "mixer.options.nu: doge has no such option; it has mu, "),
+        ("mixer={method: doge, options: {mu: -1}}", "mixer.options.mu must be greater than 0, got -1"),
+        ("domains={a: a.txt}", "mixwell needs 2 domains or more, and there is 1; with one, `mixer: {method"),
+        (
+            "mixer={method: implicit-cg}\ncompile=true",
+            "implicit-cg differentiates twice, which a compiled model",
+        ),
         ("domains={validation: x}", "the name 'validation' is taken"),
         ("batch={rows: 3, least: 2}", "batch.rows is 3, too few for batch.least = 2 of each of 2 domains"),
         ("precision=float16", "precision must be 'float32' or 'bfloat16', got 'float16'"),
@@ -88,7 +99,7 @@ def test_messages_name_the_key_the_value_and_what_is_allowed(
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({**SMALL, "steps": 2000}))
     with pytest.raises(ValueError, match=re.escape(message)):
-        settings.read(path, [change])
+        settings.read(path, change.split("\n"))
 
 
 @pytest.mark.parametrize(
@@ -133,12 +144,13 @@ def test_defaults_are_documented() -> None:
 
 def test_overrides_reach_into_what_is_commented_out_or_a_path(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("domains: {a: a.txt}\nvalidation: v.txt\nmixer:\n  # horizon: auto\n")
+    path.write_text("domains: {a: a.txt, b: b.txt}\nvalidation: v.txt\nmixer:\n  # horizon: auto\n")
     config = settings.read(
         path, ["mixer.horizon=5", "domains.a.encoding=latin-1", "validation.errors=replace"]
     )
     assert config.mixer.horizon == 5
     assert (config.domains["a"].files, config.domains["a"].encoding) == ("a.txt", "latin-1")
+    assert config.validation is not None
     assert (config.validation.files, config.validation.errors) == ("v.txt", "replace")
 
 
@@ -166,7 +178,7 @@ def test_more_messages(override: str, message: str, tmp_path: Path) -> None:
 
 def test_arguments_are_the_same_after_writing(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("domains: {a: {python: 'm:f', arguments: {day: 2024-01-01}}}\nvalidation: v.txt\n")
+    path.write_text("domains: {a: {python: 'm:f', arguments: {day: 2024-01-01}}}\nmixer: {method: fixed}\n")
     config = settings.read(path)
     settings.write(config, tmp_path / "again.yaml")
     again = settings.read(tmp_path / "again.yaml")

@@ -207,6 +207,7 @@ def test_counts_follow_noise() -> None:
 
 def test_evaluation_changes_nothing_and_is_the_mean_over_rows() -> None:
     one = trainer()
+    assert one._validation is not None
     before, state = copied(one.checkpoint()), torch.get_rng_state()
     value = one.evaluate(one._validation, at_most=64)
     one.model.eval()
@@ -224,7 +225,7 @@ def test_other_data_are_refused_at_resume() -> None:
 
 def test_weight_decay_is_for_matrices_only() -> None:
     config = settings.check(
-        {"domains": {"a": "x"}, "validation": "x", "optimizer": {"weight_decay": 0.1}}
+        {"domains": {"a": "x"}, "mixer": {"method": "fixed"}, "optimizer": {"weight_decay": 0.1}}
     ).optimizer
     groups = optimization.build(config, list(nn.Linear(3, 2).parameters())).param_groups
     assert [(group["weight_decay"], group["params"][0].dim()) for group in groups] == [(0.1, 2), (0.0, 1)]

@@ -1,0 +1,209 @@
+"""What a method of the field is, here: a recipe, what it needs, and what is trained before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:  # so that a list of the methods need not wait for torch
+    from mixwell.constraints import Constraint
+    from mixwell.signals import Signal
+    from mixwell.updates import Update
+
+
+class Options(BaseModel):
+    """The settings that a method has of its own (``mixer.options``); unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+@final
+@dataclass(frozen=True)
+class Needs:
+    """What a method cannot do without.
+
+    Args:
+        validation: a validation set.
+        reference: a reference model, which is trained first.
+        proxies: other runs that are trained first.
+        row_losses: a function for the loss of every row.
+        second_order: second derivatives, so a model that is not compiled.
+        domains: at least so many domains.
+        packages: that are not in the base installation, with the extra that has them.
+    """
+
+    validation: bool = False
+    reference: bool = False
+    proxies: bool = False
+    row_losses: bool = False
+    second_order: bool = False
+    domains: int = 2
+    packages: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True)
+class Task:
+    """What a recipe may look at.
+
+    Args:
+        domains: their names.
+        rows: that each domain has.
+        batch_rows: of a training step, all domains together.
+        steps: N, training steps of the run.
+        seed: of the run.
+        mixer: the mixer section of the settings (``MixerConfig``).
+        options: the method's own settings, an instance of its :attr:`Method.options`.
+        traces: the kind of traces that the settings mean.
+    """
+
+    domains: tuple[str, ...]
+    rows: Mapping[str, int]
+    batch_rows: int
+    steps: int
+    seed: int
+    mixer: Any
+    options: Any
+    traces: str = "dense"
+
+
+@final
+@dataclass(frozen=True)
+class Recipe:
+    """A method for one run: signal, update, constraints.
+
+    Args:
+        signal: what is measured.
+        update: how the weights move.
+        constraints: where the weights may live, besides those of the settings.
+        weights: to begin with, by domain, where the method says so; else those of the settings.
+    """
+
+    signal: Signal
+    update: Update | float | None = None
+    constraints: Sequence[Constraint] = ()
+    weights: Mapping[str, float] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Trial:
+    """A run that is trained before the last one.
+
+    Args:
+        name: of its directory, the same whenever the method is asked again.
+        mixer: settings of the mixer that differ from those of the whole.
+        steps: training steps.
+        model: settings of the model that differ (a smaller proxy).
+        domains: only these, where not all are trained on.
+    """
+
+    name: str
+    mixer: Mapping[str, Any]
+    steps: int
+    model: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    domains: Sequence[str] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a trial.
+
+    Args:
+        folder: its directory; the trained model is in its last checkpoint.
+        loss: on the validation set at the end; NaN where there is none.
+        average: the average of the weights over the run.
+    """
+
+    folder: Path
+    loss: float
+    average: Mapping[str, float]
+
+
+Stages = Generator[Sequence[Trial], Sequence[Outcome], Mapping[str, Any]]
+"""Yields trials, which are run side by side, is sent their outcomes, and returns settings of the mixer that differ
+in the last run (none: the method runs as it is). Asked again with the same task it must yield the same trials, so
+that an interrupted search goes on."""
+
+
+@final
+@dataclass(frozen=True)
+class Extra:
+    """What a method computes beside plain training, in training steps (a gradient of a batch each).
+
+    Args:
+        before: in all the trials before the run.
+        per_step: in every step.
+        per_round: in every round, besides the validation gradient.
+    """
+
+    before: float = 0.0
+    per_step: float = 0.0
+    per_round: float = 0.0
+
+
+def nothing_extra(task: Task) -> Extra:
+    """A method that computes nothing besides training and validation gradients.
+
+    Args:
+        task: not used.
+
+    Returns:
+        Nothing.
+    """
+    return Extra()
+
+
+@final
+@dataclass(frozen=True)
+class Method:
+    """A named method of the field.
+
+    Args:
+        name: by which settings and commands know it.
+        kind: ``"online"`` learns while the model trains, ``"offline"`` trains other runs first, ``"static"``
+            never learns.
+        line: what it does, in one line.
+        paper: authors, year and where.
+        needs: what it cannot do without.
+        memory: what it holds besides the model, in words.
+        recipe: makes it for a run.
+        options: its own settings.
+        horizon: the T that its authors use, of N steps; ``None`` for ``ceil(sqrt(N log N))``.
+        stages: what it trains before, if anything.
+        extra: what it computes beside plain training.
+    """
+
+    name: str
+    kind: Literal["online", "offline", "static"]
+    line: str
+    paper: str
+    recipe: Callable[[Task], Recipe]
+    needs: Needs = Needs()
+    memory: str = "nothing"
+    options: type[Options] = Options
+    horizon: Callable[[int], int] | None = None
+    stages: Callable[[Task], Stages] | None = None
+    extra: Callable[[Task], Extra] = nothing_extra
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether weights are learned in rounds of T steps: in the run itself, or in a proxy before it."""
+        return self.kind == "online" or self.horizon is not None
+
+
+def every_step(steps: int) -> int:
+    """The horizon of greedy methods.
+
+    Args:
+        steps: N, not used.
+
+    Returns:
+        1.
+    """
+    return 1

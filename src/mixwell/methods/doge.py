@@ -1,0 +1,128 @@
+"""DoGE: domains whose gradients point where the target's does get more weight."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Stages, Task, Trial, every_step
+
+VALIDATION_BATCHES = 8
+"""Of a validation gradient at most, where the settings leave it open."""
+
+
+class DogeOptions(Options):
+    """Of DoGE."""
+
+    mu: Annotated[float, Field(gt=0)] = 0.01
+    """Strength of the pull to the old weights: `log w_j += W_j / mu`."""
+    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The share eps of uniform weights that is mixed in."""
+    clip_norm: Annotated[float, Field(gt=0)] = 5.0
+    """To which every domain's gradient, and the target's, is shortened before they are compared."""
+    score_cap: Annotated[float, Field(gt=0)] = 5.0
+    """What W_j may be at most, in learning rates."""
+    target: Literal["validation", "domains"] = "validation"
+    """`validation`, or `domains`: the sum of all domains' gradients (universal generalisation)."""
+    transfer: bool = True
+    """Train a proxy, and then the model with the average of its weights. If false, the weights are learned
+    while the model itself trains."""
+    proxy_steps: Annotated[int, Field(ge=1, strict=True)] | Literal["auto"] = "auto"
+    """Training steps of the proxy; `auto` is as many as the run has."""
+    proxy_model: dict[str, Any] = Field(default_factory=dict)
+    """Settings of `model` that differ in the proxy: a smaller size."""
+
+
+def recipe(task: Task) -> Recipe:
+    """The rule of DoGE in one run; the average of its weights is what a base model would be trained with.
+
+    Args:
+        task: with :class:`DogeOptions`.
+
+    Returns:
+        The recipe.
+    """
+    from mixwell.signals.alignment import Alignment
+    from mixwell.updates import MirrorDescent, Smoothed
+
+    options: DogeOptions = task.options
+    signal = Alignment(options.clip_norm, universal=options.target == "domains", score_cap=options.score_cap)
+    return Recipe(signal, Smoothed(MirrorDescent(1 / options.mu), options.smoothing))
+
+
+def stages(task: Task) -> Stages:
+    """A proxy learns, and the average of its weights trains the model.
+
+    Args:
+        task: with :class:`DogeOptions`.
+
+    Yields:
+        The proxy, where there is one.
+
+    Returns:
+        Fixed weights for the run.
+    """
+    options: DogeOptions = task.options
+    if not options.transfer:
+        return {}
+    online = {"method": "doge", "options": options.model_dump() | {"transfer": False, "proxy_model": {}}}
+    [proxy] = yield [Trial("proxy", online, steps=_proxy_steps(task), model=options.proxy_model)]
+    return {"method": "fixed", "weights": dict(proxy.average), "options": {}}
+
+
+def extra(task: Task) -> Extra:
+    """The proxy's steps and validation gradients.
+
+    Args:
+        task: with :class:`DogeOptions`.
+
+    Returns:
+        In training steps of the model that is trained; a smaller proxy costs less. Nothing where the run
+        learns by itself.
+    """
+    options: DogeOptions = task.options
+    if not options.transfer:
+        return Extra()
+    steps = _proxy_steps(task)
+    if options.target == "domains":
+        return Extra(before=float(steps))
+    horizon = _proxy_horizon(task, steps)
+    rounds = -(-(steps - min(task.mixer.warmup, steps - 1)) // horizon)
+    rows = task.mixer.validation_rows
+    gradient = min(VALIDATION_BATCHES, horizon) if rows == "auto" else rows / task.batch_rows
+    return Extra(before=steps + rounds * gradient)
+
+
+def _proxy_steps(task: Task) -> int:
+    wanted = task.options.proxy_steps
+    return task.steps if wanted == "auto" else wanted
+
+
+def _proxy_horizon(task: Task, steps: int) -> int:
+    from mixwell.theory import stochastic_horizon
+
+    match task.mixer.horizon:
+        case "auto":
+            return every_step(steps)
+        case "long":
+            return stochastic_horizon(steps)
+        case given:
+            return min(given, steps)
+
+
+METHODS = (
+    Method(
+        name="doge",
+        kind="offline",
+        line="a proxy's weights follow how gradients align with the target's; their average trains",
+        paper="Fan, Pagliardini, Jaggi 2023, arXiv:2310.15393",
+        needs=Needs(validation=True, proxies=True),
+        memory="one gradient per domain, two where a round has several steps",
+        recipe=recipe,
+        options=DogeOptions,
+        horizon=every_step,
+        stages=stages,
+        extra=extra,
+    ),
+)

@@ -1,0 +1,142 @@
+"""DoReMi: domains on which a proxy is worse than a reference model get more weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mixwell.methods.base import (
+    Extra,
+    Method,
+    Needs,
+    Options,
+    Recipe,
+    Stages,
+    Task,
+    Trial,
+    every_step,
+)
+
+FORWARD = 1 / 3
+"""What the forward pass of the reference model costs, in training steps."""
+
+Steps = Annotated[int, Field(ge=1, strict=True)] | Literal["auto"]
+
+
+class DoremiOptions(Options):
+    """Of DoReMi."""
+
+    eta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Step size of the weights: `log w_j += eta lam_j`."""
+    smoothing: Annotated[float, Field(ge=0, le=1)] = 1e-3
+    """The share c of uniform weights that is mixed in."""
+    clip: Literal["element", "domain", "none"] = "element"
+    """Where the excess loss is cut at zero: in each `element` (token of a language model, else row), in the mean
+    of a `domain`, or not."""
+    absent: Literal["last", "zero"] = "last"
+    """What a domain counts with in a step that it is not in: its last excess loss, or nothing."""
+    objective: Literal["losses", "excess"] = "losses"
+    """What the training step makes less: the weighted losses, or the weighted excess losses, cut at zero."""
+    reference: str | None = None
+    """The directory of a run whose last checkpoint is the reference model; by default one is trained first, with
+    `mixer.weights` kept. The weights that are learned begin uniform."""
+    reference_steps: Steps = "auto"
+    """Training steps of that; `auto` is as many as the run has."""
+    proxy_steps: Steps = "auto"
+    """Training steps of the proxy; `auto` is as many as the run has."""
+    proxy_model: dict[str, Any] = Field(default_factory=dict)
+    """Settings of `model` that differ in the reference and the proxy that are trained first: a smaller size."""
+    transfer: bool = True
+    """Train a proxy, and then the model with the average of its weights. If false, the weights are learned while
+    the model itself trains."""
+
+
+def recipe(task: Task) -> Recipe:
+    """The rule of the proxy, which needs a reference model and begins with uniform weights.
+
+    Args:
+        task: with :class:`DoremiOptions`.
+
+    Returns:
+        The recipe.
+    """
+    from mixwell.signals.excess import ExcessLosses
+    from mixwell.updates import MirrorDescent, Smoothed
+
+    options: DoremiOptions = task.options
+    signal = ExcessLosses(options.clip, absent=options.absent, objective=options.objective)
+    update = Smoothed(MirrorDescent(options.eta), options.smoothing)
+    return Recipe(signal, update, weights=dict.fromkeys(task.domains, 1.0))
+
+
+def stages(task: Task) -> Stages:
+    """A reference model, a proxy that is compared with it, and the average of the proxy's weights, kept.
+
+    Args:
+        task: with :class:`DoremiOptions`.
+
+    Yields:
+        The trials, one at a time.
+
+    Returns:
+        Settings of the last run.
+    """
+    options: DoremiOptions = task.options
+    reference = options.reference
+    if reference is None:
+        [trained] = yield [
+            Trial(
+                "reference",
+                {"method": "fixed", "weights": task.mixer.weights, "options": {}},
+                steps=_steps(options.reference_steps, task),
+                model=options.proxy_model,
+            )
+        ]
+        reference = str(trained.folder)
+    found = {"reference": reference, "transfer": False, "proxy_model": {}}
+    online: Mapping[str, Any] = {"method": "doremi", "options": options.model_dump() | found}
+    if not options.transfer:
+        return {} if options.reference is not None else online
+    [proxy] = yield [
+        Trial("proxy", online, steps=_steps(options.proxy_steps, task), model=options.proxy_model)
+    ]
+    return {"method": "fixed", "weights": dict(proxy.average), "options": {}}
+
+
+def extra(task: Task) -> Extra:
+    """The trials, and the forward passes of the reference model where the weights are learned.
+
+    Args:
+        task: with :class:`DoremiOptions`.
+
+    Returns:
+        In training steps of the model that is trained; a smaller proxy costs less.
+    """
+    options: DoremiOptions = task.options
+    before = 0.0 if options.reference is not None else float(_steps(options.reference_steps, task))
+    if not options.transfer:
+        return Extra(before=before, per_step=FORWARD)
+    return Extra(before=before + _steps(options.proxy_steps, task) * (1 + FORWARD))
+
+
+def _steps(chosen: Steps, task: Task) -> int:
+    return task.steps if chosen == "auto" else chosen
+
+
+METHODS = (
+    Method(
+        name="doremi",
+        kind="offline",
+        line="weight follows how much worse a proxy is than a reference model; its average trains the model",
+        paper="Xie, Pham, Dong, Du, Liu, Lu, Liang, Le, Ma, Yu 2023, arXiv:2305.10429",
+        needs=Needs(reference=True, proxies=True),
+        memory="the reference model, while the proxy trains",
+        recipe=recipe,
+        options=DoremiOptions,
+        horizon=every_step,
+        stages=stages,
+        extra=extra,
+    ),
+)

@@ -1,0 +1,51 @@
+"""Group DRO: the domain with the worst loss gets the most weight."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mixwell.methods.base import Method, Options, Recipe, Task, every_step
+
+
+class GroupDroOptions(Options):
+    """Of Group DRO."""
+
+    eta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    """Step size of the weights, the paper's eta_q: `log w_j += eta l_j`."""
+    size_adjustment: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """C of `C / sqrt(rows)`, which is added to a domain's loss; small domains gain."""
+    absent: Literal["zero", "last"] = "zero"
+    """What a domain adds in a step that it is not in: nothing, or the loss that it was last seen with."""
+
+
+def recipe(task: Task) -> Recipe:
+    """Mirror ascent on the losses.
+
+    Args:
+        task: with :class:`GroupDroOptions`.
+
+    Returns:
+        The recipe.
+    """
+    from mixwell.signals.losses import Losses
+    from mixwell.updates import MirrorDescent
+
+    options: GroupDroOptions = task.options
+    rows = dict(task.rows) if options.size_adjustment else None
+    return Recipe(Losses(options.size_adjustment, rows, absent=options.absent), MirrorDescent(options.eta))
+
+
+METHODS = (
+    Method(
+        name="group-dro",
+        kind="online",
+        line="weight follows the loss, so that the worst domain is trained on most",
+        paper="Sagawa, Koh, Hashimoto, Liang 2020, arXiv:1911.08731",
+        memory="a few numbers per domain",
+        recipe=recipe,
+        options=GroupDroOptions,
+        horizon=every_step,
+    ),
+)

@@ -1,0 +1,72 @@
+"""``mixwell methods``: what there is, what each needs, and where it is from."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from mixwell import methods
+from mixwell.methods.base import Method, Needs
+
+
+def show(name: str | None) -> None:
+    """Print all methods, or all about one.
+
+    Args:
+        name: of the one.
+    """
+    if name is not None:
+        print("\n".join(described(methods.find(name))))
+        return
+    known = methods.every().values()
+    width = max(len(method.name) for method in known) + 2
+    for method in known:
+        print(f"{method.name:{width}}{method.kind:9}{method.line}")
+        print(" " * (width + 9) + f"needs {needed(method.needs)}; holds {method.memory}; {method.paper}")
+    print(
+        "\n`mixwell methods NAME` tells the settings of one; `mixwell compare CONFIG` runs them side by side."
+    )
+
+
+def needed(needs: Needs) -> str:
+    """What a method cannot do without, in words.
+
+    Args:
+        needs: its needs.
+
+    Returns:
+        A list with commas.
+    """
+    words = {
+        "validation set": needs.validation,
+        "reference model": needs.reference,
+        "proxy runs": needs.proxies,
+        "losses by row": needs.row_losses,
+        "second derivatives": needs.second_order,
+    }
+    found = [word for word, so in words.items() if so]
+    return ", ".join([*found, *needs.packages]) or "nothing"
+
+
+def described(method: Method) -> list[str]:
+    """All about a method.
+
+    Args:
+        method: the method.
+
+    Returns:
+        Lines of text.
+    """
+    lines = [
+        f"{method.name} ({method.kind}): {method.line}",
+        f"needs: {needed(method.needs)}; {method.needs.domains} domains or more",
+        f"holds besides the model: {method.memory}",
+        f"paper: {method.paper}",
+    ]
+    fields = method.options.model_fields
+    lines.append("mixer.options:" if fields else "no settings of its own")
+    for key, field in fields.items():
+        default = field.get_default(call_default_factory=True)
+        choices = [repr(one) for one in get_args(field.annotation) if isinstance(one, str)]
+        allowed = f" ({', '.join(choices)})" if choices else ""
+        lines.append(f"  {key} = {default!r}{allowed}: {field.description or ''}".rstrip(": "))
+    return lines

@@ -1,0 +1,71 @@
+"""Meta-Weight-Net: a network learns from the validation set how much a row of a given loss should count."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task, every_step
+
+
+class MetaWeightNetOptions(Options):
+    """Of Meta-Weight-Net."""
+
+    level: Literal["rows", "domains"] = "rows"
+    """`rows` weighs every row of a step (the paper); `domains` gives each domain the sum over its rows as its
+    weight."""
+    normalise: bool = False
+    """Divide the weights of a batch by their mean, in the virtual and the real steps (early public code does)."""
+    hidden: Annotated[int, Field(ge=1)] = 100
+    """Width of the network's hidden layer."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Of the network's Adam."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """Of the network's Adam."""
+
+
+def recipe(task: Task) -> Recipe:
+    """Rows, or domains, weighted by a network of the rows' losses.
+
+    Args:
+        task: with :class:`MetaWeightNetOptions`.
+
+    Returns:
+        The recipe.
+    """
+    from mixwell.signals.loss_network import LossNetwork
+    from mixwell.updates import Assigned, MirrorDescent
+
+    options: MetaWeightNetOptions = task.options
+    signal = LossNetwork(**options.model_dump(), seed=task.seed)
+    # At the level of rows all scores are zero, and the domains' weights stay.
+    return Recipe(signal, Assigned() if options.level == "domains" else MirrorDescent(1.0))
+
+
+def extra(task: Task) -> Extra:
+    """In every round a virtual step, a validation gradient where it ends, and a pass in forward mode.
+
+    Args:
+        task: not used.
+
+    Returns:
+        A gradient each.
+    """
+    return Extra(per_round=3.0)
+
+
+METHODS = (
+    Method(
+        name="meta-weight-net",
+        kind="online",
+        line="a network learns what a row of a given loss should count, through a virtual training step",
+        paper="Shu, Xie, Yi, Zhao, Zhou, Xu, Meng 2019, arXiv:1902.07379",
+        needs=Needs(validation=True, row_losses=True, domains=1),
+        memory="a network of 301 numbers; in a virtual step a copy of the parameters and two gradients",
+        recipe=recipe,
+        options=MetaWeightNetOptions,
+        horizon=every_step,
+        extra=extra,
+    ),
+)

@@ -1,0 +1,91 @@
+"""TANDEM: weight for domains whose loss falls where a twin of the model also learns from the validation set."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=1, strict=True)]
+
+FORWARD = 1 / 3
+"""What a forward pass costs, in training steps."""
+
+
+class TandemOptions(Options):
+    """Of TANDEM."""
+
+    step_size: Positive = 5.0
+    """Step size of the weights, the paper's eta_alpha: `w <- Proj(w - eta h)`; losses differ by hundredths."""
+    probe_steps: Whole = 5
+    """K, steps with a twin before each update; the other steps of a round are free."""
+    gamma: Positive = 1.0
+    """How much the training loss counts for the twin beside the validation loss."""
+    learning_rate: Positive | None = None
+    """Of the twin; by default that of the optimiser in the same step."""
+
+
+def recipe(task: Task) -> Recipe:
+    """Projected gradient descent on what the twins differ by.
+
+    Args:
+        task: with :class:`TandemOptions`.
+
+    Returns:
+        The recipe.
+    """
+    from mixwell.signals.twins import Twins
+    from mixwell.updates import ProjectedDescent
+
+    options: TandemOptions = task.options
+    signal = Twins(probe_steps=options.probe_steps, gamma=options.gamma, learning_rate=options.learning_rate)
+    return Recipe(signal, ProjectedDescent(options.step_size))
+
+
+def extra(task: Task) -> Extra:
+    """In each of K steps a validation batch and a batch of each domain, then two losses of each domain.
+
+    Args:
+        task: with :class:`TandemOptions`.
+
+    Returns:
+        What it computes in a round.
+    """
+    from mixwell import horizons
+
+    options: TandemOptions = task.options
+    given = task.mixer.horizon
+    horizon = horizons.resolve(given if isinstance(given, int) else None, task.steps)
+    each = batch_of_each(task)
+    return Extra(per_round=min(options.probe_steps, horizon) * (1 + each) + 2 * FORWARD * each)
+
+
+def batch_of_each(task: Task) -> float:
+    """The rows of one probe batch of each domain, in training steps: about 1.
+
+    Args:
+        task: of a run.
+
+    Returns:
+        Their number over the rows of a training step.
+    """
+    share = max(1, task.batch_rows // len(task.domains))
+    return sum(min(share, task.rows[name]) for name in task.domains) / task.batch_rows
+
+
+METHODS = (
+    Method(
+        name="tandem",
+        kind="online",
+        line="a twin that also learns from the validation set says which domains' losses fall with the target's",
+        paper="Wang, Xiang, Xu, Yi et al. 2025, arXiv:2606.04401",
+        needs=Needs(validation=True),
+        memory="a copy of the model and of its optimiser's state",
+        recipe=recipe,
+        options=TandemOptions,
+        extra=extra,
+    ),
+)

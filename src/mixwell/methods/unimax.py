@@ -1,0 +1,83 @@
+"""UniMax: as uniform as the sizes of the domains allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from mixwell.methods.base import Method, Needs, Options, Recipe, Task
+
+
+class UniMaxOptions(Options):
+    """Of UniMax."""
+
+    max_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    """N: no domain gets more rows than so many times its own."""
+
+
+def unimax(sizes: Sequence[float], budget: float, max_epochs: float) -> list[float]:
+    """Shares of a budget that are as uniform as can be while no domain is repeated too often.
+
+    Domains are visited from the smallest to the largest. Each takes an equal part of what is left of the budget,
+    but at most ``max_epochs`` times its size: ``U_j = min(B_left / domains left, N c_j)``, ``p_j = U_j / sum U``
+    (Chung et al. 2023, arXiv:2304.09151). A budget beyond ``N sum c`` cannot be met: then ``p_j ~ c_j``, and every
+    domain is repeated more than N times, all equally often.
+
+    Args:
+        sizes: c, of the domains, positive.
+        budget: B, in the same unit.
+        max_epochs: N.
+
+    Returns:
+        The shares, which sum to one, in the order of the sizes.
+
+    Raises:
+        ValueError: there is no domain, or a number is not positive.
+
+    Example:
+        >>> [round(share, 4) for share in unimax([100, 200, 300, 400, 500], 1000, 1)]
+        [0.1, 0.2, 0.2333, 0.2333, 0.2333]
+    """
+    # Written so that NaN is refused too.
+    if not sizes or not all(0 < size < float("inf") for size in sizes):
+        raise ValueError(f"sizes must be positive numbers, one or more, got {list(sizes)}")
+    if not (0 < budget < float("inf") and 0 < max_epochs < float("inf")):
+        raise ValueError(f"budget and max_epochs must be positive and finite, got {budget} and {max_epochs}")
+    taken = [0.0] * len(sizes)
+    left = float(budget)
+    for visited, j in enumerate(sorted(range(len(sizes)), key=lambda j: sizes[j])):
+        taken[j] = min(left / (len(sizes) - visited), max_epochs * sizes[j])
+        left -= taken[j]
+    return [one / sum(taken) for one in taken]
+
+
+def recipe(task: Task) -> Recipe:
+    """The shares of the run's rows, kept.
+
+    Args:
+        task: with :class:`UniMaxOptions`.
+
+    Returns:
+        The recipe.
+    """
+    from mixwell.signals import Still
+
+    options: UniMaxOptions = task.options
+    sizes = [task.rows[name] for name in task.domains]
+    shares = unimax(sizes, task.steps * task.batch_rows, options.max_epochs)
+    return Recipe(Still(), 1.0, weights=dict(zip(task.domains, shares, strict=True)))
+
+
+METHODS = (
+    Method(
+        name="unimax",
+        kind="static",
+        line="as uniform as the domains' sizes allow when none may be repeated more than N times",
+        paper="Chung et al. 2023, arXiv:2304.09151",
+        needs=Needs(domains=1),
+        recipe=recipe,
+        options=UniMaxOptions,
+    ),
+)

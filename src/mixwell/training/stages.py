@@ -1,0 +1,120 @@
+"""What some methods train before the run itself: proxies with other mixtures, a reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mixwell import methods
+from mixwell.methods import Outcome, Trial
+from mixwell.training import checkpoints, metrics, mixing, mixture, settings, trainables
+from mixwell.training.config import Config
+from mixwell.training.trainables import Trainable
+
+FOLDER = "stages"
+BY_DOMAIN = ("weights", "floor", "cap", "prior", "max_epochs")
+"""Settings of the mixer that may name domains."""
+
+Do = Callable[[Sequence[tuple[Config, Path]]], None]
+"""Does runs that are not finished, each from where it stopped."""
+
+
+def settled(config: Config, sizes: Mapping[str, int], folder: Path, do: Do) -> Config:
+    """The settings of the last run, after the trials of its method are done.
+
+    Args:
+        config: the settings of the whole.
+        sizes: rows by domain.
+        folder: of the whole; trials have their directories in ``stages/`` there.
+        do: does the trials.
+
+    Returns:
+        The same settings where the method has no trials.
+    """
+    method = methods.find(config.mixer.method)
+    if method.stages is None:
+        return config
+    stages = method.stages(mixing.task(config, sizes))
+    try:
+        trials = next(stages)
+        while True:
+            planned = [(_config(config, trial), folder / FOLDER / trial.name) for trial in trials]
+            do(planned)
+            trials = stages.send([_outcome(one) for _, one in planned])
+    except StopIteration as end:
+        plain = config.model_dump(mode="json")
+        plain["mixer"] = {**plain["mixer"], **end.value}
+        return settings.check(plain, where=f"what {method.name} found")
+
+
+def computed(folder: Path) -> float:
+    """What the trials of a run computed, in rows of which a gradient was taken.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The sum over all of them; 0 where there are none.
+    """
+    trials = (folder / FOLDER).glob(f"*/{mixture.FILE}")
+    return sum(float(mixture.read(one)["rows"]["computed"]) for one in trials)
+
+
+def reference(folder: Path, given: Trainable | None) -> Trainable:
+    """The model of a run's last checkpoint, to compare with.
+
+    Args:
+        folder: of the run.
+        given: a model that Python code handed over, which is a copy to be filled.
+
+    Returns:
+        Model and losses.
+
+    Raises:
+        ValueError: there is no run with a checkpoint.
+    """
+    from mixwell.data.tokenizer import load
+
+    checkpoint, _ = checkpoints.newest(folder / "checkpoints")
+    if checkpoint is None:
+        raise ValueError(
+            f"mixer.options.reference: {folder} is not the directory of a run with a checkpoint; `mixwell run` "
+            "makes one, or leave reference out, and one is trained first"
+        )
+    trainable = given
+    if trainable is None:
+        config = settings.read(folder / "config.yaml")
+        trainable = trainables.build(config, vocabulary=load(config.tokenizer, config.base).size)
+    checkpoints.load_model(trainable.model, checkpoint.model)
+    return trainable
+
+
+def _config(config: Config, trial: Trial) -> Config:
+    """The settings of a trial: those of the whole with what differs, and nothing told but its end."""
+    plain = config.model_dump(mode="json")
+    kept = list(config.domains) if trial.domains is None else list(trial.domains)
+    plain["steps"] = trial.steps
+    plain["domains"] = {name: plain["domains"][name] for name in kept}
+    plain["model"] = {**plain["model"], **trial.model}
+    mixer: dict[str, Any] = {**plain["mixer"], **trial.mixer}
+    for key in BY_DOMAIN:
+        if isinstance(mixer[key], dict):
+            mixer[key] = {name: value for name, value in mixer[key].items() if name in kept}
+    if isinstance(mixer["horizon"], int):
+        mixer["horizon"] = min(mixer["horizon"], trial.steps)
+    mixer["warmup"] = min(mixer["warmup"], trial.steps - 1)
+    plain["mixer"] = mixer
+    plain["test"] = None  # nothing may be learned from it
+    plain["loggers"], plain["compare"] = {}, {}
+    plain["output"] |= {"evaluate_every": trial.steps, "checkpoint_every": trial.steps, "keep": 1}
+    return settings.check(plain, where=f"trial {trial.name}")
+
+
+def _outcome(folder: Path) -> Outcome:
+    losses = list(metrics.read(folder, "evaluation"))[-1]["losses"]
+    found = mixture.read(folder)
+    loss = losses.get("validation")
+    return Outcome(
+        folder.resolve(), float("nan") if loss is None else float(loss), found["weights"]["average"]
+    )

@@ -1,0 +1,155 @@
+"""What every method promises, run for real on a small problem."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mixwell import methods
+from mixwell.data.rows import as_rows
+from mixwell.experiments.compare import budgets
+from mixwell.training import mixture, settings
+from mixwell.training.run import Run
+from mixwell.training.trainables import Trainable
+
+METHODS = list(methods.every())
+ONLINE = [name for name, method in methods.every().items() if method.kind == "online"]
+ROWS = {"a": 96, "b": 64, "c": 80}
+STEPS, BATCH = 12, 12
+# Few and short trials, so that a test takes seconds.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "regmix": {"proxies": 6, "proxy_steps": 2, "samples": 500, "top": 10},
+    "mixing-laws": {"proxies": 8, "proxy_steps": 2},
+    "tikmix-m": {"candidates": 12},
+}
+
+
+def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return losses_of(model, batch).mean()
+
+
+def data() -> tuple[dict[str, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
+    """Two classes apart in the direction of (1, 1, 0); in domain b half of the labels are wrong."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(count: int, wrong: float = 0.0) -> tuple[Tensor, Tensor]:
+        inputs = torch.randn(count, 3, generator=random)
+        labels = (inputs[:, 0] + inputs[:, 1] > 0).long()
+        flipped = torch.rand(count, generator=random) < wrong
+        return inputs, torch.where(flipped, 1 - labels, labels)
+
+    domains = {name: draw(count, wrong=0.5 if name == "b" else 0.0) for name, count in ROWS.items()}
+    return domains, draw(48)
+
+
+def run_of(
+    out: Path,
+    method: str,
+    *,
+    horizon: int | str = "auto",
+    order: str = "abc",
+    options: dict[str, Any] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Run:
+    domains, validation = data()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    plain = {
+        "domains": {name: {"given": "tuple"} for name in order},
+        "validation": {"given": "tuple"},
+        "model": {"kind": "given", "name": "Sequential"},
+        "steps": STEPS,
+        "batch": {"rows": BATCH},
+        "mixer": {
+            "method": method,
+            "horizon": horizon,
+            "options": {**OPTIONS.get(method, {}), **(options or {})},
+        },
+    }
+    given = {f"domains.{name}": as_rows(domains[name]) for name in order}
+    return Run(
+        settings.check(plain),
+        out,
+        console=Console(quiet=True),
+        trainable=Trainable(model, loss_of, row_losses=losses_of),
+        given={**given, "validation": as_rows(validation)},
+        stopping=stopping,
+    )
+
+
+def online(name: str) -> dict[str, Any]:
+    """Options with which the weights are learned in the last run itself."""
+    return {"transfer": False} if "transfer" in methods.find(name).options.model_fields else {}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_trains_to_the_end_and_computes_what_it_said(name: str, tmp_path: Path) -> None:
+    done = run_of(tmp_path / "run", name).start()
+    history = done.mixer.weights.history
+    assert done.steps_done == STEPS
+    assert np.isfinite(history).all()
+    assert (history >= 0).all()
+    assert history.sum(axis=1) == pytest.approx(1.0)
+    found = mixture.read(tmp_path / "run")
+    assert found["method"] == name
+    assert found["finished"]
+    told = budgets.cost(settings.read(tmp_path / "run" / "config.yaml"), ROWS, 48)
+    computed = found["rows"]["computed"] / BATCH
+    # Conjugate gradients stop where the Hessian is not positive definite.
+    assert computed <= told if name == "implicit-cg" else computed == pytest.approx(told, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_any_horizon(name: str, tmp_path: Path) -> None:
+    done = run_of(tmp_path / "greedy", name, horizon=1, options=online(name)).start()
+    assert [record.steps for record in done.mixer.rounds] == [1] * STEPS
+    done = run_of(tmp_path / "long", name, horizon=5, options=online(name)).start()
+    assert [record.steps for record in done.mixer.rounds] == [5, 5, 2]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stopped_in_mid_round_it_goes_on_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
+    whole = run_of(tmp_path / "whole", name, horizon=5, options=online(name)).start()
+    for stop in (8, 3):
+        asked = itertools.count()
+        begun = run_of(
+            tmp_path / f"parts-{stop}",
+            name,
+            horizon=5,
+            options=online(name),
+            stopping=lambda asked=asked, stop=stop: next(asked) >= stop,
+        )
+        with pytest.raises(InterruptedError, match="stopped"):
+            begun.start()
+        rest = run_of(tmp_path / f"parts-{stop}", name, horizon=5, options=online(name)).resume()
+        assert rest.mixer.weights.history.tolist() == whole.mixer.weights.history.tolist()
+        for one, other in zip(rest.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+# It trains on other rows in each of its trials, which come in the order of the domains.
+TOLERANCE = {"aioli": 0.02}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ONLINE if name != "tikmix-m"]
+)  # draws candidates at random
+def test_permuting_domains_permutes_the_weights(name: str, tmp_path: Path) -> None:
+    straight = run_of(tmp_path / "straight", name, horizon=4, options=online(name)).start()
+    turned = run_of(tmp_path / "turned", name, horizon=4, order="cab", options=online(name)).start()
+    assert turned.mixer.weights.last == pytest.approx(
+        straight.mixer.weights.last, abs=TOLERANCE.get(name, 1e-3)
+    )

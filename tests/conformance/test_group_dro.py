@@ -1,0 +1,227 @@
+"""Group DRO by its published rule, q_g ~ q_g exp(eta (l_g + C / sqrt n_g)) (Sagawa et al. 2020, Algorithm 1)."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import mixwell
+from mixwell import methods
+from mixwell.methods import Extra, Task
+from mixwell.signals.losses import Losses
+from mixwell.updates import MirrorDescent
+from scripted import Point, Script, names, play
+
+ROWS = {"d0": 100, "d1": 25, "d2": 400}
+
+
+def published(losses, eta: float, added, weights, horizon: int = 1):
+    """Step by step; weights that are held over a round move by what its steps add up to."""
+    weights = np.array(weights, dtype=np.float64)
+    path, exponent = [weights], np.zeros(len(weights))
+    for t, loss in enumerate(losses, start=1):
+        for g in range(len(weights)):
+            exponent[g] += eta * ((0.0 if np.isnan(loss[g]) else loss[g]) + added[g])
+        if t % horizon == 0 or t == len(losses):
+            weights = weights * np.exp(exponent)
+            weights = weights / weights.sum()
+            path.append(weights)
+            exponent = np.zeros(len(weights))
+    return np.array(path)
+
+
+def test_two_steps_by_hand() -> None:
+    # eta = log 2: weights double for every unit of loss. (1, 1) x (2^1, 2^0) = (2, 1); x (2^0, 2^2) = (2, 4).
+    script = Script(np.array([[1.0, 0.0], [0.0, 2.0]]))
+    played = play(script, Losses(), MirrorDescent(float(np.log(2))))
+    np.testing.assert_allclose(played.weights, [[1 / 2, 1 / 2], [2 / 3, 1 / 3], [1 / 3, 2 / 3]], rtol=1e-14)
+
+
+def test_the_size_adjustment_by_hand() -> None:
+    # C / sqrt(n) = 1 for 4 rows and .5 for 16: exponents of log 4 (1 + 1, 1 + .5) give 16 : 8.
+    script = Script(np.array([[1.0, 1.0]]))
+    signal = Losses(2.0, {"d0": 4, "d1": 16})
+    played = play(script, signal, MirrorDescent(float(np.log(4))))
+    np.testing.assert_allclose(played.weights[-1], [2 / 3, 1 / 3], rtol=1e-14)
+
+
+@pytest.mark.parametrize("horizon", [1, 4])
+@pytest.mark.parametrize("adjustment", [0.0, 3.0])
+def test_the_golden_trajectory(horizon: int, adjustment: float) -> None:
+    script = Script.random(3, steps=10)
+    script.losses[2, 1] = script.losses[5, 0] = script.losses[6, 0] = np.nan
+    start = [0.2, 0.5, 0.3]
+    signal = Losses(adjustment, ROWS)
+    played = play(script, signal, MirrorDescent(0.3), horizon=horizon, weights=start)
+    added = adjustment / np.sqrt([100, 25, 400])
+    expected = published(script.losses, 0.3, added, start, horizon)
+    np.testing.assert_allclose(played.weights, expected, rtol=1e-12)
+
+
+def test_the_weights_of_a_round_weigh_its_gradients() -> None:
+    script = Script.random(4, steps=3)
+    played = play(script, Losses(), MirrorDescent(0.5), lr=0.1)
+    weights = published(script.losses, 0.5, np.zeros(3), np.full(3, 1 / 3))
+    assert script.gradients is not None
+    theta = np.zeros(4)
+    for t in range(3):
+        theta = theta - 0.1 * weights[t] @ script.gradients[t]
+        np.testing.assert_allclose(played.parameters[t + 1], theta, rtol=1e-12)
+
+
+def test_a_domain_that_is_absent_may_keep_its_last_loss() -> None:
+    losses = np.array([[1.0, 2.0], [1.0, np.nan], [1.0, np.nan], [1.0, 0.5]])
+    played = play(Script(losses), Losses(absent="last"), MirrorDescent(1.0))
+    filled = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 0.5]])
+    np.testing.assert_allclose(played.weights, published(filled, 1.0, [0, 0], [0.5, 0.5]), rtol=1e-12)
+
+
+def row_mixer(signal=None, *, horizon: int = 2, steps: int = 6) -> tuple[Point, mixwell.Mixer]:
+    model = Point(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    signal = Losses(3.0, ROWS) if signal is None else signal
+    mixer = mixwell.Mixer(
+        model, optimizer, names(3), budget=steps, horizon=horizon, signal=signal, update=MirrorDescent(0.3)
+    )
+    return model, mixer
+
+
+def rows_of_steps(steps: int):
+    random = np.random.default_rng(5)
+    for _ in range(steps):
+        labels = random.permutation([0, 0, 1, 1, 1, 2])
+        yield labels, random.uniform(0.5, 2.0, 6)
+
+
+def feed(model: Point, mixer: mixwell.Mixer, steps, *, way: str) -> None:
+    for labels, losses in steps:
+        values = torch.tensor(losses) + 0 * model.theta.sum()
+        if way == "whole":
+            with mixer.batch(labels) as batch:
+                batch.weigh(values).backward()
+        elif way == "mixed parts":
+            counts = {"d0": 2, "d1": 3, "d2": 1}
+            for part in (slice(0, 2), slice(2, 6)):
+                with mixer.batch(labels[part], counts=counts) as batch:
+                    batch.weigh(values[part]).backward(retain_graph=True)
+        else:
+            for j, name in enumerate(names(3)):
+                own = np.flatnonzero(labels == j)
+                for row in own:
+                    with mixer.domain(name, share=1 / len(own)) as scope:
+                        values[row].backward(retain_graph=True)
+                        scope.observe(values[row])
+        mixer.step()
+        if mixer.round_done:
+            mixer.update()
+
+
+@pytest.mark.parametrize("way", ["whole", "mixed parts", "shares of domains"])
+def test_rows_in_any_parts_count_by_their_mean(way: str) -> None:
+    model, mixer = row_mixer()
+    feed(model, mixer, rows_of_steps(6), way=way)
+    means = np.array([[losses[labels == j].mean() for j in range(3)] for labels, losses in rows_of_steps(6)])
+    expected = published(means, 0.3, 3 / np.sqrt([100, 25, 400]), np.full(3, 1 / 3), horizon=2)
+    np.testing.assert_allclose(mixer.weights.history, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 5])
+def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, tmp_path) -> None:
+    steps = list(rows_of_steps(6))
+    model, whole = row_mixer(Losses(3.0, ROWS, absent="last"), horizon=4)
+    feed(model, whole, steps, way="whole")
+    model, first = row_mixer(Losses(3.0, ROWS, absent="last"), horizon=4)
+    feed(model, first, steps[:stop], way="whole")
+    first.save(tmp_path / "state")
+    kept = copy.deepcopy(model.state_dict())
+    model, resumed = row_mixer(Losses(3.0, ROWS, absent="last"), horizon=4)
+    model.load_state_dict(kept)
+    resumed.load(tmp_path / "state")
+    feed(model, resumed, steps[stop:], way="whole")
+    np.testing.assert_array_equal(resumed.weights.log, whole.weights.log)
+    assert resumed.rounds == whole.rounds
+    assert resumed.nbytes > 0
+
+
+def test_another_setting_is_refused() -> None:
+    _, mixer = row_mixer()
+    _, other = row_mixer(Losses(2.0, ROWS))
+    with pytest.raises(ValueError, match="signal"):
+        other.load_state_dict(mixer.state_dict())
+
+
+def test_a_step_that_is_left_out_leaves_no_loss() -> None:
+    model = Point(2)
+    mixer = mixwell.Mixer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        ["a", "b"],
+        budget=2,
+        horizon=2,
+        signal=Losses(),
+        update=MirrorDescent(1.0),
+        clip_norm=1.0,
+        on_nonfinite="skip",
+    )
+    # The norm of the first step's gradient overflows when all of its losses are told already.
+    for steep, losses in ((1e200, [5.0, 3.0]), (0.0, [1.0, 0.0])):
+        with mixer.batch([0, 1]) as batch:
+            batch.weigh(torch.tensor(losses) + steep * model.theta.sum()).backward()
+        if steep:
+            with pytest.warns(UserWarning, match="overflowed"):
+                mixer.step()
+        else:
+            mixer.step()
+    mixer.update()
+    np.testing.assert_allclose(mixer.weights.values, np.exp([1, 0]) / np.exp([1, 0]).sum(), rtol=1e-12)
+
+
+def test_losses_must_be_told() -> None:
+    model, mixer = row_mixer()
+    with pytest.raises(ValueError, match=r"lives by the losses: call scope\.observe"):
+        with mixer.domain("d0"):
+            model.theta.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Losses(-1.0), "must be finite and not negative, got -1"),
+        (lambda: Losses(1.0), r"C = 1.0 needs the number of rows of every domain: rows=\{\.\.\.\}"),
+        (lambda: Losses(1.0, {"d0": 0}), r"must be positive, got \{'d0': 0\}"),
+        (lambda: Losses(absent="never"), "'last' or 'zero', got 'never'"),
+        (lambda: row_mixer(Losses(1.0, {"d0": 3, "d1": 4})), "needs the rows of d2"),
+    ],
+)
+def test_what_is_wrong_is_said(make, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_a_signal_serves_one_mixer() -> None:
+    signal = Losses()
+    row_mixer(signal)
+    with pytest.raises(ValueError, match="this Losses is in use by another mixer"):
+        row_mixer(signal)
+
+
+def test_the_method() -> None:
+    method = methods.find("group-dro")
+    assert method.horizon is not None
+    assert method.horizon(1000) == 1
+    assert not method.needs.validation
+    options = method.options.model_validate({"eta": 0.3, "size_adjustment": 3.0})
+    task = Task(tuple(ROWS), ROWS, 8, 10, 0, SimpleNamespace(), options)
+    recipe = method.recipe(task)
+    script = Script.random(3, steps=5)
+    played = play(script, recipe.signal, recipe.update)
+    expected = published(script.losses, 0.3, 3 / np.sqrt([100, 25, 400]), np.full(3, 1 / 3))
+    np.testing.assert_allclose(played.weights, expected, rtol=1e-12)
+    assert method.extra(task) == Extra()
+    plain = method.recipe(Task(tuple(ROWS), ROWS, 8, 10, 0, SimpleNamespace(), method.options()))
+    assert repr(plain.signal) == "Losses(0.0, None, absent='zero')"
+    assert repr(plain.update) == "MirrorDescent(0.01)"
