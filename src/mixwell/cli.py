@@ -191,6 +191,60 @@ def run_command(
     command.run(config, out=out, overrides=overrides or (), report=report)
 
 
+@app.command("compare")
+def compare_command(
+    problem: Annotated[
+        str,
+        typer.Argument(metavar="CONFIG", help="A YAML or TOML file, or an embedded problem: demo, mnist."),
+    ],
+    method_names: Annotated[
+        str, typer.Option("--methods", help="Names with commas between; `mixwell methods` lists them.")
+    ] = "all",
+    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
+    horizons: Annotated[
+        str,
+        typer.Option(
+            "--horizons", "-T", help="T of the online methods: own (its authors'), long, or numbers."
+        ),
+    ] = "own",
+    equal: Annotated[
+        str, typer.Option(help="What all have the same of: compute, or steps (of the last run).")
+    ] = "compute",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for everything. [default: runs/compare- and the config's name]"),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
+    overrides: Overrides = None,
+    figures: Annotated[bool, typer.Option(help="Draw the figures and write the report page.")] = True,
+) -> None:
+    """Compare methods on a problem. Same seeds, data and compute; stopped and called again, it goes on."""
+    from mixwell.experiments.compare import command
+    from mixwell.sweeps import cores
+
+    command.main(
+        problem,
+        names=[one.strip() for one in method_names.split(",") if one.strip()],
+        seeds=seeds,
+        horizons=horizons,
+        equal=equal,
+        out=out,
+        workers=_given(workers, cores()),
+        overrides=overrides or (),
+        figures=figures,
+    )
+
+
+@app.command("methods")
+def methods_command(
+    name: Annotated[str | None, typer.Argument(help="Tell all about this one.")] = None,
+) -> None:
+    """List the methods. What each does, what it needs, and the paper."""
+    from mixwell.methods import listing
+
+    listing.show(name)
+
+
 @app.command("resume")
 def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")], report: Report = True

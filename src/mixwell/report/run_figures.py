@@ -102,8 +102,9 @@ def overlay(runs: Sequence[Told]) -> Any:
     axis = axes[0, 0]
     courses: dict[str, Course] = {}
     for run in runs:
-        steps = [line["step"] for line in run.evaluations]
-        courses[run.name] = lines.course(steps, [line["losses"]["validation"] for line in run.evaluations])
+        told = [line for line in run.evaluations if "validation" in line["losses"]]
+        steps = [line["step"] for line in told]
+        courses[run.name] = lines.course(steps, [line["losses"]["validation"] for line in told])
     lines.draw(axis, looks, courses, marked=several)
     end = max(run.mixture["budget"] for run in runs)
     axis.set_ylim(lines.late_limits(list(courses.values()), end))

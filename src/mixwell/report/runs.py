@@ -21,6 +21,9 @@ HYPERGRADIENT = (
     "rounds) are standard errors over the parts of the validation batch; they leave out the noise of the training "
     "batches."
 )
+SCORES = (
+    "The weights move against the score of a domain, which its method defines; see the page of the method."
+)
 
 
 def write(folders: Sequence[Path], out: Path) -> list[Path]:
@@ -41,8 +44,9 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
         for name, kind in KINDS.items()
         if learning or name != "hypergradients"
     }
-    overlay = run_figures.overlay(runs)
-    drawn["validation"] = Drawn(overlay, [overlay])
+    if any(run.loss() is not None for run in runs):
+        overlay = run_figures.overlay(runs)
+        drawn["validation"] = Drawn(overlay, [overlay])
     (out / "figures").mkdir(parents=True, exist_ok=True)
     written = [
         path for name, one in drawn.items() for path in style.save(one.together, out / "figures" / name)
@@ -54,10 +58,10 @@ def _page(runs: Sequence[Told], drawn: Mapping[str, Drawn], folders: Sequence[Pa
     one = runs[0] if len(runs) == 1 else None
     learning = [run for run in runs if run.learned and run.rounds]
     columns = 2 if one else 3
-    losses = [
-        _picture(drawn["validation"].together, "Mean loss on the validation set.", _losses_told(runs)),
-        *_pictures(drawn["losses"], runs, "Mean training loss of each domain"),
-    ]
+    losses = _pictures(drawn["losses"], runs, "Mean training loss of each domain")
+    if "validation" in drawn:
+        shown = drawn["validation"].together
+        losses = [_picture(shown, "Mean loss on the validation set.", _losses_told(runs)), *losses]
     trained_on = _pictures(drawn["rows"], runs, "Rows of each domain, added up")
     weights = _pictures(drawn["weights"], runs, "Weight of each domain over training", _weights_told)
     sections = [
@@ -67,8 +71,11 @@ def _page(runs: Sequence[Told], drawn: Mapping[str, Drawn], folders: Sequence[Pa
     if one is None:
         sections.insert(0, Section("The runs", sheets=[_runs_sheet(runs)], columns=1))
     if learning:
-        pictures = _pictures(drawn["hypergradients"], learning, "Hypergradient of each domain by round")
-        sections.append(Section("What moved the weights", [HYPERGRADIENT], pictures, columns=columns))
+        exact = all(run.hypergradient for run in learning)
+        what = "Hypergradient" if exact else "Score"
+        pictures = _pictures(drawn["hypergradients"], learning, f"{what} of each domain by round")
+        words = [HYPERGRADIENT if exact else SCORES]
+        sections.append(Section("What moved the weights", words, pictures, columns=columns))
     measured = [(run, line) for run in runs for line in run.fidelity]
     if measured:
         sections.append(_fidelity_section(measured))

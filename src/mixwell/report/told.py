@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from mixwell import methods
 from mixwell.training import fidelity, metrics, mixture
 from mixwell.training.run import CONFIG
 
 Lines = list[dict[str, Any]]
+HYPERGRADIENTS = ("mixwell", "truncated", "implicit-cg", "implicit-neumann", "single-loop")
+"""The methods whose scores are estimates of the hypergradient."""
 
 
 @final
@@ -44,8 +47,17 @@ class Told:
 
     @property
     def learned(self) -> bool:
-        """Whether the weights were learned."""
-        return self.mixture["method"] != "fixed"
+        """Whether the weights were learned in the run itself, and not before it."""
+        known = methods.every().get(self.mixture["method"])
+        if known is not None and known.kind == "static":
+            return False
+        moved = len({tuple(point["weights"].values()) for point in self.mixture["history"]}) > 1
+        return moved or (known is not None and known.stages is None)
+
+    @property
+    def hypergradient(self) -> bool:
+        """Whether what moved the weights is an estimate of the hypergradient."""
+        return self.mixture["method"] in HYPERGRADIENTS
 
     def loss(self, kind: str = "validation", *, at: int = -1) -> float | None:
         """A loss of an evaluation.
