@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mixwell.horizons import Deterministic, Every, Horizon, Stochastic
     from mixwell.measured import MeasuredCurvature
     from mixwell.mixer import Mixer
+    from mixwell.probes import Probes
+    from mixwell.recipes import recipe
     from mixwell.records import RoundRecord
     from mixwell.signals import Hypergradient, Signal, Still
     from mixwell.traces import (
@@ -38,7 +40,14 @@ if TYPE_CHECKING:
         Traces,
     )
     from mixwell.training.api import train
-    from mixwell.updates import MirrorDescent, SelfTunedMirrorDescent, Update
+    from mixwell.updates import (
+        Assigned,
+        MirrorDescent,
+        ProjectedDescent,
+        SelfTunedMirrorDescent,
+        Smoothed,
+        Update,
+    )
     from mixwell.weights import Weights
 
 _ROOMS = {
@@ -50,6 +59,9 @@ _ROOMS = {
     # batches and whole runs
     "data.loader": ("Loader",),
     "training.api": ("train",),
+    # every method of the field
+    "recipes": ("recipe",),
+    "probes": ("Probes",),
     # what a mixer is made of
     "signals": ("Hypergradient", "Signal", "Still"),
     "curvature": (
@@ -71,13 +83,21 @@ _ROOMS = {
         "TraceError",
         "Traces",
     ),
-    "updates": ("MirrorDescent", "SelfTunedMirrorDescent", "Update"),
+    "updates": (
+        "Assigned",
+        "MirrorDescent",
+        "ProjectedDescent",
+        "SelfTunedMirrorDescent",
+        "Smoothed",
+        "Update",
+    ),
     "horizons": ("Deterministic", "Every", "Horizon", "Stochastic"),
     "constraints": ("Cap", "Constraint", "EpochCap", "Floor", "Prior"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "Assigned",
     "AuditedTraces",
     "BFloat16Traces",
     "Cap",
@@ -101,11 +121,14 @@ __all__ = [
     "Mixer",
     "PerTensorCurvature",
     "Prior",
+    "Probes",
+    "ProjectedDescent",
     "ProjectedTraces",
     "RoundRecord",
     "SelfTunedMirrorDescent",
     "Signal",
     "SketchedTraces",
+    "Smoothed",
     "Still",
     "Stochastic",
     "SubsetTraces",
@@ -115,6 +138,7 @@ __all__ = [
     "Weights",
     "__version__",
     "measure_fidelity",
+    "recipe",
     "train",
 ]
 

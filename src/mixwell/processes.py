@@ -87,6 +87,22 @@ def alone() -> bool:
     return not running or distributed.get_world_size() == 1
 
 
+def expect_alone(signal: object) -> None:
+    """Refuse several processes, in each of which a signal would find other weights.
+
+    Args:
+        signal: that looks at what its own process sees.
+
+    Raises:
+        ValueError: there are others.
+    """
+    if not alone():
+        raise ValueError(
+            f"{signal!r} works in one process only, since every process would find other weights; train in one, "
+            "or use Hypergradient(traces=ProjectedTraces())"
+        )
+
+
 def mean(tensor: Tensor) -> Tensor:
     """The mean over all processes.
 

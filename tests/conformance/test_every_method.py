@@ -17,12 +17,14 @@ from torch.nn import functional
 from mixwell import methods
 from mixwell.data.rows import as_rows
 from mixwell.experiments.compare import budgets
+from mixwell.methods import base
 from mixwell.training import mixture, settings
 from mixwell.training.run import Run
 from mixwell.training.trainables import Trainable
 
 METHODS = list(methods.every())
-ONLINE = [name for name, method in methods.every().items() if method.kind == "online"]
+ONLINE = [name for name, method in methods.every().items() if method.has_rounds]
+"""In the run itself, or in a proxy, whose rule is then tried in a run."""
 ROWS = {"a": 96, "b": 64, "c": 80}
 STEPS, BATCH = 12, 12
 # Few and short trials, so that a test takes seconds.
@@ -41,7 +43,10 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return losses_of(model, batch).mean()
 
 
-def data() -> tuple[dict[str, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
+Data = dict[str, tuple[Tensor, Tensor]]
+
+
+def data() -> Data:
     """Two classes apart in the direction of (1, 1, 0); in domain b half of the labels are wrong."""
     random = torch.Generator().manual_seed(0)
 
@@ -52,7 +57,7 @@ def data() -> tuple[dict[str, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
         return inputs, torch.where(flipped, 1 - labels, labels)
 
     domains = {name: draw(count, wrong=0.5 if name == "b" else 0.0) for name, count in ROWS.items()}
-    return domains, draw(48)
+    return {**domains, "validation": draw(48)}
 
 
 def run_of(
@@ -63,29 +68,34 @@ def run_of(
     order: str = "abc",
     options: dict[str, Any] | None = None,
     stopping: Callable[[], bool] = lambda: False,
+    rows: Data | None = None,
+    counts: str = "weight",
+    knows_rows: bool = True,
 ) -> Run:
-    domains, validation = data()
+    rows = rows or data()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    plain = {
+    plain: dict[str, Any] = {
         "domains": {name: {"given": "tuple"} for name in order},
-        "validation": {"given": "tuple"},
         "model": {"kind": "given", "name": "Sequential"},
         "steps": STEPS,
-        "batch": {"rows": BATCH},
+        "batch": {"rows": BATCH, "counts": counts},
         "mixer": {
             "method": method,
             "horizon": horizon,
             "options": {**OPTIONS.get(method, {}), **(options or {})},
         },
     }
-    given = {f"domains.{name}": as_rows(domains[name]) for name in order}
+    given = {f"domains.{name}": as_rows(rows[name]) for name in order}
+    if "validation" in rows:
+        plain["validation"] = {"given": "tuple"}
+        given["validation"] = as_rows(rows["validation"])
     return Run(
         settings.check(plain),
         out,
         console=Console(quiet=True),
-        trainable=Trainable(model, loss_of, row_losses=losses_of),
-        given={**given, "validation": as_rows(validation)},
+        trainable=Trainable(model, loss_of, row_losses=losses_of if knows_rows else None),
+        given=given,
         stopping=stopping,
     )
 
@@ -153,3 +163,61 @@ def test_permuting_domains_permutes_the_weights(name: str, tmp_path: Path) -> No
     assert turned.mixer.weights.last == pytest.approx(
         straight.mixer.weights.last, abs=TOLERANCE.get(name, 1e-3)
     )
+
+
+# Trials come one after the other, each from where the last one ended; batches are split by chance.
+APART = {"aioli": 0.05, "pike": 0.005, "pike-balanced": 0.005}
+
+
+@pytest.mark.parametrize("name", [name for name in ONLINE if name != "tikmix-m"])
+def test_a_duplicate_of_a_domain_is_weighted_as_it_is(name: str, tmp_path: Path) -> None:
+    """All four rows of every domain are in every step; a and b are the same, so they have the same gradients."""
+    whole = data()
+    few = {key: (inputs[:4], labels[:4]) for key, (inputs, labels) in whole.items()}
+    rows = {**few, "b": few["a"], "validation": whole["validation"]}
+    done = run_of(tmp_path, name, horizon=3, rows=rows, counts="equal", options=online(name)).start()
+    history = done.mixer.weights.history
+    assert len(history) > 3
+    np.testing.assert_allclose(history[:, 0], history[:, 1], atol=APART.get(name, 1e-5))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_domain_is_refused_or_changes_nothing(name: str, tmp_path: Path) -> None:
+    if methods.find(name).needs.domains > 1:
+        with pytest.raises(ValueError, match=f"{name} needs 2 domains or more, and there is 1"):
+            run_of(tmp_path / "run", name, order="a")
+    else:
+        assert run_of(tmp_path / "run", name, order="a").start().mixer.weights.last == {"a": 1.0}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_needs_a_validation_set_is_refused_without_one(name: str, tmp_path: Path) -> None:
+    rows = data()
+    del rows["validation"]
+    if methods.find(name).needs.validation:
+        with pytest.raises(ValueError, match=f"{name} needs a validation set, and there is none"):
+            run_of(tmp_path / "run", name, rows=rows)
+    else:
+        assert run_of(tmp_path / "run", name, rows=rows).start().finished
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if methods.find(name).needs.row_losses])
+def test_a_method_that_weighs_rows_is_refused_without_their_losses(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name} weighs every row, so it needs the loss of every row"):
+        run_of(tmp_path / "run", name, knows_rows=False).start()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reference_model_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:
+    options = {"reference": str(tmp_path / "nowhere"), "transfer": False}
+    with pytest.raises(ValueError, match="nowhere is not the directory of a run with a checkpoint"):
+        run_of(tmp_path / "run", "doremi", options=options).start()
+
+
+def test_a_package_that_is_not_there_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="tikmix-d needs scipy, which is not installed: pip install"):
+        run_of(tmp_path / "run", "tikmix-d").start()
+    assert not list(tmp_path.iterdir())

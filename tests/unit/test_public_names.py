@@ -8,12 +8,12 @@ import sys
 import mixwell
 
 PUBLIC = {
-    "AuditedTraces", "BFloat16Traces", "Cap", "CarriedTraces", "Constraint", "Curvature", "DenseTraces",
-    "Deterministic", "DiagonalCurvature", "EpochCap", "Every", "ExactCurvature", "Fidelity", "Floor", "Horizon",
-    "Hypergradient", "IsotropicCurvature", "Loader", "MeasuredCurvature", "MirrorDescent", "Mixer",
-    "PerTensorCurvature", "Prior", "ProjectedTraces", "RoundRecord", "SelfTunedMirrorDescent", "Signal",
-    "SketchedTraces", "Still", "Stochastic", "SubsetTraces", "TraceError", "Traces", "Update", "Weights",
-    "__version__", "measure_fidelity", "train",
+    "Assigned", "AuditedTraces", "BFloat16Traces", "Cap", "CarriedTraces", "Constraint", "Curvature",
+    "DenseTraces", "Deterministic", "DiagonalCurvature", "EpochCap", "Every", "ExactCurvature", "Fidelity",
+    "Floor", "Horizon", "Hypergradient", "IsotropicCurvature", "Loader", "MeasuredCurvature", "MirrorDescent",
+    "Mixer", "PerTensorCurvature", "Prior", "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord",
+    "SelfTunedMirrorDescent", "Signal", "SketchedTraces", "Smoothed", "Still", "Stochastic", "SubsetTraces",
+    "TraceError", "Traces", "Update", "Weights", "__version__", "measure_fidelity", "recipe", "train",
 }  # fmt: skip
 
 

@@ -206,6 +206,7 @@ def test_horizons_are_paired_by_method_and_the_greatest_gain_is_first() -> None:
         *arm("b T=1", [2.0, 2.2], horizon=1), *arm("b", [2.1, 2.2]),
         *arm("c T=1", [math.nan, 2.0], horizon=1), *arm("c", [2.0, 2.0]),
         *arm("d", [1.5, 1.5]), *uniform([2.0, 2.0]),
+        *(row | {"method": "a"} for row in arm("variant", [1.0, 1.0], horizon=1)),  # of a, but not a itself
     ]  # fmt: skip
     made = standings.pairs(standings.standings(rows))
     assert [pair.entry for pair in made] == ["a", "b", "c"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -33,7 +34,7 @@ class Needs:
         row_losses: a function for the loss of every row.
         second_order: second derivatives, so a model that is not compiled.
         domains: at least so many domains.
-        packages: that are not in the base installation, with the extra that has them.
+        packages: that are not in the base installation but in the extra ``search``.
     """
 
     validation: bool = False
@@ -195,6 +196,36 @@ class Method:
     def has_rounds(self) -> bool:
         """Whether weights are learned in rounds of T steps: in the run itself, or in a proxy before it."""
         return self.kind == "online" or self.horizon is not None
+
+    def length(self, chosen: int | Literal["auto", "long"], steps: int) -> int:
+        """T of a run.
+
+        Args:
+            chosen: as the settings have it.
+            steps: N.
+
+        Returns:
+            Steps of a round; all of them where the weights never change.
+        """
+        from mixwell import horizons
+
+        if self.kind == "static":
+            return steps
+        if chosen == "auto" and self.horizon is not None:
+            return max(1, min(self.horizon(steps), steps))
+        return horizons.resolve(chosen if isinstance(chosen, int) else None, steps)
+
+    def expect_installed(self) -> None:
+        """Find out early whether the packages that the method needs are there.
+
+        Raises:
+            ValueError: one is not.
+        """
+        missing = [one for one in self.needs.packages if find_spec(one) is None]
+        if missing:
+            raise ValueError(
+                f"{self.name} needs {', '.join(missing)}, which is not installed: pip install 'mixwell[search]'"
+            )
 
 
 def every_step(steps: int) -> int:

@@ -87,7 +87,8 @@ def extra(task: Task) -> Extra:
     steps = _proxy_steps(task)
     if options.target == "domains":
         return Extra(before=float(steps))
-    horizon = _proxy_horizon(task, steps)
+    chosen = task.mixer.horizon
+    horizon = METHODS[0].length(min(chosen, steps) if isinstance(chosen, int) else chosen, steps)
     rounds = -(-(steps - min(task.mixer.warmup, steps - 1)) // horizon)
     rows = task.mixer.validation_rows
     gradient = min(VALIDATION_BATCHES, horizon) if rows == "auto" else rows / task.batch_rows
@@ -97,18 +98,6 @@ def extra(task: Task) -> Extra:
 def _proxy_steps(task: Task) -> int:
     wanted = task.options.proxy_steps
     return task.steps if wanted == "auto" else wanted
-
-
-def _proxy_horizon(task: Task, steps: int) -> int:
-    from mixwell.theory import stochastic_horizon
-
-    match task.mixer.horizon:
-        case "auto":
-            return every_step(steps)
-        case "long":
-            return stochastic_horizon(steps)
-        case given:
-            return min(given, steps)
 
 
 METHODS = (

@@ -33,7 +33,7 @@ def recipe(task: Task) -> Recipe:
     from mixwell.updates import MirrorDescent
 
     options: GroupDroOptions = task.options
-    rows = dict(task.rows) if options.size_adjustment else None
+    rows = {name: task.rows[name] for name in task.domains} if options.size_adjustment else None
     return Recipe(Losses(options.size_adjustment, rows, absent=options.absent), MirrorDescent(options.eta))
 
 

@@ -11,8 +11,8 @@ class LearningToReweightOptions(Options):
     """Of Learning to Reweight."""
 
     level: Literal["rows", "domains"] = "rows"
-    """`rows` weighs every row of a step (the paper); `domains` gives each domain the sum over its rows as its
-    weight."""
+    """`rows` weighs every row of a step (the paper); `domains` weighs each domain by its first weight times the
+    mean of what its rows would count."""
 
 
 def recipe(task: Task) -> Recipe:

@@ -16,8 +16,8 @@ class CurriculumOptions(Options):
     """Of both kinds of MentorNet."""
 
     level: Literal["rows", "domains"] = "rows"
-    """`rows` weighs every row of a step (the paper); `domains` gives each domain the sum over its rows as its
-    weight."""
+    """`rows` weighs every row of a step (the paper); `domains` weighs each domain by its first weight times the
+    mean of what its rows would count."""
     percentile: Annotated[float, Field(ge=0, le=1)] = 0.7
     """Of a batch's losses, with whose moving average a row's loss is compared."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -42,6 +42,8 @@ class LearnedOptions(CurriculumOptions):
     """Width of the network's hidden layer."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """Of the network's Adam."""
+    network_steps: Annotated[int, Field(ge=1)] = 50
+    """That Adam takes at the end of a round."""
 
 
 def given(task: Task) -> Recipe:

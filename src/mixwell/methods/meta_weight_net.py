@@ -13,8 +13,8 @@ class MetaWeightNetOptions(Options):
     """Of Meta-Weight-Net."""
 
     level: Literal["rows", "domains"] = "rows"
-    """`rows` weighs every row of a step (the paper); `domains` gives each domain the sum over its rows as its
-    weight."""
+    """`rows` weighs every row of a step (the paper); `domains` weighs each domain by its first weight times the
+    mean of what its rows would count."""
     normalise: bool = False
     """Divide the weights of a batch by their mean, in the virtual and the real steps (early public code does)."""
     hidden: Annotated[int, Field(ge=1)] = 100
@@ -62,7 +62,7 @@ METHODS = (
         line="a network learns what a row of a given loss should count, through a virtual training step",
         paper="Shu, Xie, Yi, Zhao, Zhou, Xu, Meng 2019, arXiv:1902.07379",
         needs=Needs(validation=True, row_losses=True, domains=1),
-        memory="a network of 301 numbers; in a virtual step a copy of the parameters and two gradients",
+        memory="a network of 301 numbers; in a virtual step a copy of the parameters and three gradients",
         recipe=recipe,
         options=MetaWeightNetOptions,
         horizon=every_step,

@@ -19,7 +19,7 @@ class ProxyOptions(Options):
     proxy_model: dict[str, Any] = Field(default_factory=dict)
     """Settings of the model that differ in proxies, to make them smaller: `{layers: 2, width: 64}`."""
     repeats: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 15.0
-    """No mixture has more of a domain than so many times its share of all rows."""
+    """No proxy has more of a domain than so many times its share of all rows."""
     least: Annotated[float, Field(gt=0, lt=1)] = 2e-4
     """A smaller weight of a mixture becomes zero, and its domain is left out of that proxy."""
 

@@ -54,11 +54,8 @@ def extra(task: Task) -> Extra:
     Returns:
         What it computes in a round.
     """
-    from mixwell import horizons
-
     options: TandemOptions = task.options
-    given = task.mixer.horizon
-    horizon = horizons.resolve(given if isinstance(given, int) else None, task.steps)
+    horizon = METHODS[0].length(task.mixer.horizon, task.steps)
     each = batch_of_each(task)
     return Extra(per_round=min(options.probe_steps, horizon) * (1 + each) + 2 * FORWARD * each)
 

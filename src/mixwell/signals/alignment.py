@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mixwell import processes
 from mixwell.parameters import Gradients, Parameters, inner_products
 from mixwell.probes import Probes
 from mixwell.signals.base import Signal
@@ -86,10 +87,11 @@ class Alignment(Signal):
             probes: not used.
 
         Raises:
-            ValueError: it is in use by another mixer, whose gradients it holds.
+            ValueError: it is in use by another mixer, or there are other processes, whose gradients it holds.
         """
         if self._attached:
             raise ValueError("this Alignment is in use by another mixer; make a new one for each")
+        processes.expect_alone(self)
         self._optimizer, self._parameters = optimizer, parameters
         self._sums = [self._empty() for _ in domains]
         self._step: list[

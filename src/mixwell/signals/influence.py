@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mixwell import processes
 from mixwell.parameters import Gradients, Parameters, cuda_devices, inner_products
 from mixwell.probes import Probes
 from mixwell.signals.base import Signal
@@ -83,10 +84,12 @@ class Influence(Signal):
             probes: draw the batches on which candidates are measured.
 
         Raises:
-            ValueError: it is in use by another mixer, or there are candidates and no probes.
+            ValueError: it is in use by another mixer, there are other processes, or there are candidates and no
+                probes.
         """
         if self._attached:
             raise ValueError("this Influence is in use by another mixer; make a new one for each")
+        processes.expect_alone(self)
         if self.candidates and probes is None:
             raise ValueError(
                 f"{self!r} measures candidates on batches of its own, and there are no probes: give "

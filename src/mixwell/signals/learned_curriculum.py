@@ -32,8 +32,8 @@ TIMES = 5
 class LearnedRowCurriculum(RowCurriculum):
     """MentorNet with a data-driven curriculum, learned while the model trains (after Jiang et al. 2018).
 
-    ``v_i = sigmoid(net(l_i, l_i - lambda, domain, time))``. When a round ends, the network takes one step of Adam
-    on fresh rows of all domains (the probes'), towards the rows that help the validation set:
+    ``v_i = sigmoid(net(l_i, l_i - lambda, domain, time))``. When a round ends, the network takes some steps of
+    Adam on fresh rows of all domains (the probes'), towards the rows that help the validation set:
 
         ``cross-entropy of v_i and 1[<grad L_V(theta), grad l_i(theta)> > 0]``, row i by ``mu_i = p_d / n_d``
 
@@ -49,6 +49,7 @@ class LearnedRowCurriculum(RowCurriculum):
         normalise: divide the weights of a batch by their mean, so that a step is as long as without them.
         hidden: width of the hidden layer.
         learning_rate: of Adam.
+        network_steps: that Adam takes when a round ends; next to training they cost nothing.
         seed: of the network's first weights.
 
     Raises:
@@ -70,22 +71,24 @@ class LearnedRowCurriculum(RowCurriculum):
         normalise: bool = False,
         hidden: int = 20,
         learning_rate: float = 1e-3,
+        network_steps: int = 50,
         seed: int = 0,
     ) -> None:
         super().__init__(
             level, steps=steps, percentile=percentile, decay=decay, burn_in=burn_in, normalise=normalise
         )
-        if hidden < 1 or not learning_rate > 0:
+        if hidden < 1 or network_steps < 1 or not learning_rate > 0:
             raise ValueError(
-                "the network needs at least 1 hidden unit and a positive learning rate; got "
-                f"{hidden} and {learning_rate}"
+                "the network needs at least 1 hidden unit, 1 step and a positive learning rate; got "
+                f"{hidden}, {network_steps} and {learning_rate}"
             )
+        self.network_steps = int(network_steps)
         self.hidden, self.learning_rate, self.seed = int(hidden), float(learning_rate), int(seed)
 
     def __repr__(self) -> str:
         return (
             f"LearnedRowCurriculum({self.settings}, hidden={self.hidden}, "
-            f"learning_rate={self.learning_rate!r}, seed={self.seed})"
+            f"learning_rate={self.learning_rate!r}, network_steps={self.network_steps}, seed={self.seed})"
         )
 
     def attach(
@@ -153,12 +156,13 @@ class LearnedRowCurriculum(RowCurriculum):
                 "domains, or lower the learning rate"
             )
         labels = np.repeat(np.arange(len(counts)), counts)
-        with torch.enable_grad():
-            pace, ended = self._pace(self._average, self._seen), self._before + self._length
-            logits = self._logits(losses, pace, labels, min(ended / self.steps, 1.0))
-            wanted = (products > 0).to(logits)
-            each = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-            self._network.descend((each * measure.to(each)).sum())
+        pace, ended = self._pace(self._average, self._seen), self._before + self._length
+        for _ in range(self.network_steps):
+            with torch.enable_grad():
+                logits = self._logits(losses, pace, labels, min(ended / self.steps, 1.0))
+                wanted = (products > 0).to(logits)
+                each = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+                self._network.descend((each * measure.to(each)).sum())
 
     def _logits(self, losses: Tensor, pace: float, labels: Labels, done: float) -> Tensor:
         own = self._network.tensors["embeddings"]

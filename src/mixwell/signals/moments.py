@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mixwell import processes
 from mixwell.parameters import Gradients, Parameters, inner_products
 from mixwell.probes import Probes
 from mixwell.signals.base import Signal
@@ -150,10 +151,11 @@ class Moments(Signal):
             probes: not used.
 
         Raises:
-            ValueError: it is in use by another mixer.
+            ValueError: it is in use by another mixer, or there are other processes.
         """
         if self._attached:
             raise ValueError("this Moments is in use by another mixer; make a new one for each")
+        processes.expect_alone(self)
         m = len(domains)
         self._optimizer, self._parameters = optimizer, parameters
         self._means: dict[int, list[Tensor]] = {}  # of the step, taken when a domain first comes

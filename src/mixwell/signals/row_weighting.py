@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mixwell import processes
 from mixwell.parameters import Gradients, Parameters
 from mixwell.probes import Probes
 from mixwell.segments import Segments
@@ -114,12 +115,13 @@ class RowWeighting(Signal):
             probes: not used here.
 
         Raises:
-            ValueError: it is in use by another mixer.
+            ValueError: it is in use by another mixer, or there are other processes.
         """
         if self._attached:
             raise ValueError(
                 f"this {type(self).__name__} is in use by another mixer; make a new one for each"
             )
+        processes.expect_alone(self)
         self._attached = True
         self._parameters = parameters
         self._domains = tuple(domains)

@@ -399,9 +399,5 @@ def expected_probes(
             f"the probes have another model than the one that is trained ({strange[0]} is not in it); give the "
             "trained one to Probes"
         )
-    if not processes.alone():
-        raise ValueError(
-            f"{signal!r} works in one process only, since every process would find other weights; train in one, "
-            "or use Hypergradient(traces=ProjectedTraces())"
-        )
+    processes.expect_alone(signal)
     return probes

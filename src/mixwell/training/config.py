@@ -191,7 +191,7 @@ class BatchConfig(Section):
     counts: Literal["weight", "equal", "noise"] = "weight"
     """Rows by weight, equal for all domains (the paper's), or by weight and gradient noise."""
     least: Annotated[int, Field(ge=0, strict=True)] | Literal["auto"] = "auto"
-    """Rows that each domain has in every step; `auto` is a quarter of an equal share."""
+    """Rows that each domain has in every step; `auto` is a quarter of an equal share; 0 if weights are kept."""
     micro_rows: Whole | None = None
     """At most so many rows in one forward pass (gradient accumulation); null for no limit."""
 
@@ -426,6 +426,11 @@ class Config(Section):
             raise ValueError(
                 f"{name} needs {needs.domains} domains or more, and there is {len(self.domains)}; with one, "
                 "`mixer: {method: fixed}` trains the model"
+            )
+        if needs.row_losses and self.batch.micro_rows and self.batch.micro_rows < self.batch.rows:
+            raise ValueError(
+                f"{name} weighs the rows of a step against each other, so they must be computed at once; leave "
+                f"out batch.micro_rows, got {self.batch.micro_rows} of {self.batch.rows}"
             )
         if needs.second_order and self.compile:
             raise ValueError(

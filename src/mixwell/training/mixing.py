@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from mixwell import horizons, methods
+from mixwell import methods
 from mixwell.constraints import Cap, Constraint, EpochCap, Floor, Prior
 from mixwell.data.sampler import Sampler
 from mixwell.methods import Task
 from mixwell.methods.hypergradient import signal as hypergradient_signal
 from mixwell.mixer import Mixer
 from mixwell.probes import Probes
-from mixwell.signals import Hypergradient
+from mixwell.signals import Hypergradient, Signal, Still
 from mixwell.training.config import Config, MixerConfig, method_options
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def build(
         sizes,
         batch.rows,
         rule=batch.counts,
-        least=_least(config, recipe.signal.parts) if batch.least == "auto" else batch.least,
+        least=_least(config, recipe.signal) if batch.least == "auto" else batch.least,
         cap=cap,
         seed=config.seed,
     )
@@ -104,12 +104,7 @@ def horizon(config: Config) -> int:
     Returns:
         Steps of a round; all of them where the weights never change.
     """
-    method, chosen = methods.find(config.mixer.method), config.mixer.horizon
-    if method.kind == "static":
-        return config.steps
-    if chosen == "auto" and method.horizon is not None:
-        return max(1, min(method.horizon(config.steps), config.steps))
-    return horizons.resolve(chosen if isinstance(chosen, int) else None, config.steps)
+    return methods.find(config.mixer.method).length(config.mixer.horizon, config.steps)
 
 
 def hypergradient(config: Config) -> Hypergradient:
@@ -127,10 +122,15 @@ def hypergradient(config: Config) -> Hypergradient:
     return hypergradient_signal(task(plain, dict.fromkeys(config.domains, 1)))
 
 
-def _least(config: Config, parts: int) -> int | None:
-    """Rows of each domain in every batch: those of the sampler, but enough for a method that splits them."""
+def _least(config: Config, signal: Signal) -> int | None:
+    """Rows of each domain in every batch: those of the sampler, but enough for a method that splits them.
+
+    Where nothing is measured, rows follow the weights: more of a small domain would only be repeated too often.
+    """
+    if isinstance(signal, Still):
+        return 0
     room = config.batch.rows // len(config.domains)
-    return None if parts == 1 else min(room, max(parts, room // 4))
+    return None if signal.parts == 1 else min(room, max(signal.parts, room // 4))
 
 
 def _constraints(mixing: MixerConfig, cap: EpochCap | None) -> list[Constraint]:

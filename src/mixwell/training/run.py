@@ -165,6 +165,7 @@ class Run:
         Returns:
             Both.
         """
+        methods.find(self.config.mixer.method).expect_installed()
         randomness.seed(self.config.seed)
         tokenizer = load_tokenizer(self.config.tokenizer, self.config.base)
         if self._trainable is None:

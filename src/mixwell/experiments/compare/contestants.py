@@ -100,8 +100,9 @@ def _of(base: Config, name: str, horizons: Sequence[Horizon], *, named: bool) ->
     try:
         method = methods.find(str(given.get("method", name)))
     except ValueError as error:
-        variants = f", or of `compare` in the config ({', '.join(base.compare)})" if base.compare else ""
+        variants = f"; `compare` in the config has {', '.join(base.compare)}" if base.compare else ""
         raise ValueError(f"{error}{variants}") from None
+    method.expect_installed()
     if not method.has_rounds:
         return [Contestant(name, name, method, _config(base, name, method, given, "own"), named)]
     found: dict[int, Contestant] = {}  # by T, of which one is enough

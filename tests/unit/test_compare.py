@@ -1,0 +1,270 @@
+"""`mixwell compare`: fair in compute, seeds and data, stopped and continued, clear about who cannot take part."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+import commands
+from mixwell import tables
+from mixwell.experiments.compare import budgets, problems, results
+from mixwell.experiments.compare.contestants import choose, horizons_of
+from mixwell.methods import base as methods_base
+from mixwell.tables import Row
+from mixwell.training import checkpoints, metrics, mixture, settings
+from training_texts import WORDS, write_config
+
+PROXIES = {"proxies": 4, "proxy_steps": 2, "samples": 200, "top": 5}
+COMPARE = {
+    "regmix": {"options": PROXIES},
+    "own": {"method": "fixed", "weights": {"letters": 2, "numbers": 1, "marks": 1}},
+}
+METHODS = "uniform,mixwell,group-dro,doge,regmix,own"
+ARMS = [
+    "uniform",
+    "mixwell",
+    "mixwell T=1",
+    "group-dro",
+    "group-dro T=5",
+    "doge",
+    "doge T=5",
+    "regmix",
+    "own",
+]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A comparison of tiny runs, and what was printed."""
+    folder = tmp_path_factory.mktemp("compare")
+    write_config(folder, compare=COMPARE)
+    printed, _ = commands.mixwell(*arguments(seeds=2), cwd=folder)
+    return folder / "out", printed
+
+
+def arguments(*, seeds: int, methods: str = METHODS) -> list[str]:
+    return [
+        *("compare", "tiny.yaml", "--methods", methods, "--seeds", str(seeds), "--horizons", "own,1,5"),
+        *("--out", "out", "--workers", "2"),
+    ]
+
+
+def test_all_arms_are_told_and_drawn(compared: tuple[Path, str]) -> None:
+    out, printed = compared
+    rows = tables.read(out / results.RUNS)
+    assert [(row["arm"], row["seed"]) for row in rows] == [(arm, seed) for arm in ARMS for seed in (0, 1)]
+    assert {str(row["arm"]): row["entry"] for row in rows}["doge T=5"] == "doge"
+    assert [row["horizon"] for row in rows if row["seed"] == 0] == ["", 5, 1, 1, 5, 1, 5, "", ""]
+    assert all(0 < float(row["test_loss"]) < 6 and float(row["seconds"]) > 0 for row in rows)
+    assert all(arm in printed for arm in ARMS)
+    assert "The least mean test loss of 9 arms" in printed
+    assert (out / "report.html").stat().st_size > 10_000
+    assert not (out / results.FAILURES).exists()
+    weights = tables.read(out / results.WEIGHTS)
+    assert len(weights) == len(rows) * len(WORDS)
+    kept = {str(row["domain"]): row["last"] for row in weights if row["arm"] == "own" and row["seed"] == 0}
+    assert kept == pytest.approx({"letters": 0.5, "numbers": 0.25, "marks": 0.25})
+
+
+def test_everything_that_is_computed_is_charged(compared: tuple[Path, str]) -> None:
+    """Worked out by hand for 24 steps: what each arm may train for, and what it computed in all."""
+    found = {str(row["arm"]): row for row in tables.read(compared[0] / results.RUNS)}
+    # T = 1: a validation gradient of one batch in each step. T = 5: of five batches (40 of the 40 rows or more).
+    assert found["uniform"]["steps"] == found["group-dro"]["steps"] == found["own"]["steps"] == 24
+    assert found["mixwell T=1"]["steps"] == 12
+    # Four proxies of two steps come first.
+    assert found["regmix"]["steps"] == 16
+    # A proxy of n steps with n validation gradients, then n steps.
+    assert found["doge"]["steps"] == 8
+    for row in found.values():
+        assert row["budget"] == 24
+        assert 0.8 * 24 < float(row["compute"]) <= 24
+
+
+def test_runs_of_a_seed_begin_alike_and_see_the_same_rows_first(compared: tuple[Path, str]) -> None:
+    runs = compared[0] / "runs"
+
+    def first_loss(folder: Path) -> float:
+        return next(iter(metrics.read(folder, "evaluation")))["losses"]["validation"]
+
+    for seed in (0, 1):
+        begun = {
+            first_loss(runs / f"{arm}-{seed}") for arm in ("uniform", "mixwell", "group-dro", "own", "regmix")
+        }
+        assert len(begun) == 1
+    assert first_loss(runs / "uniform-0") != first_loss(runs / "uniform-1")
+
+
+def test_a_finished_comparison_is_told_again_and_not_trained_again(compared: tuple[Path, str]) -> None:
+    out, _ = compared
+    before = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("metrics.jsonl")}
+    rows = tables.read(out / results.RUNS)
+    commands.mixwell(*arguments(seeds=2), "--no-figures", cwd=out.parent)
+    assert {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("metrics.jsonl")} == before
+    assert tables.read(out / results.RUNS) == rows
+
+
+def test_a_killed_comparison_goes_on_to_the_same_numbers(compared: tuple[Path, str], tmp_path: Path) -> None:
+    def losses(out: Path) -> list[Row]:
+        keep = ("arm", "seed", "steps", "compute", "test_loss")
+        return [
+            {key: row[key] for key in keep} for row in tables.read(out / results.RUNS) if row["seed"] == 0
+        ]
+
+    write_config(tmp_path, compare=COMPARE)
+    process = commands.command(*arguments(seeds=1), "--no-figures", cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "out").glob("runs/*/mixture.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode != 0
+    commands.mixwell(*arguments(seeds=1), "--no-figures", cwd=tmp_path)
+    assert losses(tmp_path / "out") == losses(compared[0])
+
+
+def test_equal_steps(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    commands.mixwell(
+        "compare", "tiny.yaml", "--methods", "uniform,doge", "--seeds", "1", "--equal", "steps", "--out", "out",
+        "--no-figures", cwd=tmp_path,
+    )  # fmt: skip
+    rows = {str(row["arm"]): row for row in tables.read(tmp_path / "out" / results.RUNS)}
+    assert rows["doge"]["steps"] == rows["uniform"]["steps"] == 24
+    assert rows["doge"]["compute"] == 72
+    assert rows["doge"]["budget"] == ""
+
+
+# ------------------------------------------------------------------------------------------------ who takes part
+
+
+def read(folder: Path, **changes: Any) -> Any:
+    return settings.read(write_config(folder, **changes))
+
+
+def test_all_are_the_methods_and_the_variants(tmp_path: Path) -> None:
+    chosen, refused = choose(read(tmp_path, compare=COMPARE), ["all"])
+    names = [one.name for one in chosen]
+    assert {"uniform", "regmix", "tandem", "own"} <= set(names)
+    assert "fixed" not in names  # without weights of one's own it is uniform
+    assert not refused
+
+
+def test_a_horizon_that_is_the_methods_own_is_run_once(tmp_path: Path) -> None:
+    chosen, _ = choose(read(tmp_path), ["group-dro", "mixwell"], horizons_of("own, 1, long"))
+    # The horizon of the config is of its method, mixwell; others have their authors'.
+    assert [(one.name, one.config.mixer.horizon) for one in chosen] == [
+        ("group-dro", "auto"), ("group-dro long", "long"), ("mixwell", 5), ("mixwell T=1", 1),
+        ("mixwell long", "long"),
+    ]  # fmt: skip
+
+
+def test_those_of_all_that_lack_something_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = read(tmp_path, mixer={"method": "uniform", "horizon": "auto"})
+    plain = config.model_dump(mode="json")
+    plain["validation"] = None
+    chosen, refused = choose(settings.check(plain), ["all"])
+    assert {"uniform", "pike", "odm"} <= {one.name for one in chosen}
+    assert set(refused) >= {"mixwell", "doge", "regmix"}
+    assert refused["mixwell"].startswith("mixer.method: mixwell needs a validation set")
+    with pytest.raises(ValueError, match="mixwell needs a validation set"):
+        choose(settings.check(plain), ["mixwell", "uniform"])
+    monkeypatch.setattr(methods_base, "find_spec", lambda name: None)
+    _, refused = choose(config, ["all"])
+    assert (
+        refused["tikmix-d"] == "tikmix-d needs scipy, which is not installed: pip install 'mixwell[search]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "args", "said"),
+    [
+        ({}, ["--methods", "dogee"], "there is no method 'dogee'; did you mean doge?"),
+        ({"compare": COMPARE}, ["--methods", "zzz"], "; `compare` in the config has own, regmix"),
+        ({}, ["--methods", "regmix"], "regmix cannot train a single step within 24"),
+        ({}, ["--seeds", "0"], "a comparison needs at least 1 seed, got 0"),
+        ({}, ["--equal", "time"], "--equal must be compute or steps, got 'time'"),
+        ({}, ["--horizons", "0"], "--horizons takes own, long and whole numbers with commas between, got '0'"),
+        ({}, ["--methods", "doge", "--set", "mixer.options={nu: 1}"], "mixwell has no such option"),
+        ({"compare": {"doge": {"options": {"nu": 1}}}}, ["--methods", "doge"], "doge has no such option; it has"),
+        ({"compare": {"x": {"mehtod": "doge"}}}, ["--methods", "x"], "there is no method 'x'"),
+        ({"validation": None, "test": None, "mixer": {"method": "uniform"}}, [], "needs something to compare by"),
+        ({"domains": {"a": "letters.txt"}, "mixer": {"method": "fixed"}}, ["--methods", "pike"], "2 domains or"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_nothing_is_trained(
+    changes: dict[str, Any], args: list[str], said: str, tmp_path: Path
+) -> None:
+    path = write_config(tmp_path)
+    plain = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**plain, **changes}))
+    _, error = commands.mixwell("compare", "tiny.yaml", *args, "--out", "out", cwd=tmp_path, status=2)
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+    _, error = commands.mixwell("compare", "nothing.yaml", cwd=tmp_path, status=2)
+    assert "there is no config nothing.yaml" in error
+    assert "demo, mnist" in error
+
+
+# ---------------------------------------------------------------------------------------------------- problems
+
+
+def test_the_text_problem_is_written_with_its_variants(tmp_path: Path) -> None:
+    config = settings.read(problems.find("demo", tmp_path, Console(quiet=True)))
+    assert config.compare["doge-online"] == {"method": "doge", "options": {"transfer": False}}
+    chosen, refused = choose(config, ["all"])
+    assert not refused
+    assert "learning-to-reweight-domains" in {one.name for one in chosen}
+
+
+def test_images_of_the_quick_mnist_problem(mnist_images: Any) -> None:
+    problems.digits.cache_clear()
+    images, labels = problems.digits("vanilla", 8)
+    again, noisy = problems.digits("noisy", 8, wrong=0.5)
+    assert images.shape == again.shape == (8, 1, 28, 28)
+    assert labels.shape == noisy.shape == (8,)
+    turned, same = problems.digits("vanilla", 8, angle=45.0)
+    assert same.tolist() == labels.tolist()
+    assert not np.allclose(turned, images)
+    problems.digits.cache_clear()
+
+
+# ---------------------------------------------------------------------------------------------------- budgets
+
+
+@pytest.mark.parametrize("method", ["uniform", "mixwell", "doge", "doremi", "tandem", "implicit-neumann"])
+@pytest.mark.parametrize("budget", [30, 57.5])
+def test_a_budget_pays_for_no_step_more(method: str, budget: float, tmp_path: Path) -> None:
+    config = read(tmp_path, mixer={"method": method, "horizon": 5}, steps=60)
+    sizes = {"letters": 100, "numbers": 100, "marks": 100}
+    found = budgets.affordable(config, sizes, 50, budget=budget)
+    assert budgets.cost(found, sizes, 50) <= budget
+    if found.steps < int(budget):
+        plain = found.model_dump(mode="json")
+        more = settings.check({**plain, "steps": found.steps + 1})
+        assert budgets.cost(more, sizes, 50) > budget
+
+
+def test_what_is_left_of_runs_that_are_found_again(compared: tuple[Path, str]) -> None:
+    """A run of a comparison is a run like any other: it has its artefact and a checkpoint."""
+    run = compared[0] / "runs" / "mixwell-0"
+    assert mixture.read(run)["finished"]
+    assert checkpoints.newest(run / "checkpoints")[0] is not None
