@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -12,6 +12,7 @@ from mixwell.methods.base import (
     Method,
     Needs,
     Options,
+    Outcome,
     Recipe,
     Stages,
     Task,
@@ -86,23 +87,36 @@ def stages(task: Task) -> Stages:
     options: DoremiOptions = task.options
     reference = options.reference
     if reference is None:
-        [trained] = yield [
-            Trial(
-                "reference",
-                {"method": "fixed", "weights": task.mixer.weights, "options": {}},
-                steps=_steps(options.reference_steps, task),
-                model=options.proxy_model,
-            )
-        ]
-        reference = str(trained.folder)
+        reference = yield from trained_reference(task, options.reference_steps, model=options.proxy_model)
     found = {"reference": reference, "transfer": False, "proxy_model": {}}
     online: Mapping[str, Any] = {"method": "doremi", "options": options.model_dump() | found}
     if not options.transfer:
         return {} if options.reference is not None else online
     [proxy] = yield [
-        Trial("proxy", online, steps=_steps(options.proxy_steps, task), model=options.proxy_model)
+        Trial("proxy", online, steps=steps_of(options.proxy_steps, task), model=options.proxy_model)
     ]
     return {"method": "fixed", "weights": dict(proxy.average), "options": {}}
+
+
+def trained_reference(
+    task: Task, steps: Steps, *, model: Mapping[str, Any]
+) -> Generator[Sequence[Trial], Sequence[Outcome], str]:
+    """A reference model, with the weights of the settings kept.
+
+    Args:
+        task: of the run.
+        steps: of its training.
+        model: settings of the model that differ.
+
+    Yields:
+        The one trial.
+
+    Returns:
+        Its directory.
+    """
+    kept = {"method": "fixed", "weights": task.mixer.weights, "options": {}}
+    [trained] = yield [Trial("reference", kept, steps=steps_of(steps, task), model=model)]
+    return str(trained.folder)
 
 
 def extra(task: Task) -> Extra:
@@ -115,13 +129,22 @@ def extra(task: Task) -> Extra:
         In training steps of the model that is trained; a smaller proxy costs less.
     """
     options: DoremiOptions = task.options
-    before = 0.0 if options.reference is not None else float(_steps(options.reference_steps, task))
+    before = 0.0 if options.reference is not None else float(steps_of(options.reference_steps, task))
     if not options.transfer:
         return Extra(before=before, per_step=FORWARD)
-    return Extra(before=before + _steps(options.proxy_steps, task) * (1 + FORWARD))
+    return Extra(before=before + steps_of(options.proxy_steps, task) * (1 + FORWARD))
 
 
-def _steps(chosen: Steps, task: Task) -> int:
+def steps_of(chosen: Steps, task: Task) -> int:
+    """Training steps of a trial.
+
+    Args:
+        chosen: as the options have it.
+        task: of the run.
+
+    Returns:
+        As many as the run has with ``auto``.
+    """
     return task.steps if chosen == "auto" else chosen
 
 
