@@ -8,9 +8,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from mixwell.costs import FORWARD
+
 Loss = Callable[[nn.Module, Any], Tensor]
-FORWARD = 1 / 3
-"""What a forward pass costs beside a gradient (forward and backward)."""
 
 
 @final

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mixwell.methods.base import Method, Options, Recipe, Task, every_step
+from mixwell.methods.base import Method, NotNegative, Options, Recipe, Share, Steps, Task, every_step
 
 INTERVALS = 60
 """The authors' 60,000 steps over the 1000 that they ignore, and after which they fit again."""
@@ -22,17 +22,17 @@ class AdoOptions(Options):
     """What a law's n counts: `all` samples of the run, or those of the `domain`."""
     credit: Literal["share", "spread"] = "share"
     """Of a domain's recent share h: `share`, `h^s` as in the paper; `spread`, `(h (1 - h))^s` as in its code."""
-    credit_power: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
+    credit_power: NotNegative = 0.5
     """s."""
     credit_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """How fast h follows the weights, in a step."""
     preference_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """The share of what the slopes say now in the new weights; the rest is what they said on average."""
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.01
+    floor: Share = 0.01
     """The least that the slopes may say."""
     ignore: Annotated[int, Field(ge=0, strict=True)] | Literal["auto"] = "auto"
     """First steps after `mixer.warmup` whose losses are not fitted; `auto` is a sixtieth of all."""
-    refit_every: Annotated[int, Field(ge=1, strict=True)] | Literal["auto"] = "auto"
+    refit_every: Steps = "auto"
     """Steps after which the laws are fitted again, at the end of a round; `auto` is a sixtieth of all."""
 
 

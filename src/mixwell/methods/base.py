@@ -6,14 +6,22 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:  # so that a list of the methods need not wait for torch
     from mixwell.constraints import Constraint
     from mixwell.signals import Signal
     from mixwell.updates import Update
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Whole = Annotated[int, Field(ge=1, strict=True)]
+Steps = Whole | Literal["auto"]
+"""Training steps, or ``auto``, which every option says the meaning of."""
 
 
 class Options(BaseModel):
@@ -158,6 +166,32 @@ def nothing_extra(task: Task) -> Extra:
         Nothing.
     """
     return Extra()
+
+
+def steps_of(chosen: Steps, task: Task) -> int:
+    """Training steps of a trial.
+
+    Args:
+        chosen: as the options have it.
+        task: of the run.
+
+    Returns:
+        As many as the run has with ``auto``.
+    """
+    return task.steps if chosen == "auto" else chosen
+
+
+def batch_of_each(task: Task) -> float:
+    """The rows of one probe batch of each domain, in training steps: about 1.
+
+    Args:
+        task: of a run.
+
+    Returns:
+        Their number over the rows of a training step.
+    """
+    share = max(1, task.batch_rows // len(task.domains))
+    return sum(min(share, task.rows[name]) for name in task.domains) / task.batch_rows
 
 
 @final

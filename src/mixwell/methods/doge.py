@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Stages, Task, Trial, every_step
+from mixwell.methods.base import (
+    Extra,
+    Method,
+    Needs,
+    Options,
+    Positive,
+    Recipe,
+    Share,
+    Stages,
+    Steps,
+    Task,
+    Trial,
+    every_step,
+    steps_of,
+)
 
 VALIDATION_BATCHES = 8
 """Of a validation gradient at most, where the settings leave it open."""
@@ -15,20 +29,20 @@ VALIDATION_BATCHES = 8
 class DogeOptions(Options):
     """Of DoGE."""
 
-    mu: Annotated[float, Field(gt=0)] = 0.01
+    mu: Positive = 0.01
     """Strength of the pull to the old weights: `log w_j += W_j / mu`."""
-    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.0
+    smoothing: Share = 0.0
     """The share eps of uniform weights that is mixed in."""
-    clip_norm: Annotated[float, Field(gt=0)] = 5.0
+    clip_norm: Positive = 5.0
     """To which every domain's gradient, and the target's, is shortened before they are compared."""
-    score_cap: Annotated[float, Field(gt=0)] = 5.0
+    score_cap: Positive = 5.0
     """What W_j may be at most, in learning rates."""
     target: Literal["validation", "domains"] = "validation"
     """`validation`, or `domains`: the sum of all domains' gradients (universal generalisation)."""
     transfer: bool = True
     """Train a proxy, and then the model with the average of its weights. If false, the weights are learned
     while the model itself trains."""
-    proxy_steps: Annotated[int, Field(ge=1, strict=True)] | Literal["auto"] = "auto"
+    proxy_steps: Steps = "auto"
     """Training steps of the proxy; `auto` is as many as the run has."""
     proxy_model: dict[str, Any] = Field(default_factory=dict)
     """Settings of `model` that differ in the proxy: a smaller size."""
@@ -67,7 +81,9 @@ def stages(task: Task) -> Stages:
     if not options.transfer:
         return {}
     online = {"method": "doge", "options": options.model_dump() | {"transfer": False, "proxy_model": {}}}
-    [proxy] = yield [Trial("proxy", online, steps=_proxy_steps(task), model=options.proxy_model)]
+    [proxy] = yield [
+        Trial("proxy", online, steps=steps_of(options.proxy_steps, task), model=options.proxy_model)
+    ]
     return {"method": "fixed", "weights": dict(proxy.average), "options": {}}
 
 
@@ -84,7 +100,7 @@ def extra(task: Task) -> Extra:
     options: DogeOptions = task.options
     if not options.transfer:
         return Extra()
-    steps = _proxy_steps(task)
+    steps = steps_of(options.proxy_steps, task)
     if options.target == "domains":
         return Extra(before=float(steps))
     chosen = task.mixer.horizon
@@ -93,11 +109,6 @@ def extra(task: Task) -> Extra:
     rows = task.mixer.validation_rows
     gradient = min(VALIDATION_BATCHES, horizon) if rows == "auto" else rows / task.batch_rows
     return Extra(before=steps + rounds * gradient)
-
-
-def _proxy_steps(task: Task) -> int:
-    wanted = task.options.proxy_steps
-    return task.steps if wanted == "auto" else wanted
 
 
 METHODS = (

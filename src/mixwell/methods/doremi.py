@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from mixwell.costs import FORWARD
 from mixwell.methods.base import (
     Extra,
     Method,
     Needs,
     Options,
     Outcome,
+    Positive,
     Recipe,
+    Share,
     Stages,
+    Steps,
     Task,
     Trial,
     every_step,
+    steps_of,
 )
-
-FORWARD = 1 / 3
-"""What the forward pass of the reference model costs, in training steps."""
-
-Steps = Annotated[int, Field(ge=1, strict=True)] | Literal["auto"]
 
 
 class DoremiOptions(Options):
     """Of DoReMi."""
 
-    eta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    eta: Positive = 1.0
     """Step size of the weights: `log w_j += eta lam_j`."""
-    smoothing: Annotated[float, Field(ge=0, le=1)] = 1e-3
+    smoothing: Share = 1e-3
     """The share c of uniform weights that is mixed in."""
     clip: Literal["element", "domain", "none"] = "element"
     """Where the excess loss is cut at zero: in each `element` (token of a language model, else row), in the mean
@@ -133,19 +133,6 @@ def extra(task: Task) -> Extra:
     if not options.transfer:
         return Extra(before=before, per_step=FORWARD)
     return Extra(before=before + steps_of(options.proxy_steps, task) * (1 + FORWARD))
-
-
-def steps_of(chosen: Steps, task: Task) -> int:
-    """Training steps of a trial.
-
-    Args:
-        chosen: as the options have it.
-        task: of the run.
-
-    Returns:
-        As many as the run has with ``auto``.
-    """
-    return task.steps if chosen == "auto" else chosen
 
 
 METHODS = (

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from mixwell.methods.base import Method, Options, Recipe, Task, every_step
+from mixwell.methods.base import Method, NotNegative, Options, Positive, Recipe, Task, every_step
 
 
 class GroupDroOptions(Options):
     """Of Group DRO."""
 
-    eta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    eta: Positive = 0.01
     """Step size of the weights, the paper's eta_q: `log w_j += eta l_j`."""
-    size_adjustment: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    size_adjustment: NotNegative = 0.0
     """C of `C / sqrt(rows)`, which is added to a domain's loss; small domains gain."""
     absent: Literal["zero", "last"] = "zero"
     """What a domain adds in a step that it is not in: nothing, or the loss that it was last seen with."""

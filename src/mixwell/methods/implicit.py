@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task, every_step
-from mixwell.methods.tandem import Positive, Whole, batch_of_each
+from mixwell.methods.base import (
+    Extra,
+    Method,
+    Needs,
+    NotNegative,
+    Options,
+    Positive,
+    Recipe,
+    Task,
+    Whole,
+    batch_of_each,
+    every_step,
+)
 
 if TYPE_CHECKING:
     from mixwell.signals.implicit import ImplicitGradient
-
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class CgOptions(Options):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task
+from mixwell.methods.base import Extra, Method, Needs, Options, Positive, Recipe, Share, Task, Whole
 
 if TYPE_CHECKING:
     from mixwell.signals import Signal
@@ -18,11 +18,11 @@ class CurriculumOptions(Options):
     level: Literal["rows", "domains"] = "rows"
     """`rows` weighs every row of a step (the paper); `domains` weighs each domain by its first weight times the
     mean of what its rows would count."""
-    percentile: Annotated[float, Field(ge=0, le=1)] = 0.7
+    percentile: Share = 0.7
     """Of a batch's losses, with whose moving average a row's loss is compared."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Of that moving average."""
-    burn_in: Annotated[float, Field(ge=0, le=1)] = 0.2
+    burn_in: Share = 0.2
     """The first share of the run, in which every row has weight one."""
     normalise: bool = False
     """Divide the weights of a batch by their mean, so that a step is as long as without them."""
@@ -38,11 +38,11 @@ class GivenOptions(CurriculumOptions):
 class LearnedOptions(CurriculumOptions):
     """Of MentorNet with a data-driven curriculum."""
 
-    hidden: Annotated[int, Field(ge=1)] = 20
+    hidden: Whole = 20
     """Width of the network's hidden layer."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    learning_rate: Positive = 1e-3
     """Of the network's Adam."""
-    network_steps: Annotated[int, Field(ge=1)] = 50
+    network_steps: Whole = 50
     """That Adam takes at the end of a round."""
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task, every_step
+from mixwell.methods.base import (
+    Extra,
+    Method,
+    Needs,
+    NotNegative,
+    Options,
+    Positive,
+    Recipe,
+    Task,
+    Whole,
+    every_step,
+)
 
 
 class MetaWeightNetOptions(Options):
@@ -17,11 +26,11 @@ class MetaWeightNetOptions(Options):
     mean of what its rows would count."""
     normalise: bool = False
     """Divide the weights of a batch by their mean, in the virtual and the real steps (early public code does)."""
-    hidden: Annotated[int, Field(ge=1)] = 100
+    hidden: Whole = 100
     """Width of the network's hidden layer."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    learning_rate: Positive = 1e-3
     """Of the network's Adam."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    weight_decay: NotNegative = 1e-4
     """Of the network's Adam."""
 
 

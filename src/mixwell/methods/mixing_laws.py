@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from mixwell.methods.base import Method, Needs, Stages, Task
+from mixwell.methods.base import Method, Needs, NotNegative, Stages, Task, Whole
 from mixwell.methods.regmix import ProxyOptions, proxies_first, proxy_steps, recipe
 
 
 class MixingLawsOptions(ProxyOptions):
     """Of Data Mixing Laws."""
 
-    parts: Annotated[int, Field(ge=1, strict=True)] = 3
+    parts: Whole = 3
     """Terms of the law: the validation set is taken as a mixture of so many unknown parts. With one, all weight
     goes to one domain (as far as `repeats` allows)."""
-    penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
+    penalty: NotNegative | Literal["auto"] = "auto"
     """How strongly the terms are held together; `auto` is `.005 (p/n)^2` for p parameters and n proxies, 0 the
     paper's."""
-    starts: Annotated[int, Field(ge=1, strict=True)] = 16
+    starts: Whole = 16
     """Points from which the fit is searched."""
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from mixwell.methods.base import Method, NotNegative, Options, Positive, Recipe, Task
 
-from mixwell.methods.base import Method, Options, Recipe, Task
-
-Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PAPER = "Li, Deng, Zhong, Razaviyayn, Mirrokni 2025, arXiv:2502.06244"
 
 
 class PikeOptions(Options):
     """Of PiKE."""
 
-    zeta1: Factor = 0.05
+    zeta1: NotNegative = 0.05
     """How much the squared norm of a domain's gradient counts."""
-    zeta2: Factor = 0.05
+    zeta2: NotNegative = 0.05
     """How much the noise of its rows' gradients counts against it."""
     unbiased: bool = True
     """Whether the noise of a batch is taken out of the squared norm of its gradient."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Stages, Task
+from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Stages, Steps, Task, Whole
 
 
 class ProxyOptions(Options):
@@ -14,7 +14,7 @@ class ProxyOptions(Options):
 
     proxies: Annotated[int, Field(ge=4, strict=True)] = 32
     """How many mixtures are tried, each by a run of its own."""
-    proxy_steps: Annotated[int, Field(ge=1, strict=True)] | Literal["auto"] = "auto"
+    proxy_steps: Steps = "auto"
     """Training steps of a proxy; `auto` shares the steps of one run among all of them."""
     proxy_model: dict[str, Any] = Field(default_factory=dict)
     """Settings of the model that differ in proxies, to make them smaller: `{layers: 2, width: 64}`."""
@@ -29,9 +29,9 @@ class RegMixOptions(ProxyOptions):
 
     model: Literal["auto", "linear", "log-linear", "lightgbm"] = "auto"
     """What is fitted; `auto` is `lightgbm` (the paper's) from 128 proxies on, else `log-linear`."""
-    samples: Annotated[int, Field(ge=1, strict=True)] = 100_000
+    samples: Whole = 100_000
     """Mixtures whose losses are predicted."""
-    top: Annotated[int, Field(ge=1, strict=True)] = 128
+    top: Whole = 128
     """The best of them, which are averaged."""
 
     @model_validator(mode="after")

@@ -7,8 +7,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task
-from mixwell.methods.tandem import FORWARD, Positive, Whole, batch_of_each
+from mixwell.costs import FORWARD
+from mixwell.methods.base import (
+    Extra,
+    Method,
+    Needs,
+    Options,
+    Positive,
+    Recipe,
+    Task,
+    Whole,
+    batch_of_each,
+)
 
 Targets = Literal["validation", "domains"]
 

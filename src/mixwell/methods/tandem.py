@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Whole = Annotated[int, Field(ge=1, strict=True)]
-
-FORWARD = 1 / 3
-"""What a forward pass costs, in training steps."""
+from mixwell.costs import FORWARD
+from mixwell.methods.base import Extra, Method, Needs, Options, Positive, Recipe, Task, Whole, batch_of_each
 
 
 class TandemOptions(Options):
@@ -58,19 +49,6 @@ def extra(task: Task) -> Extra:
     horizon = METHODS[0].length(task.mixer.horizon, task.steps)
     each = batch_of_each(task)
     return Extra(per_round=min(options.probe_steps, horizon) * (1 + each) + 2 * FORWARD * each)
-
-
-def batch_of_each(task: Task) -> float:
-    """The rows of one probe batch of each domain, in training steps: about 1.
-
-    Args:
-        task: of a run.
-
-    Returns:
-        Their number over the rows of a training step.
-    """
-    share = max(1, task.batch_rows // len(task.domains))
-    return sum(min(share, task.rows[name]) for name in task.domains) / task.batch_rows
 
 
 METHODS = (

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task
+from mixwell.methods.base import Extra, Method, Needs, Options, Positive, Recipe, Task, batch_of_each
 
 PAPER = (
     "TiKMiX: Take Data Influence into Dynamic Mixture for Language Model Pre-training, 2025, arXiv:2508.17677"
@@ -17,7 +17,7 @@ MEMORY = "one gradient per domain, and one more"
 class TikmixOptions(Options):
     """Of TiKMiX-D."""
 
-    damping: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    damping: Positive = 0.1
     """Added to the diagonal of the Fisher matrix, in units of its mean, before it is inverted."""
 
 
@@ -53,9 +53,7 @@ def extra(task: Task) -> Extra:
     Returns:
         Nothing without candidates.
     """
-    share = max(1, task.batch_rows // len(task.domains))
-    rows = sum(min(share, task.rows[name]) for name in task.domains)
-    return Extra(per_round=_candidates(task) * rows / task.batch_rows)
+    return Extra(per_round=_candidates(task) * batch_of_each(task))
 
 
 def tenth(steps: int) -> int:

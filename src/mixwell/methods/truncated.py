@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task
+from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task, Whole
 
 
 class TruncatedOptions(Options):
     """Of truncated back-propagation."""
 
-    window: Annotated[int, Field(ge=1, strict=True)] = 10
+    window: Whole = 10
     """How many of a round's last steps are differentiated."""
     curvature: Literal["isotropic", "exact"] = "isotropic"
     """`isotropic` is H = gamma I with `mixer.curvature`, as the default method has it; `exact` takes products with

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from pydantic import Field
-
-from mixwell.methods.base import Method, Needs, Options, Recipe, Task
+from mixwell.methods.base import Method, Needs, Options, Positive, Recipe, Task
 
 
 class UniMaxOptions(Options):
     """Of UniMax."""
 
-    max_epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    max_epochs: Positive = 4.0
     """N: no domain gets more rows than so many times its own."""
 
 

@@ -9,12 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from mixwell import methods
 from mixwell.methods import Method, Options
+from mixwell.methods.base import NotNegative, Positive, Share, Whole
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
-Whole = Annotated[int, Field(ge=1, strict=True)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from mixwell import methods
+from mixwell.costs import FORWARD
 from mixwell.data.loader import joined
 from mixwell.data.rows import Rows, moved
 from mixwell.data.shuffles import Cursor, Indices
 from mixwell.fidelity import Fidelity, measure_fidelity
-from mixwell.probes import FORWARD
 from mixwell.records import RoundRecord
 from mixwell.signals import Hypergradient
 from mixwell.training import checkpoints, mixing, noise, optimization, randomness, schedules
