@@ -115,6 +115,9 @@ def test_it_trains_to_the_end_and_computes_what_it_said(name: str, tmp_path: Pat
     assert history.sum(axis=1) == pytest.approx(1.0)
     found = mixture.read(tmp_path / "run")
     assert found["method"] == name
+    size = sum(p.nbytes for p in done.model.parameters())
+    if name == "dynamic-loading":
+        assert size <= found["memory"] < 2 * size  # the reference model, and a few numbers
     assert found["finished"]
     told = budgets.cost(settings.read(tmp_path / "run" / "config.yaml"), ROWS, 48)
     computed = found["rows"]["computed"] / BATCH

@@ -53,7 +53,7 @@ class AioliOptions(Options):
     """Whose losses: the `validation` set's, or those of all `domains`."""
     probe_steps: Whole = 4
     """Steps of a copy of the model on each mixture."""
-    sweeps: Whole = 4
+    sweeps: Whole = 1
     """How often each mixture is trained on."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.75
     """The share eps of uniform weights in the mixtures `(1 - eps) e_i + eps / m`."""

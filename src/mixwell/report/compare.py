@@ -14,7 +14,17 @@ from mixwell.report.page import Page, Picture, Section, Sheet
 from mixwell.report.standings import Pair, Standing, loss_column, pairs, standings
 from mixwell.tables import Row
 
-__all__ = ["CURVES", "FAILURES", "HEADINGS", "RUNS", "WEIGHTS", "findings", "summary", "write"]
+__all__ = [
+    "CURVES",
+    "FAILURES",
+    "HEADINGS",
+    "RUNS",
+    "WEIGHTS",
+    "columns_of",
+    "findings",
+    "summary",
+    "write",
+]
 
 RUNS, CURVES, WEIGHTS, FAILURES = "compare.csv", "curves.csv", "weights.csv", "failures.csv"
 WIDE = 7.5
@@ -31,8 +41,8 @@ NUMBERS = (
     "looks different."
 )
 SPENT = (
-    "Compute is all that was computed, in training steps; steps are those of the last run; MiB are held beside "
-    "plain training; the weights are the greatest averages over the run. Named in the pictures, where there is "
+    "Compute is all that was computed, in training steps; steps are those of the last run; MiB are held from step "
+    "to step beside plain training (what a solver takes for a while at the end of a round is not in it); the weights are the greatest averages over the run. Named in the pictures, where there is "
     "room: the best of each kind, and uniform and proportional weights."
 )
 
@@ -104,10 +114,22 @@ def _lead(rows: Sequence[Row], failures: Sequence[Row]) -> list[str]:
     return said
 
 
-def _sheet(texts: Sequence[Sequence[str]], columns: Sequence[str], text: str) -> Sheet:
-    """Some columns of the table of texts."""
+def columns_of(texts: Sequence[Sequence[str]], columns: Sequence[str]) -> list[list[str]]:
+    """Some columns of the table of texts.
+
+    Args:
+        texts: of :func:`summary`.
+        columns: such as :data:`LOSSES`.
+
+    Returns:
+        The rows with these alone.
+    """
     places = [HEADINGS.index(name) for name in columns]
-    rows = [[row[place] for place in places] for row in texts]
+    return [[row[place] for place in places] for row in texts]
+
+
+def _sheet(texts: Sequence[Sequence[str]], columns: Sequence[str], text: str) -> Sheet:
+    rows = columns_of(texts, columns)
     return Sheet(columns, rows, text, top=TOP if len(rows) > MANY else 0)
 
 

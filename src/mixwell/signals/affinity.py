@@ -390,7 +390,7 @@ class FreshAffinity(AffinitySignal):
         memory: float | None = None,
         targets: Targets = "validation",
         probe_steps: int = 4,
-        sweeps: int = 4,
+        sweeps: int = 1,
         smoothing: float = 0.75,
         chained: bool = True,
         learning_rate: float | None = None,

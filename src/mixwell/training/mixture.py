@@ -27,6 +27,7 @@ def describe(
     rows: dict[str, int],
     taken: dict[str, int],
     computed: float | None = None,
+    memory: int | None = None,
 ) -> dict[str, Any]:
     """The artefact, as plain values.
 
@@ -37,6 +38,7 @@ def describe(
         rows: that each domain has, where that is known.
         taken: rows that were trained on, by domain.
         computed: rows of which a gradient was taken for whatever purpose, where they were counted.
+        memory: bytes that are held beside plain training; by default those of the mixer.
 
     Returns:
         What :func:`schema` describes.
@@ -60,7 +62,7 @@ def describe(
         "finished": mixer.budget is not None and mixer.steps_done >= mixer.budget and not mixer.round_done,
         "seed": seed,
         "rows": counted,
-        "memory": mixer.nbytes,
+        "memory": mixer.nbytes if memory is None else memory,
         "made_with": environment.describe()["packages"],
     }
 

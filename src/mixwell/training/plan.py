@@ -110,7 +110,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
         parameters=sum(p.numel() for p in trained),
         horizon=horizon,
         updates=updates,
-        memory=memory(config, trained) if method.name == "mixwell" else {method.name: trainer.mixer.nbytes},
+        memory=memory(config, trained) if method.name == "mixwell" else {method.name: trainer.held},
         extra_arithmetic=extra.per_step + computed / needed,
         steps_before=extra.before,
         domains={

@@ -395,6 +395,7 @@ class Run:
             rows=available,
             taken=taken,
             computed=trainer.computed + stages.computed(self.folder),
+            memory=trainer.held,
         )
         mixture.write(self.folder, described)
 

@@ -121,6 +121,14 @@ class Trainer:
         """
         return self._rows_computed + self._probes.spent
 
+    @property
+    def held(self) -> int:
+        """Bytes that are held from step to step beside plain training: by the mixer, and by a reference model."""
+        if self._reference is None:
+            return self.mixer.nbytes
+        other = self._reference.model
+        return self.mixer.nbytes + sum(t.nbytes for t in (*other.parameters(), *other.buffers()))
+
     # ------------------------------------------------------------------------------------------- training
 
     def step(self) -> StepOutcome:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,7 +24,11 @@ from mixwell.training.config import Config
 from mixwell.training.many import Planned
 from mixwell.training.run import Run, finished
 
-Equal = Literal["compute", "steps"]
+TOLD = (
+    ("arm", "rank", "T", "loss", "against uniform"),
+    ("arm", "compute", "steps", "seconds", "MiB", "weights"),
+)
+"""The columns of two tables, one under the other, since terminals are narrow; the report page has all."""
 
 
 def main(
@@ -157,11 +160,15 @@ def _failures(out: Path, entries: Sequence[Entry], refused: dict[str, str]) -> l
 def _tell(console: Console, rows: Sequence[Row], out: Path) -> None:
     from mixwell.report import compare as report
 
-    table = Table(*report.HEADINGS, box=None)
-    table.columns[0].no_wrap = True
-    for cells in report.summary(rows, tables.read(out / results.WEIGHTS)):
-        table.add_row(*(escape(cell) for cell in cells))
-    show(console, table)
+    texts = report.summary(rows, tables.read(out / results.WEIGHTS))
+    for columns in TOLD:
+        table = Table(*columns, box=None)
+        for column in table.columns:
+            column.no_wrap = True
+        for cells in report.columns_of(texts, columns):
+            table.add_row(*(escape(cell) for cell in cells))
+        show(console, table)
+        say(console, "")
     for line in report.findings(rows):
         say(console, line)
     say(console, f"{out}: {results.RUNS}, {results.CURVES}, {results.WEIGHTS}, runs/")
