@@ -328,7 +328,7 @@ def tokenizer_command(
 def report_command(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Runs, or folders that `mixwell reproduce mnist` or `bounds` wrote."),
+        typer.Argument(help="Runs, or folders that `mixwell compare`, `demo` or `reproduce` wrote."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Where to. [default: the only folder, or report/ beside several]")

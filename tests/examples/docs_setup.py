@@ -89,6 +89,14 @@ def index(folder: Path) -> Generator[Names]:
     assert (folder / "runs" / "mine" / "mixture.json").exists()
 
 
+@page("methods.md")
+def methods_page(folder: Path) -> Generator[Names]:
+    names: Names = {**trained(), "loader": steps_of(["web", "code"], 30) * 15}
+    yield names
+    assert len(names["mixer"].rounds) == 1
+    assert not names["mixer"].needs_validation
+
+
 @page("guides/own-loop.md")
 def own_loop(folder: Path) -> Generator[Names]:
     steps = steps_of(["web", "code", "wiki"], 30)

@@ -108,6 +108,8 @@ def test_a_finished_comparison_is_told_again_and_not_trained_again(compared: tup
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("metrics.jsonl")}
     rows = tables.read(out / results.RUNS)
     commands.mixwell(*arguments(seeds=2), "--no-figures", cwd=out.parent)
+    drawn, _ = commands.mixwell("report", "out", "--out", "again", cwd=out.parent)
+    assert drawn.split()[-1] == "again/report.html"
     assert {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("metrics.jsonl")} == before
     assert tables.read(out / results.RUNS) == rows
 

@@ -42,8 +42,9 @@ NUMBERS = (
 )
 SPENT = (
     "Compute is all that was computed, in training steps; steps are those of the last run; MiB are held from step "
-    "to step beside plain training (what a solver takes for a while at the end of a round is not in it); the weights are the greatest averages over the run. Named in the pictures, where there is "
-    "room: the best of each kind, and uniform and proportional weights."
+    "to step beside plain training (what a solver takes for a while at the end of a round is not in it); the "
+    "weights are the greatest averages over the run. Named in the pictures, where there is room: the best of each "
+    "kind, and uniform and proportional weights."
 )
 
 

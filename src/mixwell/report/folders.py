@@ -8,7 +8,7 @@ from pathlib import Path
 from mixwell.experiments.arms import RUNS as ARMS
 from mixwell.experiments.bounds.cells import MEASUREMENTS
 from mixwell.experiments.mnist.sweep import RUNS
-from mixwell.report import arms, bounds, mnist, runs
+from mixwell.report import arms, bounds, compare, mnist, runs
 from mixwell.training import metrics
 
 
@@ -16,7 +16,8 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
     """Draw the figures and write the report of folders of results.
 
     Args:
-        folders: directories of runs, one or several; of MNIST sweeps, one or several; or one of bounds.
+        folders: directories of runs, one or several; of MNIST sweeps, one or several; or one of bounds, of
+            ``mixwell demo`` or of ``mixwell compare``.
         out: where to.
 
     Returns:
@@ -29,13 +30,15 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
         return runs.write(folders, out)
     if len(folders) == 1 and (folders[0] / ARMS).exists():
         return arms.write(folders[0], out)
+    if len(folders) == 1 and (folders[0] / compare.RUNS).exists():
+        return compare.write(folders[0], out)
     for folder in folders:
         if (folder / metrics.FILE).exists():
             raise ValueError(
                 f"{folder} is a training run; its report cannot be joined with one of experiments"
             )
         if not any((folder / name).exists() for name in (RUNS, MEASUREMENTS)):
-            looked_for = f"{metrics.FILE}, {RUNS} or {MEASUREMENTS}"
+            looked_for = f"{metrics.FILE}, {RUNS}, {compare.RUNS} or {MEASUREMENTS}"
             raise ValueError(f"{folder} has no results: there is no {looked_for} in it")
     if not any((folder / MEASUREMENTS).exists() for folder in folders):
         return mnist.write(folders, out)
