@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint docs screenshots bench bench-peers peers reproduce clean
+.PHONY: demo compare test lint docs screenshots bench bench-peers peers reproduce clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,6 +17,9 @@ $(VENV)/.peers: $(VENV)/.installed
 
 demo: $(VENV)/.installed  ## a small language model learns its mixture, beside uniform mixing: under 3 minutes
 	$(BIN)/mixwell demo
+
+compare: $(VENV)/.installed  ## every method of the field on small MNIST, 3 seeds: about 25 minutes on two cores; runs/compare-mnist
+	$(BIN)/mixwell compare mnist --seeds 3
 
 test: $(VENV)/.installed  ## all tests but the slow and the peers'
 	$(BIN)/pytest -q -n 2
