@@ -233,9 +233,9 @@ class Mixer:
                 self._expect_told(name, scope)
                 self._fold(index, scope.gradients, self._shares.scale(name, share), rows)
                 self._losses.add(name, scope.loss, share)
-                if self._step_begun:
-                    for losses, reference in scope.losses:
-                        self._signal.observe(index, losses, share=share, reference=reference)
+                if self._step_begun and scope.losses:
+                    losses, reference = scope.told()
+                    self._signal.observe(index, losses, share=share, reference=reference)
             scope.gradients = []  # so that a kept scope does not keep its gradient alive
         self._shares.give(name, share)
 
@@ -677,6 +677,8 @@ class Mixer:
         """The signal's scores, ``None`` where they had to be left out."""
         validation = self._usable_validation()
         if validation is None and self._signal.needs_validation:
+            return None
+        if not self._round_begun:  # no step of it could be taken
             return None
         scores = self._signal.scores(validation)
         wrong = [n for n, s in zip(self.weights.names, scores, strict=True) if not np.isfinite(s)]

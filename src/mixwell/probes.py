@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -61,6 +61,23 @@ class Probes:
     def has_rows(self) -> bool:
         """Whether the loss of every row is known."""
         return self._rows is not None
+
+    def expect(self, domains: Sequence[str], signal: object) -> None:
+        """Refuse to serve a signal that needs rows which are not here.
+
+        Args:
+            domains: of which rows are needed.
+            signal: that needs them, for the message.
+
+        Raises:
+            ValueError: rows of a domain are missing.
+        """
+        missing = [name for name in domains if name not in self.names]
+        if missing:
+            raise ValueError(
+                f"{signal!r} needs rows of every domain, but the probes have none of {', '.join(missing)} (only "
+                f"{', '.join(self.names)}); give them in Probes(model, loss, domains)"
+            )
 
     def batch(self, name: str) -> Any:
         """The next rows of a domain.

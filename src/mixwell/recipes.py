@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from mixwell.updates import Update
 
 
-class MixerParts(TypedDict):
+class MixerParts(TypedDict, total=False):
     """What :class:`mixwell.Mixer` is given: ``Mixer(model, optimizer, domains, **parts)``."""
 
     horizon: int
     signal: Signal
     update: Update | float | None
     constraints: list[Constraint]
-    weights: Mapping[str, float] | None
+    weights: Mapping[str, float]
     budget: int
 
 
@@ -54,10 +54,10 @@ def recipe(
         seed: of what is random in the method.
 
     Returns:
-        Keyword arguments of :class:`mixwell.Mixer`. Of ``doge`` and ``doremi`` they are the rule that their
-        proxies learn by. Methods that look further than a step's gradients also need ``probes=``
-        (:class:`mixwell.Probes`), those that live by losses ``scope.observe(loss)``, and those that weigh rows
-        ``batch.weigh(losses, data=rows)``.
+        Keyword arguments of :class:`mixwell.Mixer`, with ``weights`` where the method begins with its own. Of
+        ``doge`` and ``doremi`` they are the rule that their proxies learn by. Methods that look further than a
+        step's gradients also need ``probes=`` (:class:`mixwell.Probes`), those that live by losses
+        ``scope.observe(loss)``, and those that weigh rows ``batch.weigh(losses, data=rows)``.
 
     Raises:
         ValueError: a name or setting is wrong, the method lacks something, or it trains proxies on many mixtures,
@@ -95,14 +95,16 @@ def recipe(
         options=method_options(found, plain.options),
     )
     made = found.recipe(task)
-    return MixerParts(
+    parts = MixerParts(
         horizon=found.length(horizon, budget),
         signal=made.signal,
         update=made.update,
         constraints=list(made.constraints),
-        weights=made.weights,
         budget=budget,
     )
+    if made.weights is not None:
+        parts["weights"] = made.weights
+    return parts
 
 
 class _Sizes(dict[str, int]):

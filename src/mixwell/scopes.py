@@ -47,6 +47,18 @@ class Scope:
         mean = losses.mean() if losses.is_floating_point() else losses.double().mean()
         self.loss = mean if self.loss is None else self.loss + mean
 
+    def told(self) -> tuple[Tensor, Tensor | None]:
+        """The losses that were told, and those of a reference model; of several the sums of their means.
+
+        Returns:
+            Both.
+        """
+        if len(self.losses) == 1:
+            return self.losses[0]
+        others = [other.float().mean() for _, other in self.losses if other is not None]
+        means = torch.stack([losses.float().mean() for losses, _ in self.losses])
+        return means.sum(), torch.stack(others).sum() if len(others) == len(means) else None
+
 
 @final
 class Scopes:

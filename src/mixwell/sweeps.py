@@ -94,6 +94,7 @@ def run_sweep(
                     files.write(report, where)
                     failures.append(f"the run {job.name} failed ({message}; see {report})")
                 elif answer.kind == "died" and not running.stopping:
+                    files.write(checkpoints / f"{job.name}.failed.txt", f"{answer.content}\n")
                     failures.append(f"the run {job.name} failed ({answer.content})")
         stopped = running.stopping
     if failures:

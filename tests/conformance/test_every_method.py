@@ -30,7 +30,7 @@ STEPS, BATCH = 12, 12
 # Few and short trials, so that a test takes seconds.
 OPTIONS: dict[str, dict[str, Any]] = {
     "regmix": {"proxies": 6, "proxy_steps": 2, "samples": 500, "top": 10},
-    "mixing-laws": {"proxies": 8, "proxy_steps": 2},
+    "mixing-laws": {"proxies": 8, "proxy_steps": 2, "starts": 2},
     "tikmix-m": {"candidates": 12},
 }
 
@@ -224,3 +224,59 @@ def test_a_package_that_is_not_there_is_told_before_training(
     with pytest.raises(ValueError, match="tikmix-d needs scipy, which is not installed: pip install"):
         run_of(tmp_path / "run", "tikmix-d").start()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("doge", {"target": "domains"}),
+        ("skill-it", {"targets": "domains", "probe_steps": 2}),
+        ("aioli", {"targets": "domains"}),
+    ],
+)
+def test_no_validation_set_is_needed_where_the_domains_are_the_target(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = data()
+    del rows["validation"]
+    done = run_of(tmp_path / "run", name, rows=rows, options=options | online(name), horizon=3).start()
+    assert len(done.mixer.rounds) == 4
+
+
+def test_exact_products_of_truncated_unrolling_are_taken_and_charged(tmp_path: Path) -> None:
+    """Two steps of each of four rounds take a product with each of three traces, two gradients each."""
+    options = {"curvature": "exact", "window": 2}
+    run_of(tmp_path / "run", "truncated", horizon=3, options=options).start()
+    config = settings.read(tmp_path / "run" / "config.yaml")
+    computed = mixture.read(tmp_path / "run")["rows"]["computed"] / BATCH
+    assert computed == pytest.approx(budgets.cost(config, ROWS, 48))
+    assert computed == pytest.approx(STEPS + 4 * 3 + 4 * 2 * 3 * 2)
+
+
+@pytest.mark.parametrize("name", ["pike", "doremi", "dynamic-loading", "mentornet", "meta-weight-net"])
+def test_batches_that_are_split_by_noise_are_refused_where_they_cannot_be(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"batch.counts"):
+        run_of(tmp_path / "run", name, counts="noise").start()
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_the_excess_is_trained_on_where_only_the_mean_loss_is_known(tmp_path: Path) -> None:
+    ends = {
+        objective: run_of(
+            tmp_path / objective,
+            "doremi",
+            options={"transfer": False, "objective": objective},
+            knows_rows=False,
+        ).start()
+        for objective in ("losses", "excess")
+    }
+    one, other = (next(iter(done.model.parameters())) for done in ends.values())
+    assert not torch.equal(one, other)
+
+
+def test_trials_of_other_settings_are_not_taken_for_those_that_are_wanted(tmp_path: Path) -> None:
+    run_of(tmp_path / "run", "doremi").start()
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "mixture.json"):
+        (tmp_path / "run" / name).unlink()
+    with pytest.raises(ValueError, match="reference is a run with other settings"):
+        run_of(tmp_path / "run", "doremi", counts="equal").start()

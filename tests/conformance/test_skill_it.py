@@ -453,7 +453,10 @@ def test_copies_are_trained_as_the_model_is_and_looked_at_without_dropout() -> N
         net, opt = copy.deepcopy(before)
         net.train()
         for k in range(3):
-            torch.set_rng_state(random)
+            torch.set_rng_state(
+                random
+            )  # every step has masks of its own, and the run's stream stays where it is
+            torch.manual_seed(int(torch.randint(2**62, ())) + 3 * i + k)
             opt.zero_grad()
             (clip * mse(net, PROBES[i][1 + k])).backward()
             opt.step()

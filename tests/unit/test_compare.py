@@ -80,8 +80,8 @@ def test_everything_that_is_computed_is_charged(compared: tuple[Path, str]) -> N
     # T = 1: a validation gradient of one batch in each step. T = 5: of five batches (40 of the 40 rows or more).
     assert found["uniform"]["steps"] == found["group-dro"]["steps"] == found["own"]["steps"] == 24
     assert found["mixwell T=1"]["steps"] == 12
-    # Four proxies of two steps come first.
-    assert found["regmix"]["steps"] == 16
+    # Four proxies of two steps come first, each evaluated on 16 rows: a third of two batches.
+    assert found["regmix"]["steps"] == 13
     # A proxy of n steps with n validation gradients, then n steps.
     assert found["doge"]["steps"] == 8
     for row in found.values():
@@ -147,6 +147,51 @@ def test_equal_steps(tmp_path: Path) -> None:
     assert rows["doge"]["steps"] == rows["uniform"]["steps"] == 24
     assert rows["doge"]["compute"] == 72
     assert rows["doge"]["budget"] == ""
+
+
+def test_without_a_validation_set_the_test_set_is_compared_by(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    plain = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**plain, "validation": None, "mixer": {"method": "uniform"}}))
+    args = ["compare", "tiny.yaml", "--methods", "uniform,group-dro,mixwell", "--seeds", "1", "--out", "out"]
+    _, error = commands.mixwell(*args, cwd=tmp_path, status=2)
+    assert "mixwell needs a validation set" in error
+    args[3] = "uniform,group-dro"
+    commands.mixwell(*args, cwd=tmp_path)
+    assert len(tables.read(tmp_path / "out" / results.RUNS)) == 2
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not (tmp_path / "out" / results.CURVES).exists()
+
+
+def test_what_fails_is_told_with_its_reason(tmp_path: Path) -> None:
+    write_config(tmp_path, optimizer={"lr": 1e30, "clip_norm": None, "kind": "sgd"})
+    _, error = commands.mixwell(
+        "compare", "tiny.yaml", "--methods", "uniform", "--seeds", "1", "--out", "out", cwd=tmp_path, status=2
+    )
+    assert "the run uniform-0 failed" in error
+    [row] = tables.read(tmp_path / "out" / results.FAILURES)
+    assert (row["arm"], row["seed"]) == ("uniform", 0)
+
+
+def test_arms_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
+    write_config(tmp_path, compare={"pike-long": {"method": "pike", "horizon": 4}})
+    _, error = commands.mixwell(
+        "compare",
+        "tiny.yaml",
+        "--methods",
+        "pike,pike-long",
+        "--horizons",
+        "own,long",
+        cwd=tmp_path,
+        status=2,
+    )
+    assert "would share runs/pike-long-0; rename it in `compare`" in error
+
+
+def test_the_directory_of_a_run_is_not_written_into(compared: tuple[Path, str]) -> None:
+    out, _ = compared
+    _, error = commands.mixwell(*arguments(seeds=1)[:-4], "--out", "out/runs/own-0", cwd=out.parent, status=2)
+    assert "is the directory of a training run; choose another --out" in error
 
 
 # ------------------------------------------------------------------------------------------------ who takes part

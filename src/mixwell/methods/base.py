@@ -29,6 +29,16 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    @property
+    def uses_validation(self) -> bool:
+        """Whether a method that needs a validation set needs it with these settings, too."""
+        return True
+
+    @property
+    def learns_in_run(self) -> bool:
+        """Whether a method that learns in rounds does so in the last run, and not in a proxy before it."""
+        return True
+
 
 @final
 @dataclass(frozen=True)
@@ -68,6 +78,8 @@ class Task:
         mixer: the mixer section of the settings (``MixerConfig``).
         options: the method's own settings, an instance of its :attr:`Method.options`.
         traces: the kind of traces that the settings mean.
+        held_out: rows of the validation set, where that is known.
+        evaluated: rows of it on which a run is evaluated, where that is known.
     """
 
     domains: tuple[str, ...]
@@ -78,6 +90,8 @@ class Task:
     mixer: Any
     options: Any
     traces: str = "dense"
+    held_out: int | None = None
+    evaluated: int | None = None
 
 
 @final
@@ -181,6 +195,18 @@ def steps_of(chosen: Steps, task: Task) -> int:
     return task.steps if chosen == "auto" else chosen
 
 
+def validation_batch(task: Task) -> float:
+    """The rows of one probe batch of the validation set, in training steps: 1, unless the set is smaller.
+
+    Args:
+        task: of a run.
+
+    Returns:
+        Their number over the rows of a training step.
+    """
+    return 1.0 if task.held_out is None else min(1.0, task.held_out / task.batch_rows)
+
+
 def batch_of_each(task: Task) -> float:
     """The rows of one probe batch of each domain, in training steps: about 1.
 
@@ -248,6 +274,17 @@ class Method:
         if chosen == "auto" and self.horizon is not None:
             return max(1, min(self.horizon(steps), steps))
         return horizons.resolve(chosen if isinstance(chosen, int) else None, steps)
+
+    def learns(self, options: Options) -> bool:
+        """Whether weights are learned in the run itself.
+
+        Args:
+            options: of the method.
+
+        Returns:
+            If not, they are kept: static ones, or what trials have found.
+        """
+        return self.has_rounds and options.learns_in_run
 
     def expect_installed(self) -> None:
         """Find out early whether the packages that the method needs are there.

@@ -47,6 +47,16 @@ class DogeOptions(Options):
     proxy_model: dict[str, Any] = Field(default_factory=dict)
     """Settings of `model` that differ in the proxy: a smaller size."""
 
+    @property
+    def uses_validation(self) -> bool:
+        """Not with the domains as the target."""
+        return self.target == "validation"
+
+    @property
+    def learns_in_run(self) -> bool:
+        """Not where a proxy does."""
+        return not self.transfer
+
 
 def recipe(task: Task) -> Recipe:
     """The rule of DoGE in one run; the average of its weights is what a base model would be trained with.
@@ -108,6 +118,8 @@ def extra(task: Task) -> Extra:
     rounds = -(-(steps - min(task.mixer.warmup, steps - 1)) // horizon)
     rows = task.mixer.validation_rows
     gradient = min(VALIDATION_BATCHES, horizon) if rows == "auto" else rows / task.batch_rows
+    if task.held_out is not None:
+        gradient = min(gradient, task.held_out / task.batch_rows)
     return Extra(before=steps + rounds * gradient)
 
 

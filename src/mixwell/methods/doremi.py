@@ -53,6 +53,11 @@ class DoremiOptions(Options):
     """Train a proxy, and then the model with the average of its weights. If false, the weights are learned while
     the model itself trains."""
 
+    @property
+    def learns_in_run(self) -> bool:
+        """Not where a proxy does."""
+        return not self.transfer
+
 
 def recipe(task: Task) -> Recipe:
     """The rule of the proxy, which needs a reference model and begins with uniform weights.

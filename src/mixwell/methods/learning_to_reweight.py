@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task, every_step
+from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task, every_step, validation_batch
 
 
 class LearningToReweightOptions(Options):
@@ -38,12 +38,12 @@ def extra(task: Task) -> Extra:
     """In every step a pass in forward mode over its rows, and before the first a validation gradient.
 
     Args:
-        task: not used.
+        task: of a run.
 
     Returns:
         A gradient each: forward mode takes the matrix products that a gradient takes.
     """
-    return Extra(before=1.0, per_step=1.0)
+    return Extra(before=validation_batch(task), per_step=1.0)
 
 
 METHODS = (

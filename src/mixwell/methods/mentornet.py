@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from mixwell.methods.base import Extra, Method, Needs, Options, Positive, Recipe, Share, Task, Whole
+from mixwell.methods.base import (
+    Extra,
+    Method,
+    Needs,
+    Options,
+    Positive,
+    Recipe,
+    Share,
+    Task,
+    Whole,
+    batch_of_each,
+)
 
 if TYPE_CHECKING:
     from mixwell.signals import Signal
@@ -81,12 +92,12 @@ def learned_extra(task: Task) -> Extra:
     """In every round a pass in forward mode over fresh rows, which takes as much as a gradient.
 
     Args:
-        task: not used.
+        task: of a run.
 
     Returns:
         A gradient.
     """
-    return Extra(per_round=1.0)
+    return Extra(per_round=batch_of_each(task))
 
 
 def _recipe(signal: Signal, level: str) -> Recipe:

@@ -14,7 +14,9 @@ from mixwell.methods.base import (
     Recipe,
     Task,
     Whole,
+    batch_of_each,
     every_step,
+    validation_batch,
 )
 
 
@@ -56,12 +58,12 @@ def extra(task: Task) -> Extra:
     """In every round a virtual step, a validation gradient where it ends, and a pass in forward mode.
 
     Args:
-        task: not used.
+        task: of a run.
 
     Returns:
         A gradient each.
     """
-    return Extra(per_round=3.0)
+    return Extra(per_round=2 * batch_of_each(task) + validation_batch(task))
 
 
 METHODS = (

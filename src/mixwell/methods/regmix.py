@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mixwell.costs import FORWARD
 from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Stages, Steps, Task, Whole
 
 
@@ -86,15 +87,16 @@ def proxy_steps(task: Task) -> int:
 
 
 def proxies_first(task: Task) -> Extra:
-    """What the proxies compute; less where they are smaller than the model, which is not counted.
+    """What the proxies compute, and the looks at the validation set that are learned from.
 
     Args:
         task: with :class:`ProxyOptions`.
 
     Returns:
-        The steps of all proxies.
+        The steps of all proxies, as if they were no smaller than the model.
     """
-    return Extra(before=float(task.options.proxies * proxy_steps(task)))
+    look = FORWARD * (task.evaluated or 0) / task.batch_rows
+    return Extra(before=task.options.proxies * (proxy_steps(task) + look))
 
 
 def recipe(task: Task) -> Recipe:

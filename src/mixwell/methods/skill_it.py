@@ -18,6 +18,7 @@ from mixwell.methods.base import (
     Task,
     Whole,
     batch_of_each,
+    validation_batch,
 )
 
 Targets = Literal["validation", "domains"]
@@ -40,6 +41,11 @@ class SkillItOptions(Options):
     learning_rate: Positive | None = None
     """Of the copy; by default that of the optimiser."""
 
+    @property
+    def uses_validation(self) -> bool:
+        """Not with the domains as the targets."""
+        return self.targets == "validation"
+
 
 class AioliOptions(Options):
     """Of Aioli."""
@@ -61,6 +67,11 @@ class AioliOptions(Options):
     """Whether the copy goes on from one mixture to the next, or starts at the model again."""
     learning_rate: Positive | None = None
     """Of the copy; by default that of the optimiser."""
+
+    @property
+    def uses_validation(self) -> bool:
+        """Not with the domains as the targets."""
+        return self.targets == "validation"
 
 
 def skill_it(task: Task) -> Recipe:
@@ -133,7 +144,7 @@ def skill_it_extra(task: Task) -> Extra:
         What it computes.
     """
     options: SkillItOptions = task.options
-    look = FORWARD * (1.0 if options.targets == "validation" else batch_of_each(task))
+    look = FORWARD * (validation_batch(task) if options.targets == "validation" else batch_of_each(task))
     probes = options.probe_steps * batch_of_each(task) + len(task.domains) * look
     return Extra(before=0.0 if options.affinity is not None else probes, per_round=look)
 
@@ -149,7 +160,7 @@ def aioli_extra(task: Task) -> Extra:
     """
     options: AioliOptions = task.options
     m, each = len(task.domains), batch_of_each(task)
-    look = FORWARD * (1.0 if options.targets == "validation" else each)
+    look = FORWARD * (validation_batch(task) if options.targets == "validation" else each)
     # Without smoothing a step on a mixture is one on its one domain.
     steps = options.sweeps * options.probe_steps * each * (m if options.smoothing else 1)
     return Extra(per_round=steps + (1 + m * options.sweeps) * look)

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from mixwell.costs import FORWARD
-from mixwell.methods.base import Extra, Method, Needs, Options, Positive, Recipe, Task, Whole, batch_of_each
+from mixwell.methods.base import (
+    Extra,
+    Method,
+    Needs,
+    Options,
+    Positive,
+    Recipe,
+    Task,
+    Whole,
+    batch_of_each,
+    validation_batch,
+)
 
 
 class TandemOptions(Options):
@@ -48,7 +59,9 @@ def extra(task: Task) -> Extra:
     options: TandemOptions = task.options
     horizon = METHODS[0].length(task.mixer.horizon, task.steps)
     each = batch_of_each(task)
-    return Extra(per_round=min(options.probe_steps, horizon) * (1 + each) + 2 * FORWARD * each)
+    return Extra(
+        per_round=min(options.probe_steps, horizon) * (validation_batch(task) + each) + 2 * FORWARD * each
+    )
 
 
 METHODS = (

@@ -49,7 +49,8 @@ def extra(task: Task) -> Extra:
         What it computes.
     """
     options: TruncatedOptions = task.options
-    products = options.window * len(task.domains) if options.curvature == "exact" else 0
+    window = min(options.window, METHODS[0].length(task.mixer.horizon, task.steps))
+    products = window * len(task.domains) if options.curvature == "exact" else 0
     return Extra(per_round=2.0 * products)
 
 

@@ -63,6 +63,8 @@ def recipe(task: Task) -> Recipe:
 
     options: UniMaxOptions = task.options
     sizes = [task.rows[name] for name in task.domains]
+    if task.batch_rows < 1:
+        raise ValueError("unimax shares out the rows of the whole run; give batch_rows, those of a step")
     shares = unimax(sizes, task.steps * task.batch_rows, options.max_epochs)
     return Recipe(Still(), 1.0, weights=dict(zip(task.domains, shares, strict=True)))
 

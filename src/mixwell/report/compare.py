@@ -206,7 +206,9 @@ def _failures_section(failures: Sequence[Row]) -> Section:
     for row in failures:
         by_reason.setdefault((str(row["arm"]), str(row["reason"])), []).append(str(row["seed"]))
     said = [
-        f"{arm}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {reason}"
+        f"{arm}: {reason}"
+        if seeds == [""]
+        else f"{arm}, seed{'s'[: len(seeds) - 1]} {', '.join(seeds)}: {reason}"
         for (arm, reason), seeds in by_reason.items()
     ]
     return Section("What could not be run", said)

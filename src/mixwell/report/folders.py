@@ -33,6 +33,8 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
     if len(folders) == 1 and (folders[0] / compare.RUNS).exists():
         return compare.write(folders[0], out)
     for folder in folders:
+        if (folder / compare.RUNS).exists():
+            raise ValueError(f"{folder} is a comparison, which cannot be joined with others; give it alone")
         if (folder / metrics.FILE).exists():
             raise ValueError(
                 f"{folder} is a training run; its report cannot be joined with one of experiments"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast, final, get_args
 
@@ -195,26 +196,28 @@ class AffinitySignal(Signal):
         order = np.random.default_rng([self.seed, self._round])
         falls = np.zeros((m, len(before)))
         self._copy.synchronise()
-        start = before
+        start, turns = before, itertools.count()
         for _ in range(self.sweeps):
             for i in order.permutation(m) if self.chained else range(m):
                 if not self.chained:
                     self._copy.synchronise()
                     start = before
-                self._train(self._copy, mixtures[i])
+                self._train(self._copy, mixtures[i], turns)
                 after = self._losses(self._copy.model, batches)
                 with np.errstate(invalid="ignore"):  # a difference of infinite losses is told as NaN
                     falls[i] += start - after
                 start = after
         return np.asarray(np.linalg.solve(mixtures, falls / self.sweeps), dtype=np.float64)
 
-    def _train(self, copy: Twin, mixture: Vector) -> None:
+    def _train(self, copy: Twin, mixture: Vector, turns: Iterator[int]) -> None:
         if self._modes is not None:
             copy.set_modes(self._modes)
         used = [(name, share) for name, share in zip(self._domains, mixture.tolist(), strict=True) if share]
         for _ in range(self.probe_steps):
             losses = [(share, self._probes.batch(name)) for name, share in used]
-            copy.step(self._probes, losses, clip=self._clip, learning_rate=self.learning_rate)
+            copy.step(
+                self._probes, losses, clip=self._clip, learning_rate=self.learning_rate, turn=next(turns)
+            )
 
 
 @final

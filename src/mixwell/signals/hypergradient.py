@@ -76,6 +76,11 @@ class Hypergradient(Signal):
         return self.curvature.exact_products
 
     @property
+    def takes_products(self) -> bool:
+        """Whether the step takes products with the Hessian, one with every trace."""
+        return self.curvature.exact_products and self._traced
+
+    @property
     def takes_rows(self) -> bool:
         """Whether the traces can tell a mixed batch apart."""
         return self.traces.takes_rows

@@ -305,6 +305,8 @@ def conjugate_gradient(
             break
         curved = product(direction)
         curvature = float(direction @ curved)
+        if not math.isfinite(curvature):
+            return torch.full_like(target, math.nan), math.nan
         if curvature <= 0:
             break
         step = squared / curvature

@@ -95,6 +95,8 @@ class Influence(Signal):
                 f"{self!r} measures candidates on batches of its own, and there are no probes: give "
                 "Mixer(..., probes=Probes(...)), or candidates=0"
             )
+        if self.candidates and probes is not None:
+            probes.expect(domains, self)
         self._parameters, self._probes, self._domains = parameters, probes, tuple(domains)
         self._sums = [[empty_trace(p) for p in parameters.tensors] for _ in domains]
         self._fisher = [empty_trace(p) for p in parameters.tensors]

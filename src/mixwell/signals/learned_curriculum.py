@@ -110,6 +110,7 @@ class LearnedRowCurriculum(RowCurriculum):
             ValueError: probes are missing, or it is in use by another mixer.
         """
         self._probes = expect_probes(self, probes, validation=False)
+        self._probes.expect(domains, self)
         self._derivatives = Derivatives(self._probes, parameters)
         super().attach(optimizer, parameters, domains, probes)
         first = parameters.tensors[0]

@@ -101,6 +101,7 @@ class LossNetwork(RowWeighting):
             ValueError: probes are missing, or it is in use by another mixer.
         """
         self._probes = expect_probes(self, probes, validation=True)
+        self._probes.expect(domains, self)
         self._derivatives = Derivatives(self._probes, parameters)
         super().attach(optimizer, parameters, domains, probes)
         self._optimizer = optimizer

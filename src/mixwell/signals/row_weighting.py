@@ -25,6 +25,10 @@ Level = Literal["rows", "domains"]
 """Whether the weights of rows multiply their losses, or become the weights of the domains."""
 
 
+SMALLEST = 1e-37
+"""A mean weight below it counts as this, since its inverse is no float32."""
+
+
 class RowWeighting(Signal):
     r"""Gives every row of a mixed batch a weight ``v_i``; how, is left to choose.
 
@@ -248,7 +252,7 @@ class RowWeighting(Signal):
         if not self.normalise:
             return torch.ones_like(weights[0])
         average = (torch.from_numpy(measure / measure.sum()).to(weights) * weights).sum()
-        return 1 / (average + (average == 0))
+        return 1 / torch.where(average > 0, average.clamp(min=SMALLEST), 1.0)
 
     # ------------------------------------------------------------------------------------------- inside
 

@@ -161,7 +161,8 @@ class Twins(Signal):
         Returns:
             Shape ``(m,)``.
         """
-        assert self._probing
+        if not self._probing:  # none of the steps with the twin could be taken
+            return np.zeros(len(self._domains))
         found: list[float] = []
         for name in self._domains:
             batch = self._probes.batch(name)
@@ -244,6 +245,7 @@ class Twin:
         *,
         clip: float = 1.0,
         learning_rate: float | None = None,
+        turn: int | None = None,
     ) -> None:
         """One training step on a weighted sum of losses.
 
@@ -253,8 +255,11 @@ class Twin:
                 stream, which is left here as it was.
             clip: by which the gradient is multiplied, as clipping does with the original's.
             learning_rate: in place of the original's.
+            turn: of several steps at the same moment of the run, so that each has dropout masks of its own.
         """
         with torch.random.fork_rng(cuda_devices(self.model.parameters())), torch.enable_grad():
+            if turn is not None:
+                torch.manual_seed(int(torch.randint(2**62, ())) + turn)
             for factor, batch in losses:
                 (factor * clip * probes.loss(self.model, batch)).backward()
         for own, group in zip(self._optimizer.param_groups, self._leader.param_groups, strict=True):
@@ -380,12 +385,7 @@ def expected_probes(
             f"{signal!r} computes losses of its own beside training: give Mixer(..., probes=Probes(model, loss, "
             "domains, validation))"
         )
-    missing = [name for name in domains if name not in probes.names]
-    if missing:
-        raise ValueError(
-            f"{signal!r} needs rows of every domain, but the probes have none of {', '.join(missing)} (only "
-            f"{', '.join(probes.names)}); give them in Probes(model, loss, domains)"
-        )
+    probes.expect(domains, signal)
     if validation and not probes.has_validation:
         raise ValueError(
             f"{signal!r} needs a validation set: give Mixer(..., probes=Probes(..., validation=...))"

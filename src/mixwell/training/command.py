@@ -66,7 +66,8 @@ def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
         say(console, f"horizon        T = {made.horizon} steps, {made.updates} weight updates")
         say(
             console,
-            f"arithmetic     {made.extra_arithmetic:.1%} more than plain training (validation gradients)",
+            f"arithmetic     {made.extra_arithmetic:.1%} more than plain training (validation gradients, "
+            "and what else the method computes)",
         )
         chosen = config.traces if config.traces in made.memory else config.mixer.method
         kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in made.memory.items())
@@ -76,7 +77,7 @@ def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
     if made.steps_before:
         say(
             console,
-            f"before         {config.mixer.method} trains {made.steps_before:,.0f} steps before the run",
+            f"once           {config.mixer.method} also computes as much as {made.steps_before:,.0f} steps",
         )
     ratio = made.seconds / made.plain_seconds
     times = f"{made.seconds * 1000:.0f} ms per step, {ratio:.2f} times that of fixed weights"

@@ -411,9 +411,9 @@ class Config(Section):
     def _check_method(self) -> None:
         """Refuse a method that lacks what it needs, before anything is trained."""
         method = methods.find(self.mixer.method)
-        method_options(method, self.mixer.options)
+        options = method_options(method, self.mixer.options)
         needs, name = method.needs, f"mixer.method: {method.name}"
-        if needs.validation and self.validation is None:
+        if needs.validation and options.uses_validation and self.validation is None:
             able = [one.name for one in methods.every().values() if not one.needs.validation]
             raise ValueError(
                 f"{name} needs a validation set, and there is none: give `validation`, or a method that needs "
@@ -423,6 +423,11 @@ class Config(Section):
             raise ValueError(
                 f"{name} needs {needs.domains} domains or more, and there is {len(self.domains)}; with one, "
                 "`mixer: {method: fixed}` trains the model"
+            )
+        if self.batch.counts == "noise" and (needs.row_losses or needs.reference):
+            raise ValueError(
+                f"{name} must see a step's rows together, and batch.counts: noise splits them; set it to weight "
+                "or equal"
             )
         if needs.row_losses and self.batch.micro_rows and self.batch.micro_rows < self.batch.rows:
             raise ValueError(
@@ -452,13 +457,13 @@ def method_options(method: Method, options: dict[str, Any]) -> Options:
         return method.options.model_validate(options)
     except ValidationError as error:
         known = ", ".join(method.options.model_fields) or "none"
-        problems = [
-            f"mixer.options.{'.'.join(str(part) for part in one['loc'])}"
-            + (
-                f": {method.name} has no such option; it has {known}"
-                if one["type"] == "extra_forbidden"
-                else f" must be {one['msg'].removeprefix('Input should be ')}, got {one['input']!r}"
-            )
-            for one in error.errors()
-        ]
-        raise ValueError("; ".join(problems)) from None
+        raise ValueError("; ".join(_problem(method, known, one) for one in error.errors())) from None
+
+
+def _problem(method: Method, known: str, one: Any) -> str:
+    key = ".".join(["mixer.options", *(str(part) for part in one["loc"])])
+    if one["type"] == "extra_forbidden":
+        return f"{key}: {method.name} has no such option; it has {known}"
+    if one["type"] == "value_error":
+        return f"{key}: {one['msg'].removeprefix('Value error, ')}"
+    return f"{key} must be {one['msg'].removeprefix('Input should be ')}, got {one['input']!r}"

@@ -13,7 +13,7 @@ from mixwell.sweeps import run_sweep
 from mixwell.training import settings
 from mixwell.training.config import Config
 from mixwell.training.display import Watch
-from mixwell.training.run import CONFIG, Run, finished, open_run
+from mixwell.training.run import CONFIG, Run, expect_same, finished, open_run
 from mixwell.workers import Job, StoppedError
 
 
@@ -46,14 +46,7 @@ def do(runs: Sequence[Planned], *, workers: int, unfinished: Path, console: Cons
         ValueError: in one of the folders is a run with other settings.
     """
     for run in runs:
-        if not (run.folder / CONFIG).exists():
-            continue
-        changed = settings.differences(settings.read(run.folder / CONFIG), run.config)
-        if changed:
-            raise ValueError(
-                f"in {run.folder} is a run with other settings ({'; '.join(changed)}); choose another "
-                "folder, or delete that one"
-            )
+        expect_same(run.config, run.folder)
     jobs = [
         Job(
             str(run.folder.name),

@@ -73,12 +73,13 @@ def build(
     return mixer, sampler
 
 
-def task(config: Config, sizes: Mapping[str, int]) -> Task:
+def task(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> Task:
     """What a method may look at.
 
     Args:
         config: the settings.
         sizes: rows by domain.
+        held_out: rows of the validation set, where that is known.
 
     Returns:
         The task of its recipe.
@@ -92,6 +93,8 @@ def task(config: Config, sizes: Mapping[str, int]) -> Task:
         mixer=config.mixer,
         options=method_options(methods.find(config.mixer.method), config.mixer.options),
         traces=config.traces,
+        held_out=held_out,
+        evaluated=None if held_out is None else min(held_out, config.output.evaluate_rows),
     )
 
 

@@ -93,15 +93,19 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     method = methods.find(config.mixer.method)
     still = {"method": "fixed", "options": {}}
     fixed = config.model_copy(update={"mixer": config.mixer.model_copy(update=still)})
-    # What comes of trials is not known yet, but is trained with fixed weights by most methods that have them.
-    chosen = config if method.stages is None else fixed
+    sizes = {name: len(rows) for name, rows in data.domains.items()}
+    task = mixing.task(config, sizes, None if data.validation is None else len(data.validation))
+    learned = method.learns(task.options)
+    # What trials find is not known yet, nor is a reference model there.
+    chosen = config if learned and not method.needs.reference else fixed
     trainer = Trainer(chosen, trainable, data.domains, data.validation)
     seconds, plain = _seconds([trainer, Trainer(fixed, trainable, data.domains, data.validation)])
     horizon = mixing.horizon(config)
-    learned = method.kind == "online" and method.stages is None
     updates = -(-(config.steps - config.mixer.warmup) // horizon) if learned else 0
-    sizes = {name: len(rows) for name, rows in data.domains.items()}
-    extra = method.extra(mixing.task(config, sizes))
+    extra = method.extra(task)
+    held = trainer.held
+    if learned and method.needs.reference:
+        held += sum(t.nbytes for t in (*trainable.model.parameters(), *trainable.model.buffers()))
     computed = updates * (trainer.validation_rows + extra.per_round * config.batch.rows)
     weights = trainer.mixer.weights.values
     shares = dict(zip(trainer.sampler.names, trainer.sampler.shares(weights), strict=True))
@@ -110,7 +114,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
         parameters=sum(p.numel() for p in trained),
         horizon=horizon,
         updates=updates,
-        memory=memory(config, trained) if method.name == "mixwell" else {method.name: trainer.held},
+        memory=memory(config, trained) if method.name == "mixwell" else {method.name: held},
         extra_arithmetic=extra.per_step + computed / needed,
         steps_before=extra.before,
         domains={

@@ -248,6 +248,7 @@ class Run:
             many.do(planned, workers=self._workers, unfinished=where, console=self._console)
             return
         for config, folder in trials:
+            expect_same(config, folder)
             if finished(folder):
                 continue
             trial = Run(
@@ -394,10 +395,17 @@ class Run:
             seed=self.config.seed,
             rows=available,
             taken=taken,
-            computed=trainer.computed + stages.computed(self.folder),
+            computed=trainer.computed + stages.computed(self.folder, looked=self._looked),
             memory=trainer.held,
         )
         mixture.write(self.folder, described)
+
+    @property
+    def _looked(self) -> float:
+        """Rows of the evaluations of trials from which a method learns: proxies are compared by their losses."""
+        if methods.find(self.config.mixer.method).has_rounds or self.data.validation is None:
+            return 0.0
+        return float(min(self.config.output.evaluate_rows, len(self.data.validation)))
 
     def _say(self, text: str) -> None:
         say(self._console, text)
@@ -422,18 +430,35 @@ def open_run(folder: Path, **options: Any) -> Run:
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run has come to its end.
+    """Whether a run has come to its end, and everything of it is saved.
 
     Args:
         folder: its directory.
 
     Returns:
-        Whether its last evaluation is that of the last step.
+        Whether its artefact, which is written last, says so.
     """
-    if not (folder / metrics.FILE).exists() or not (folder / CONFIG).exists():
-        return False
-    last = max((line["step"] for line in metrics.read(folder, "evaluation")), default=0)
-    return last >= settings.read(folder / CONFIG).steps
+    return (folder / mixture.FILE).exists() and bool(mixture.read(folder)["finished"])
+
+
+def expect_same(config: Config, folder: Path) -> None:
+    """Refuse to take a run with other settings for one that is wanted.
+
+    Args:
+        config: what is wanted.
+        folder: where it may have been begun.
+
+    Raises:
+        ValueError: in the folder is a run that was trained otherwise.
+    """
+    if not (folder / CONFIG).exists():
+        return
+    changed = settings.differences(settings.read(folder / CONFIG), config, besides=FREE)
+    if changed:
+        raise ValueError(
+            f"in {folder} is a run with other settings ({'; '.join(changed)}); choose another folder, or delete "
+            "that one"
+        )
 
 
 @contextmanager

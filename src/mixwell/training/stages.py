@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mixwell import methods
+from mixwell.costs import FORWARD
 from mixwell.methods import Outcome, Trial
 from mixwell.training import checkpoints, metrics, mixing, mixture, settings, trainables
 from mixwell.training.config import Config
@@ -48,17 +49,18 @@ def settled(config: Config, sizes: Mapping[str, int], folder: Path, do: Do) -> C
         return settings.check(plain, where=f"what {method.name} found")
 
 
-def computed(folder: Path) -> float:
+def computed(folder: Path, *, looked: float = 0.0) -> float:
     """What the trials of a run computed, in rows of which a gradient was taken.
 
     Args:
         folder: of the run.
+        looked: rows on which each was evaluated, where that is learned from; they count a third.
 
     Returns:
         The sum over all of them; 0 where there are none.
     """
     trials = (folder / FOLDER).glob(f"*/{mixture.FILE}")
-    return sum(float(mixture.read(one)["rows"]["computed"]) for one in trials)
+    return sum(float(mixture.read(one)["rows"]["computed"]) + FORWARD * looked for one in trials)
 
 
 def reference(folder: Path, given: Trainable | None) -> Trainable:
@@ -107,7 +109,7 @@ def _config(config: Config, trial: Trial) -> Config:
     plain["mixer"] = mixer
     plain["test"] = None  # nothing may be learned from it
     plain["loggers"], plain["compare"] = {}, {}
-    plain["output"] |= {"evaluate_every": trial.steps, "checkpoint_every": trial.steps, "keep": 1}
+    plain["output"] |= {"evaluate_every": trial.steps, "keep": 1}
     return settings.check(plain, where=f"trial {trial.name}")
 
 

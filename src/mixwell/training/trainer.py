@@ -11,6 +11,7 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixwell import methods
 from mixwell.costs import FORWARD
@@ -94,6 +95,7 @@ class Trainer:
             self.model, self._cast(trainable.loss), self._row_losses and self._cast(self._row_losses)
         )
         self.mixer, self.sampler = mixing.build(config, self.model, self._optimizer, sizes, self._probes)
+        self._expect_suitable()
         self._mixed = self._takes_mixed_batches()
         self._rows_computed = 0.0
         self._cursor: Cursor | None = None
@@ -151,7 +153,9 @@ class Trainer:
                 one = self._measured_backward if measuring and len(indices) > 1 else self._backward
                 losses[name] = one(name, indices)
         self.mixer.step()
-        self._rows_computed += sum(len(indices) for indices in drawn.values())
+        signal, rows = self.mixer.signal, sum(len(indices) for indices in drawn.values())
+        products = len(weights) if isinstance(signal, Hypergradient) and signal.takes_products else 0
+        self._rows_computed += rows * (1 + 2 * products)
         present = {name: weights[self.mixer.weights.index(name)] for name in losses}
         loss = sum(losses[name] * weight for name, weight in present.items()) / sum(present.values())
         counts = {name: len(indices) for name, indices in drawn.items()}
@@ -305,9 +309,12 @@ class Trainer:
                 assert self._reference is not None
                 reference = self._referred(self._reference.loss, rows, len(part))
             with self.mixer.domain(name, share=len(part) / len(indices), rows=len(part)) as scope:
-                with self._autocast():
+                with self._autocast(), self._differentiable_twice():
                     loss = self._loss(self._forward, rows)
-                loss.backward()
+                less = loss
+                if reference is not None and signal.objective == "excess":
+                    less = (loss - reference).clamp(min=0)
+                less.backward(create_graph=self.mixer.needs_graph)
                 scope.observe(loss, reference=reference)
             total += float(loss.detach()) * len(part) / len(indices)
         return total
@@ -389,11 +396,19 @@ class Trainer:
             )
         return self._row_losses is not None and self.mixer.signal.takes_rows
 
+    def _expect_suitable(self) -> None:
+        name = f"mixer.method: {self._config.mixer.method}"
+        if self._config.batch.counts == "noise" and self.mixer.signal.parts > 1:
+            raise ValueError(f"{name} splits batches in its own way; set batch.counts to weight or equal")
+        if self.mixer.needs_graph and self._config.compile:
+            raise ValueError(
+                f"{name} with options.curvature: exact differentiates twice, which a compiled model cannot; set "
+                "compile: false"
+            )
+
     def _expect_needed(self, trainable: Trainable, reference: Trainable | None) -> None:
-        needs, name = (
-            methods.find(self._config.mixer.method).needs,
-            f"mixer.method: {self._config.mixer.method}",
-        )
+        name = f"mixer.method: {self._config.mixer.method}"
+        needs = methods.find(self._config.mixer.method).needs
         if needs.row_losses and trainable.row_losses is None:
             raise ValueError(
                 f"{name} weighs every row, so it needs the loss of every row: let the Python function give "
@@ -429,6 +444,10 @@ class Trainer:
         if self._config.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _differentiable_twice(self) -> AbstractContextManager[Any]:
+        """Faster kinds of attention have no second derivative."""
+        return sdpa_kernel(SDPBackend.MATH) if self.mixer.needs_graph else nullcontext()
 
     @staticmethod
     def _parts(indices: Indices, *, at_most: int) -> list[Indices]:

@@ -26,12 +26,10 @@ def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
         The sum; of a method whose solver may stop early, the most that it can be.
     """
     method = methods.find(config.mixer.method)
-    task = mixing.task(config, sizes)
+    task = mixing.task(config, sizes, held_out)
     extra = method.extra(task)
     horizon = mixing.horizon(config)
-    # After trials come fixed weights, or a method that needs no validation gradient.
-    trials = method.stages is not None and extra.before > 0
-    validated = not trials and method.recipe(task).signal.needs_validation
+    validated = method.learns(task.options) and method.recipe(task).signal.needs_validation
     rows = min(validation_rows(config, horizon), held_out) if validated else 0
     rounds = math.ceil((config.steps - config.mixer.warmup) / horizon)
     return (
@@ -58,7 +56,7 @@ def affordable(config: Config, sizes: Mapping[str, int], held_out: int, *, budge
     """
     if cost(_with(config, 1), sizes, held_out) > budget:
         raise ValueError(
-            f"{config.mixer.method} cannot train a single step within {budget:g}, as what it computes before "
+            f"{config.mixer.method} cannot train a single step within {budget:g}, as what it computes besides "
             "costs more; raise `steps`, or lower its options"
         )
     low, high = 1, max(1, int(budget))

@@ -19,7 +19,7 @@ from mixwell.locks import only_one
 from mixwell.sweeps import check_workers
 from mixwell.tables import Row
 from mixwell.terminal import say, show
-from mixwell.training import many, mixing, settings
+from mixwell.training import many, metrics, mixing, settings
 from mixwell.training.config import Config
 from mixwell.training.many import Planned
 from mixwell.training.run import Run, finished
@@ -65,8 +65,12 @@ def main(
         raise ValueError(f"a comparison needs at least 1 seed, got {seeds}")
     if equal not in ("compute", "steps"):
         raise ValueError(f"--equal must be compute or steps, got {equal!r}")
+    if not names:
+        raise ValueError("--methods names none; `mixwell methods` lists them")
     console = Console()
     out = out or Path("runs") / f"compare-{Path(problem).stem}"
+    if (out / metrics.FILE).exists():
+        raise ValueError(f"{out} is the directory of a training run; choose another --out")
     base = settings.read(problems.find(problem, out, console), overrides)
     if base.validation is None and base.test is None:
         raise ValueError("a comparison needs something to compare by: give `validation` or `test`")
@@ -80,10 +84,10 @@ def main(
     with only_one(out):
         environment.write(out)
         planned = [Planned(one.config, one.folder, work=_work(one)) for one in entries]
-        failed: ChildProcessError | None = None
+        failed: ChildProcessError | InterruptedError | None = None
         try:
             many.do(planned, workers=workers, unfinished=out / "unfinished", console=console)
-        except ChildProcessError as error:
+        except (ChildProcessError, InterruptedError) as error:  # what is done is told all the same
             failed = error
         done = [one for one in entries if finished(one.folder)]
         rows = results.write(out, _by_arm(done), _failures(out, entries, refused))
@@ -120,12 +124,18 @@ def _affordable(
 
 def _entries(base: Config, chosen: Sequence[Contestant], *, seeds: int, equal: str, out: Path) -> list[Entry]:
     """Seed by seed, so that a comparison that was stopped has something to compare."""
+    places = [_slug(one.name) for one in chosen]
+    for one, place in zip(chosen, places, strict=True):
+        if places.count(place) > 1:
+            raise ValueError(
+                f"{one.name!r} and another arm would share runs/{place}-0; rename it in `compare`"
+            )
     return [
         Entry(
             one.name,
             one.entry,
             one.method.name,
-            one.method.kind,
+            "online" if one.learns else one.method.kind,
             mixing.horizon(one.config) if one.method.has_rounds else None,
             seed,
             settings.check({**one.config.model_dump(mode="json"), "seed": seed}, where=one.name),

@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 from mixwell import methods
 from mixwell.methods import Method
 from mixwell.training import mixing, settings
-from mixwell.training.config import Config
+from mixwell.training.config import Config, method_options
 
 ALL, OWN = "all", "own"
 Horizon = int | Literal["own", "long"]
@@ -33,6 +33,11 @@ class Contestant:
     method: Method
     config: Config
     named: bool
+
+    @property
+    def learns(self) -> bool:
+        """Whether weights are learned in the run itself."""
+        return self.method.learns(method_options(self.method, self.config.mixer.options))
 
 
 def choose(

@@ -55,13 +55,17 @@ def write(out: Path, entries: Sequence[Entry], failures: Sequence[Row]) -> list[
         The rows of the table of runs.
     """
     rows = [_row(entry) for entry in entries]
-    tables.write(out / CURVES, [row for entry in entries for row in _curve(entry)])
-    tables.write(out / WEIGHTS, [row for entry in entries for row in _weights(entry)])
-    if failures:
-        tables.write(out / FAILURES, failures)
-    else:
-        (out / FAILURES).unlink(missing_ok=True)
-    tables.write(out / RUNS, rows)
+    written = {
+        FAILURES: failures,
+        CURVES: [row for entry in entries for row in _curve(entry)],
+        WEIGHTS: [row for entry in entries for row in _weights(entry)],
+        RUNS: rows,
+    }
+    for name, table in written.items():
+        if table:
+            tables.write(out / name, table)
+        else:
+            (out / name).unlink(missing_ok=True)
     return rows
 
 
@@ -93,7 +97,10 @@ def _seconds(folder: Path) -> float:
 def _curve(entry: Entry) -> list[Row]:
     lines = list(metrics.read(entry.folder, "evaluation"))
     end = float(mixture.read(entry.folder)["rows"]["computed"]) / entry.config.batch.rows
+    # Where weights are kept, the run itself computes its steps and no more.
     before = stages.computed(entry.folder) / entry.config.batch.rows
+    if entry.kind != "online":
+        before = end - lines[-1]["step"]
     per_step = (end - before) / lines[-1]["step"]
     return [
         {
