@@ -64,6 +64,7 @@ def run_of(
     out: Path,
     method: str,
     *,
+    floor: float = 0.0,
     horizon: int | str = "auto",
     order: str = "abc",
     options: dict[str, Any] | None = None,
@@ -83,6 +84,7 @@ def run_of(
         "mixer": {
             "method": method,
             "horizon": horizon,
+            "floor": floor,
             "options": {**OPTIONS.get(method, {}), **(options or {})},
         },
     }
@@ -280,3 +282,9 @@ def test_trials_of_other_settings_are_not_taken_for_those_that_are_wanted(tmp_pa
         (tmp_path / "run" / name).unlink()
     with pytest.raises(ValueError, match="reference is a run with other settings"):
         run_of(tmp_path / "run", "doremi", counts="equal").start()
+
+
+def test_weights_that_cannot_be_are_told_before_a_reference_model_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="floor"):
+        run_of(tmp_path / "run", "doremi", floor=0.5).start()
+    assert not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ from mixwell.data.sampler import Sampler
 from mixwell.methods import Task
 from mixwell.methods.hypergradient import signal as hypergradient_signal
 from mixwell.mixer import Mixer
+from mixwell.outer import OuterStep
 from mixwell.probes import Probes
 from mixwell.signals import Hypergradient, Signal, Still
 from mixwell.training.config import Config, MixerConfig, method_options
@@ -41,9 +42,7 @@ def build(
         Both.
     """
     batch, mixing = config.batch, config.mixer
-    cap = None
-    if mixing.max_epochs is not None:
-        cap = EpochCap(sizes, mixing.max_epochs, batch_size=batch.rows, budget=config.steps)
+    cap = _epoch_cap(config, sizes)
     method = methods.find(mixing.method)
     recipe = method.recipe(task(config, sizes))
     learned = method.kind != "static"
@@ -71,6 +70,17 @@ def build(
         seed=config.seed,
     )
     return mixer, sampler
+
+
+def expect_possible(config: Config, sizes: Mapping[str, int]) -> None:
+    """Find out early whether there are weights that the constraints allow.
+
+    Args:
+        config: the settings.
+        sizes: rows by domain.
+    """
+    constraints = _constraints(config.mixer, _epoch_cap(config, sizes))
+    OuterStep(None, constraints).start(tuple(sizes), _initial_weights(config.mixer, sizes))
 
 
 def task(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> Task:
@@ -134,6 +144,11 @@ def _least(config: Config, signal: Signal) -> int | None:
         return 0
     room = config.batch.rows // len(config.domains)
     return None if signal.parts == 1 else min(room, max(signal.parts, room // 4))
+
+
+def _epoch_cap(config: Config, sizes: Mapping[str, int]) -> EpochCap | None:
+    most = config.mixer.max_epochs
+    return None if most is None else EpochCap(sizes, most, batch_size=config.batch.rows, budget=config.steps)
 
 
 def _constraints(mixing: MixerConfig, cap: EpochCap | None) -> list[Constraint]:

@@ -26,6 +26,7 @@ from mixwell.training import (
     checkpoints,
     data,
     metrics,
+    mixing,
     mixture,
     randomness,
     settings,
@@ -108,16 +109,16 @@ class Run:
         # Before anything is written, so that a bad config leaves nothing behind.
         trainer = None
         if self._has_stages:
-            self.load()
+            _, rows = self.load()
+            mixing.expect_possible(self.config, {name: len(own) for name, own in rows.domains.items()})
         else:
             trainer = self._prepare()
         with only_one(self.folder):
             self._expect_no_run()
             try:
                 if trainer is None:
-                    settings.write(
-                        self.config, self.folder / CONFIG
-                    )  # so that it can be resumed from here on
+                    # So that it can be resumed from here on.
+                    settings.write(self.config, self.folder / CONFIG)
                     trainer = self._prepare()
                 with self._begin_loggers() as told:
                     settings.write(self.config, self.folder / CONFIG)
