@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -278,8 +279,11 @@ def test_the_excess_is_trained_on_where_only_the_mean_loss_is_known(tmp_path: Pa
 
 def test_trials_of_other_settings_are_not_taken_for_those_that_are_wanted(tmp_path: Path) -> None:
     run_of(tmp_path / "run", "doremi").start()
-    for name in ("config.yaml", "environment.json", "metrics.jsonl", "mixture.json"):
-        (tmp_path / "run" / name).unlink()
+    for path in (tmp_path / "run").iterdir():  # as if the last run had failed at its first step
+        if path.is_file():
+            path.unlink()
+        elif path.name != "stages":
+            shutil.rmtree(path)
     with pytest.raises(ValueError, match="reference is a run with other settings"):
         run_of(tmp_path / "run", "doremi", counts="equal").start()
 
