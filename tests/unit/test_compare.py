@@ -241,7 +241,7 @@ def test_those_of_all_that_lack_something_are_left_out(
     ("changes", "args", "said"),
     [
         ({}, ["--methods", "dogee"], "there is no method 'dogee'; did you mean doge?"),
-        ({"compare": COMPARE}, ["--methods", "zzz"], "; `compare` in the config has own, regmix"),
+        ({"compare": COMPARE}, ["--methods", "zzz"], " (`compare` in the config has own, regmix)"),
         ({}, ["--methods", "regmix"], "regmix cannot train a single step within 24"),
         ({}, ["--seeds", "0"], "a comparison needs at least 1 seed, got 0"),
         ({}, ["--equal", "time"], "--equal must be compute or steps, got 'time'"),

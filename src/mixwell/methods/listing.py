@@ -68,5 +68,6 @@ def described(method: Method) -> list[str]:
         default = field.get_default(call_default_factory=True)
         choices = [repr(one) for one in get_args(field.annotation) if isinstance(one, str)]
         allowed = f" ({', '.join(choices)})" if choices else ""
-        lines.append(f"  {key} = {default!r}{allowed}: {field.description or ''}".rstrip(": "))
+        told = " ".join((field.description or "").split())
+        lines.append(f"  {key} = {default!r}{allowed}: {told}".rstrip(": "))
     return lines

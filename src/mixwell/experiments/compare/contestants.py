@@ -105,7 +105,7 @@ def _of(base: Config, name: str, horizons: Sequence[Horizon], *, named: bool) ->
     try:
         method = methods.find(str(given.get("method", name)))
     except ValueError as error:
-        variants = f"; `compare` in the config has {', '.join(base.compare)}" if base.compare else ""
+        variants = f" (`compare` in the config has {', '.join(base.compare)})" if base.compare else ""
         raise ValueError(f"{error}{variants}") from None
     method.expect_installed()
     if not method.has_rounds:
