@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mixwell.costs import VALIDATION_BATCHES
 from mixwell.methods.base import (
     Extra,
     Method,
@@ -21,9 +22,6 @@ from mixwell.methods.base import (
     every_step,
     steps_of,
 )
-
-VALIDATION_BATCHES = 8
-"""Of a validation gradient at most, where the settings leave it open."""
 
 
 class DogeOptions(Options):

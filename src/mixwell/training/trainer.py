@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixwell import methods
-from mixwell.costs import FORWARD
+from mixwell.costs import FORWARD, VALIDATION_BATCHES
 from mixwell.data.loader import joined
 from mixwell.data.rows import Rows, moved
 from mixwell.data.shuffles import Cursor, Indices
@@ -27,7 +27,6 @@ from mixwell.training.config import Config
 from mixwell.training.probing import ProbeRows
 from mixwell.training.trainables import Loss, Trainable
 
-VALIDATION_BATCHES = 8
 NOISE_MEMORY = 0.7
 
 

@@ -15,6 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from mixwell import loggers, processes
 from mixwell.constraints import EpochCap
+from mixwell.costs import VALIDATION_BATCHES
 from mixwell.data import readers
 from mixwell.integrations.batches import default_settings
 from mixwell.integrations.transformers import checkpoints, refusals
@@ -25,7 +26,6 @@ from mixwell.mixer import Mixer
 from mixwell.records import RoundRecord
 from mixwell.training import mixture, randomness
 
-VALIDATION_BATCHES = 8
 RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """From the model and a batch one loss for each row, shape ``(rows,)``."""
 
