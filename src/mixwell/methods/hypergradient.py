@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mixwell.methods.base import Method, Needs, Recipe, Task
 
 if TYPE_CHECKING:
-    from mixwell.signals import Hypergradient
+    from mixwell.signals import Hypergradient, Signal
 
 
 def signal(task: Task, *, window: int | None = None) -> Hypergradient:
@@ -44,8 +44,21 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
+    return descent(task, signal(task))
+
+
+def descent(task: Task, found: Signal) -> Recipe:
+    """Mirror descent along a hypergradient, with the step size of the settings.
+
+    Args:
+        task: of a run.
+        found: the signal that estimates it.
+
+    Returns:
+        The recipe.
+    """
     step_size = task.mixer.step_size
-    return Recipe(signal(task), None if step_size == "auto" else step_size)
+    return Recipe(found, None if step_size == "auto" else step_size)
 
 
 METHODS = (

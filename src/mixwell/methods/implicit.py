@@ -17,9 +17,10 @@ from mixwell.methods.base import (
     batch_of_each,
     every_step,
 )
+from mixwell.methods.hypergradient import descent
 
 if TYPE_CHECKING:
-    from mixwell.signals.implicit import ImplicitGradient
+    pass
 
 
 class CgOptions(Options):
@@ -65,7 +66,7 @@ def cg(task: Task) -> Recipe:
     from mixwell.signals.implicit import ImplicitGradient
 
     options: CgOptions = task.options
-    return _descent(
+    return descent(
         task,
         ImplicitGradient("cg", iterations=options.iterations, damping=options.damping, warm=options.warm),
     )
@@ -89,7 +90,7 @@ def neumann(task: Task) -> Recipe:
         damping=options.damping,
         learning_rate=options.learning_rate,
     )
-    return _descent(task, signal)
+    return descent(task, signal)
 
 
 def single_loop(task: Task) -> Recipe:
@@ -105,12 +106,7 @@ def single_loop(task: Task) -> Recipe:
 
     options: SingleLoopOptions = task.options
     signal = ImplicitGradient("single-loop", damping=options.damping, learning_rate=options.learning_rate)
-    return _descent(task, signal)
-
-
-def _descent(task: Task, signal: ImplicitGradient) -> Recipe:
-    step_size = task.mixer.step_size
-    return Recipe(signal, None if step_size == "auto" else step_size)
+    return descent(task, signal)
 
 
 def cg_extra(task: Task) -> Extra:

@@ -27,7 +27,7 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.curvature import ExactCurvature
-    from mixwell.methods.hypergradient import signal
+    from mixwell.methods.hypergradient import descent, signal
     from mixwell.signals import Hypergradient
 
     options: TruncatedOptions = task.options
@@ -35,8 +35,7 @@ def recipe(task: Task) -> Recipe:
         found = Hypergradient(ExactCurvature(), window=options.window)
     else:
         found = signal(task, window=options.window)
-    step_size = task.mixer.step_size
-    return Recipe(found, None if step_size == "auto" else step_size)
+    return descent(task, found)
 
 
 def extra(task: Task) -> Extra:
