@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mixwell.methods.base import (
     Extra,
     Method,
@@ -18,9 +16,6 @@ from mixwell.methods.base import (
     every_step,
 )
 from mixwell.methods.hypergradient import descent
-
-if TYPE_CHECKING:
-    pass
 
 
 class CgOptions(Options):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task, every_step, validation_batch
+
+if TYPE_CHECKING:
+    from mixwell.signals import Signal
 
 
 class LearningToReweightOptions(Options):
@@ -25,13 +28,24 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.row_alignment import RowAlignment
-    from mixwell.updates import Assigned, MirrorDescent
 
     options: LearningToReweightOptions = task.options
-    # At the level of rows all scores are zero, and the domains' weights stay.
-    return Recipe(
-        RowAlignment(options.level), Assigned() if options.level == "domains" else MirrorDescent(1.0)
-    )
+    return row_recipe(RowAlignment(options.level), options.level)
+
+
+def row_recipe(signal: Signal, level: str) -> Recipe:
+    """A signal that weighs rows, or gives domains the weights that their rows would have.
+
+    Args:
+        signal: the signal.
+        level: ``rows``, where all scores are zero and the domains' weights stay, or ``domains``.
+
+    Returns:
+        The recipe.
+    """
+    from mixwell.updates import Assigned, MirrorDescent
+
+    return Recipe(signal, Assigned() if level == "domains" else MirrorDescent(1.0))
 
 
 def extra(task: Task) -> Extra:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,9 +18,7 @@ from mixwell.methods.base import (
     Whole,
     batch_of_each,
 )
-
-if TYPE_CHECKING:
-    from mixwell.signals import Signal
+from mixwell.methods.learning_to_reweight import row_recipe
 
 
 class CurriculumOptions(Options):
@@ -69,7 +67,7 @@ def given(task: Task) -> Recipe:
     from mixwell.signals.row_curriculum import GivenRowCurriculum
 
     options: GivenOptions = task.options
-    return _recipe(GivenRowCurriculum(**options.model_dump(), steps=_steps(task)), options.level)
+    return row_recipe(GivenRowCurriculum(**options.model_dump(), steps=_steps(task)), options.level)
 
 
 def learned(task: Task) -> Recipe:
@@ -85,7 +83,7 @@ def learned(task: Task) -> Recipe:
 
     options: LearnedOptions = task.options
     signal = LearnedRowCurriculum(**options.model_dump(), steps=_steps(task), seed=task.seed)
-    return _recipe(signal, options.level)
+    return row_recipe(signal, options.level)
 
 
 def learned_extra(task: Task) -> Extra:
@@ -98,13 +96,6 @@ def learned_extra(task: Task) -> Extra:
         A gradient.
     """
     return Extra(per_round=batch_of_each(task))
-
-
-def _recipe(signal: Signal, level: str) -> Recipe:
-    from mixwell.updates import Assigned, MirrorDescent
-
-    # At the level of rows all scores are zero, and the domains' weights stay.
-    return Recipe(signal, Assigned() if level == "domains" else MirrorDescent(1.0))
 
 
 def _steps(task: Task) -> int:

@@ -18,6 +18,7 @@ from mixwell.methods.base import (
     every_step,
     validation_batch,
 )
+from mixwell.methods.learning_to_reweight import row_recipe
 
 
 class MetaWeightNetOptions(Options):
@@ -46,12 +47,9 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.loss_network import LossNetwork
-    from mixwell.updates import Assigned, MirrorDescent
 
     options: MetaWeightNetOptions = task.options
-    signal = LossNetwork(**options.model_dump(), seed=task.seed)
-    # At the level of rows all scores are zero, and the domains' weights stay.
-    return Recipe(signal, Assigned() if options.level == "domains" else MirrorDescent(1.0))
+    return row_recipe(LossNetwork(**options.model_dump(), seed=task.seed), options.level)
 
 
 def extra(task: Task) -> Extra:
