@@ -4,25 +4,80 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from mixwell import Hypergradient, Mixer, ProjectedTraces
+from mixwell import (
+    BFloat16Traces,
+    CarriedTraces,
+    DenseTraces,
+    Hypergradient,
+    Mixer,
+    ProjectedTraces,
+    SketchedTraces,
+    processes,
+)
+from mixwell.data.cuts import cut
 from mixwell.models.gpt import Gpt
+from mixwell.traces import Traces
 
 DOMAINS = ["a", "b", "c"]
-LABELS = torch.tensor([2, 0, 0, 1, 2, 2])
 PROCESSES = 2
+STEPS, ROUNDS = 4, 5
+# Rows of each domain in every step: as many in both processes, or not; one has no row of the second.
+EVEN = [4, 2, 6]
+UNEVEN = [4, 1, 5]
 
 
-def rows(rank: int) -> tuple[list[Tensor], Tensor]:
-    generator = torch.Generator().manual_seed(rank)
-    steps = [torch.randint(0, 11, (len(LABELS), 9), generator=generator) for _ in range(4)]
-    return steps, torch.randint(0, 11, (5, 9), generator=generator)
+@dataclass(frozen=True)
+class Case:
+    """One training in several processes."""
+
+    way: str  # ddp, fsdp, or alone
+    optimizer: str
+    traces: str
+    mixed: bool
+    dtype: str = "float64"
+    uneven: bool = False
+    rounds: int = ROUNDS
+
+    @property
+    def name(self) -> str:
+        return "-".join(str(value) for value in asdict(self).values())
+
+
+def new_traces(kind: str) -> Traces:
+    made: dict[str, Traces] = {
+        "dense": DenseTraces(),
+        "bfloat16": BFloat16Traces(),
+        "sketched": SketchedTraces(200),
+        "carried": CarriedTraces(),
+        "projected": ProjectedTraces(3),
+    }
+    return made[kind]
+
+
+def all_rows(case: Case) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+    """Of every step the rows of each domain, and of every round those of the validation set, of all processes."""
+    generator = torch.Generator().manual_seed(0)
+
+    def some(number: int) -> Tensor:
+        return torch.randint(0, 11, (number, 9), generator=generator)
+
+    numbers = dict(zip(DOMAINS, UNEVEN if case.uneven else EVEN, strict=True))
+    steps = [{name: some(number) for name, number in numbers.items()} for _ in range(STEPS * case.rounds)]
+    return steps, [some(12) for _ in range(case.rounds)]
 
 
 def row_losses(model: nn.Module, batch: Tensor) -> Tensor:
@@ -31,43 +86,138 @@ def row_losses(model: nn.Module, batch: Tensor) -> Tensor:
     return losses.view(len(batch), -1).mean(dim=1)
 
 
-def new_model() -> nn.Module:
+def new_model(case: Case) -> nn.Module:
     torch.manual_seed(0)
-    return Gpt(11, context=8, layers=2, heads=2, width=8).double()
+    return Gpt(11, context=8, layers=2, heads=2, width=8).to(getattr(torch, case.dtype))
 
 
-def train(
-    model: nn.Module, kind: str, steps: list[Tensor], validation: Tensor, labels: Tensor
-) -> dict[str, float]:
-    optimizers = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    optimizer = optimizers[kind](model.parameters(), lr=0.01)
-    signal = Hypergradient(traces=ProjectedTraces(3))
-    mixer = Mixer(model, optimizer, DOMAINS, horizon=len(steps), signal=signal, update=1.0, clip_norm=0.5)
-    for batch in steps:
-        with mixer.batch(labels) as mixed:
-            mixed.weigh(row_losses(model, batch)).backward()
-        mixer.step()
-    with mixer.validation():
-        row_losses(model, validation).mean().backward()
-    return mixer.update().scores
+def wrapped(model: nn.Module, way: str) -> nn.Module:
+    if way == "ddp":
+        return DistributedDataParallel(model)
+    if way == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        for block in model.blocks:  # type: ignore[union-attr]
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return model
 
 
-def work(rank: int, port: int, way: str, kind: str, folder: str) -> None:
+def new_mixer(case: Case, model: nn.Module) -> Mixer:
+    kinds: dict[str, Any] = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5),
+        "sgd0": lambda p: torch.optim.SGD(p, lr=0.05),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    }
+    optimizer = kinds[case.optimizer](model.parameters())
+    signal = Hypergradient(traces=new_traces(case.traces))
+    return Mixer(model, optimizer, DOMAINS, horizon=STEPS, signal=signal, update=30.0, clip_norm=0.5)
+
+
+def take_step(case: Case, model: nn.Module, mixer: Mixer, parts: dict[str, Tensor]) -> None:
+    """A step on this process's rows of a batch."""
+    places = {name: np.arange(len(part)) for name, part in parts.items()}
+    own = cut(places, rank=processes.rank(), processes=processes.count())
+    mixer.portions = own.portions
+    chosen = own.lockstep if mixer.lockstep and not case.mixed else own.rows
+    if case.mixed:
+        labels = [name for name, rows in chosen.items() for _ in rows]
+        rows = torch.cat([parts[name][one] for name, one in chosen.items()])
+        with mixer.batch(labels) as batch:
+            batch.weigh(row_losses(model, rows)).backward()
+    else:
+        for name, one in chosen.items():
+            with mixer.domain(name) as scope:
+                scope.weigh(row_losses(model, parts[name][one]).mean()).backward()
+    mixer.step()
+
+
+def train(case: Case, model: nn.Module, mixer: Mixer, *, until: int | None = None) -> dict[str, Any]:
+    """Train to a step, or to the end."""
+    steps, validation = all_rows(case)
+    while mixer.steps_done < (len(steps) if until is None else until):
+        take_step(case, model, mixer, steps[mixer.steps_done])
+        if mixer.round_done:
+            rows = validation[len(mixer.rounds)][processes.rank() :: processes.count()]
+            for batch in (rows, rows.flip(1)):
+                with mixer.validation(share=0.5) as scope:
+                    loss = row_losses(model, batch).mean()
+                    loss.backward()
+                    scope.observe(loss)
+            mixer.update()
+    return {
+        "scores": [list(record.scores.values()) for record in mixer.rounds],
+        "losses": [record.losses for record in mixer.rounds],
+        "weights": mixer.weights.values.tolist(),
+        "nbytes": mixer.nbytes,
+    }
+
+
+def alone(case: Case) -> dict[str, Any]:
+    """The same training in one process, on the rows of all."""
+    model = new_model(case)
+    return train(case, model, new_mixer(case, model))
+
+
+@contextmanager
+def joined(rank: int, port: int, count: int) -> Generator[None]:
+    """Be one of several processes."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=count)
     try:
-        model = new_model()
-        if way == "ddp":
-            model = DistributedDataParallel(model)
-        else:
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (PROCESSES,))
-            for block in model.blocks:  # type: ignore[union-attr]
-                fully_shard(block, mesh=mesh)
-            fully_shard(model, mesh=mesh)
-        found = train(model, kind, *rows(rank), LABELS)
-        Path(folder, f"{rank}.json").write_text(json.dumps(found))
+        yield
     finally:
         torch.distributed.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def in_processes(work: Any, *args: Any, count: int = PROCESSES) -> None:
+    """Run ``work(rank, port, *args)`` in several processes."""
+    spawn(work, (free_port(), *args), nprocs=count)
+
+
+def train_cases(rank: int, port: int, cases: list[Case], folder: str) -> None:
+    """Train all cases, and write what each found."""
+    with joined(rank, port, PROCESSES):
+        found: dict[str, Any] = {}
+        for case in cases:
+            model = wrapped(new_model(case), case.way)
+            found[case.name] = train(case, model, new_mixer(case, model))
+        Path(folder, f"{rank}.json").write_text(json.dumps(found))
+
+
+def save_cases(rank: int, port: int, cases: list[Case], until: int, folder: str) -> None:
+    """Train all cases to a step, save, and go on to the end."""
+    with joined(rank, port, PROCESSES):
+        for case in cases:
+            model = wrapped(new_model(case), case.way)
+            mixer = new_mixer(case, model)
+            train(case, model, mixer, until=until)
+            mixer.save(Path(folder, case.name))
+            whole = {name: processes.whole(t.detach()) for name, t in model.state_dict().items()}
+            if rank == 0:
+                torch.save(whole, Path(folder, f"{case.name}.model"))
+            found = train(case, model, mixer)
+            Path(folder, f"{case.name}.{rank}.json").write_text(json.dumps(found))
+
+
+def resume_cases(rank: int, port: int, count: int, cases: list[Case], folder: str) -> None:
+    """Go on to the end, in any number of processes."""
+    with joined(rank, port, count) if count > 1 else nullcontext():
+        for case in cases:
+            model = new_model(case)
+            saved = torch.load(Path(folder, f"{case.name}.model"), weights_only=True)
+            model.load_state_dict({name.removeprefix("module."): t for name, t in saved.items()})
+            if count > 1:
+                model = wrapped(model, case.way)
+            mixer = new_mixer(case, model)
+            mixer.load(Path(folder, case.name))
+            found = train(case, model, mixer)
+            Path(folder, f"{case.name}.{count}.{rank}.json").write_text(json.dumps(found))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mixwell import processes
 from mixwell.parameters import Gradients, Parameters
 from mixwell.weights import Vector
 
 TOLERANCE = 1e-6
+
+
+# Sums begin at multiples of so many numbers, at which devices read fastest.
+ALIGNED = 64
 
 
 @final
@@ -22,13 +29,33 @@ class WeightedSum:
     Args:
         parameters: whose gradients are summed.
         lazy: take the memory when the first gradient comes.
+        shared: whether :meth:`share` averages it over processes. The buffers then lie one after the other, so that
+            they are exchanged at once.
     """
 
-    def __init__(self, parameters: Parameters, *, lazy: bool = False) -> None:
-        self._buffers: Gradients = [
-            None if lazy else torch.zeros_like(p, requires_grad=False) for p in parameters.tensors
-        ]
+    def __init__(self, parameters: Parameters, *, lazy: bool = False, shared: bool = False) -> None:
+        self._parameters, self._shared = parameters, shared
+        self._flats: list[Tensor] = []
+        self._buffers: Gradients = [None] * len(parameters)
         self._filled = [False] * len(parameters)
+        if not lazy:
+            self._allocate()
+
+    def _allocate(self) -> None:
+        tensors = self._parameters.tensors
+        if not self._shared:
+            self._buffers = [torch.zeros_like(p, requires_grad=False) for p in tensors]
+            return
+        places: dict[tuple[torch.dtype, torch.device], list[tuple[int, int]]] = {}
+        for index, parameter in enumerate(tensors):
+            kind = places.setdefault((parameter.dtype, parameter.device), [(-1, 0)])
+            kind.append((index, kind[-1][1] + -(-parameter.numel() // ALIGNED) * ALIGNED))
+        for (dtype, device), ends in places.items():
+            flat = torch.zeros(ends[-1][1], dtype=dtype, device=device)
+            self._flats.append(flat)
+            for (_, begin), (index, _) in itertools.pairwise(ends):
+                parameter = tensors[index]
+                self._buffers[index] = flat[begin : begin + parameter.numel()].view(parameter.shape)
 
     def add(self, gradients: Gradients, factor: float) -> None:
         """Add ``factor * gradients``.
@@ -37,6 +64,8 @@ class WeightedSum:
             gradients: one per parameter.
             factor: weight times scale.
         """
+        if self._shared and not self._flats:
+            self._allocate()
         for i, gradient in enumerate(gradients):
             if gradient is None:
                 continue
@@ -44,9 +73,9 @@ class WeightedSum:
             if buffer is None:
                 self._buffers[i] = gradient.detach() * factor
             elif self._filled[i]:
-                buffer.add_(gradient.detach(), alpha=factor)
+                processes.own_part(buffer).add_(processes.own_part(gradient.detach()), alpha=factor)
             else:
-                torch.mul(gradient.detach(), factor, out=buffer)
+                torch.mul(processes.own_part(gradient.detach()), factor, out=processes.own_part(buffer))
             self._filled[i] = True
 
     def take(self, gradients: Gradients, factor: float) -> None:
@@ -57,11 +86,30 @@ class WeightedSum:
             factor: weight times scale.
         """
         for i, gradient in enumerate(gradients):
-            if gradient is not None and self._buffers[i] is None:
+            if gradient is not None and self._buffers[i] is None and not self._shared:
                 self._buffers[i] = gradient.detach() if factor == 1 else gradient.detach().mul_(factor)
                 self._filled[i] = True
                 gradients[i] = None
         self.add(gradients, factor)
+
+    def share(self) -> None:
+        """Replace the sum by its mean over all processes, in one reduction for each dtype; all must call it.
+
+        A parameter that a process had no gradient of counts as zero there, and has none afterwards only where no
+        process had one.
+        """
+        if not self._flats:
+            self._allocate()
+        for buffer, filled in zip(self._buffers, self._filled, strict=True):
+            if buffer is not None and not filled:
+                buffer.zero_()
+        flags = torch.tensor(self._filled, dtype=torch.uint8, device=self._parameters.device)
+        pending: list[Any] = [torch.distributed.all_reduce(flat, async_op=True) for flat in self._flats]
+        torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
+        for flat, one in zip(self._flats, pending, strict=True):
+            one.wait()
+            flat.div_(processes.count())
+        self._filled = [bool(flag) for flag in flags.tolist()]
 
     @property
     def gradients(self) -> Gradients:
@@ -78,7 +126,8 @@ class WeightedSum:
     @property
     def nbytes(self) -> int:
         """The memory of the buffers."""
-        return sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
+        own = self._flats or [processes.own_part(buffer) for buffer in self._buffers if buffer is not None]
+        return sum(buffer.nbytes for buffer in own)
 
 
 @final
@@ -93,6 +142,7 @@ class Shares:
     def __init__(self, names: Sequence[str], inclusion: Mapping[str, float]) -> None:
         self._names = tuple(names)
         self._given: dict[str, float] = {}
+        self._portions: dict[str, float] = {}
         self.inclusion = inclusion
 
     @property
@@ -110,6 +160,20 @@ class Shares:
                     f"the inclusion probability of {name!r} must be in (0, 1], got {probability}"
                 )
         self._inclusion = {name: float(probability) for name, probability in probabilities.items()}
+
+    @property
+    def portions(self) -> Mapping[str, float]:
+        """The rows of a domain that this process has, over the mean of all processes; 1 for those not named."""
+        return self._portions
+
+    @portions.setter
+    def portions(self, portions: Mapping[str, float]) -> None:
+        for name, portion in portions.items():
+            if name not in self._names:
+                raise ValueError(f"unknown domain {name!r}; the domains are {', '.join(self._names)}")
+            if not 0 <= portion < math.inf:
+                raise ValueError(f"the portion of {name!r} must be finite and not negative, got {portion}")
+        self._portions = {name: float(portion) for name, portion in portions.items()}
 
     def scale(self, name: str, share: float) -> float:
         """The factor of a part's gradient, so that the expectation of the sum is the whole gradient.
@@ -133,7 +197,8 @@ class Shares:
             ValueError: a domain is missing although it is always included, or its shares do not sum to one.
         """
         for name in self._names:
-            if not self.of(name) and self._inclusion.get(name, 1.0) < 1:
+            elsewhere = not self._portions.get(name, 1.0)
+            if not self.of(name) and (elsewhere or self._inclusion.get(name, 1.0) < 1):
                 continue
             if not self.of(name):
                 raise ValueError(

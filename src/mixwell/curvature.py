@@ -14,6 +14,7 @@ from typing import final
 
 from torch import Tensor
 
+from mixwell import processes
 from mixwell.optimizers import Response
 from mixwell.parameters import Gradients, Parameters
 
@@ -170,6 +171,8 @@ class DiagonalCurvature(Curvature):
                     f"the diagonal of {name} has shape {tuple(given.shape)}, "
                     f"but the parameter has shape {tuple(tensor.shape)}"
                 )
+            if given is not None:
+                self.diagonals[name] = processes.spread_like(given, tensor)
         super().bind(parameters)
 
     def coefficients(self) -> Coefficients:

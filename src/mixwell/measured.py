@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mixwell import processes
 from mixwell.curvature import Coefficients, Curvature, RoundStart, checked_gamma
 from mixwell.parameters import Gradients, Parameters, cuda_devices, inner_products
 
@@ -78,7 +80,15 @@ class MeasuredCurvature(Curvature):
 
         Args:
             parameters: what is trained.
+
+        Raises:
+            ValueError: the diagonal is wanted of parameters that are spread over processes.
         """
+        if self.shape == "diagonal" and parameters.spread:
+            raise ValueError(
+                "MeasuredCurvature('diagonal') needs whole parameters, and these are sharded (fully_shard); use "
+                "'isotropic' or 'per-tensor'"
+            )
         super().bind(parameters)
         self._coefficients: Coefficients = [self.initial] * len(parameters)
 
@@ -100,7 +110,9 @@ class MeasuredCurvature(Curvature):
             None if v is None else r.precondition(v) for v, r in zip(start.validation, responses, strict=True)
         ]
         product = self._product(losses, start.weights, direction)
-        curved = inner_products(direction, product)
+        # Of this process's rows; the products are the mean of those of all.
+        curved = np.array(inner_products(direction, product))
+        curved = (processes.total(curved, self.parameters.device) / processes.count()).tolist()
         length = inner_products(start.validation, direction)
         if self.shape == "isotropic":
             rate = max(abs(r.rate) for r in responses)
@@ -164,7 +176,7 @@ class MeasuredCurvature(Curvature):
             ):
                 if sign is not None and curved is not None:
                     sum_.addcmul_(sign, curved, value=1 / self.samples)
-        return [t.clamp_min_(0.0) for t in total]
+        return [processes.mean(t).clamp_min_(0.0) for t in total]
 
     def _product(
         self, losses: Mapping[str, Callable[[], Tensor]], weights: Sequence[float], direction: Gradients
@@ -190,6 +202,7 @@ class MeasuredCurvature(Curvature):
                     torch.random.fork_rng(cuda_devices(tensors)),
                     torch.enable_grad(),
                     self.parameters.buffers_kept(),
+                    processes.own_gradients(self.parameters.model),
                 ):
                     torch.manual_seed(self.seed)
                     for (name, loss), weight in zip(losses.items(), weights, strict=True):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mixwell import horizons, processes, state
+from mixwell import agreement, horizons, processes, state
 from mixwell.accumulation import LossMeans, ScoreParts, Shares, WeightedSum
 from mixwell.constraints import Constraint
 from mixwell.horizons import Horizon
@@ -130,7 +130,9 @@ class Mixer:
         self._signal.attach(self._optimizer, self._parameters, self.weights.names, probes)
         self.rounds: list[RoundRecord] = []
         """The records of the finished rounds."""
-        self._sum = WeightedSum(self._parameters, lazy=self._signal.takes_rows)
+        # Gradients of domains are averaged over processes when they are combined: once, and not for each.
+        self._averaging = processes.averages(model)
+        self._sum = WeightedSum(self._parameters, lazy=self._signal.takes_rows, shared=self._averaging)
         self._scopes = Scopes(self._parameters, graphs=self._signal.needs_graph)
         self._round_begun = False
         self._clear_step()
@@ -167,6 +169,11 @@ class Mixer:
         return self._clock.remaining
 
     @property
+    def lockstep(self) -> bool:
+        """Whether all processes must run the model equally often, since each has parts of it (``fully_shard``)."""
+        return self._parameters.spread
+
+    @property
     def needs_validation(self) -> bool:
         """Whether a round ends with a validation gradient; where not, one may be given for its loss."""
         return self._signal.needs_validation
@@ -200,6 +207,22 @@ class Mixer:
     def inclusion(self, probabilities: Mapping[str, float]) -> None:
         self._shares.inclusion = probabilities
 
+    @property
+    def portions(self) -> dict[str, float]:
+        """The rows of each domain that this process has in the step, over the mean of all processes.
+
+        With n rows of a domain in a step of R processes, of which n_r are here, it is ``R n_r / n``. Processes
+        average their gradients, so the loss of n_r rows counts by that: ``scope.weigh(loss)`` in ``mixer.domain``
+        sees to it, as ``batch.weigh`` in ``mixer.batch`` does. 1 for those that are not named; 0 for one of which
+        other processes have all rows, which may then be left out (but not with ``fully_shard``, where all
+        processes must run the model as often: run any row). A :class:`mixwell.Loader` sets it.
+        """
+        return {name: self._shares.portions.get(name, 1.0) for name in self.weights.names}
+
+    @portions.setter
+    def portions(self, portions: Mapping[str, float]) -> None:
+        self._shares.portions = portions
+
     # ------------------------------------------------------------------------------------------- training
 
     @contextmanager
@@ -226,16 +249,17 @@ class Mixer:
         if self._rows.given:
             raise RuntimeError(_ONE_WAY)
         self._shares.check(name, share, self.steps_done)
-        with self._scopes.collect(name, self.steps_done) as scope:
+        portion = self._shares.portions.get(name, 1.0)
+        with self._scopes.collect(name, self.steps_done, portion=portion) as scope:
             yield scope
         with self._parameters.full_precision():
             if self._accept(name, scope):
                 self._expect_told(name, scope)
                 self._fold(index, scope.gradients, self._shares.scale(name, share), rows)
-                self._losses.add(name, scope.loss, share)
+                self._losses.add(name, scope.loss, share * portion)
                 if self._step_begun and scope.losses:
                     losses, reference = scope.told()
-                    self._signal.observe(index, losses, share=share, reference=reference)
+                    self._signal.observe(index, losses, share=share * portion, reference=reference)
             scope.gradients = []  # so that a kept scope does not keep its gradient alive
         self._shares.give(name, share)
 
@@ -251,9 +275,10 @@ class Mixer:
         Args:
             labels: for every row the name of its domain, or its number in the order of ``domains``.
             counts: ``n_d`` by domain. By default the number of rows in this batch (times the inclusion
-                probability), so that every domain counts by its weight alone. Give the total of all batches where
-                a step has several (gradient accumulation), and the expected number where the loader draws domains
-                at random: with rows drawn by the weights, ``{d: w_d * rows}``, the loss is the ordinary mean.
+                probability, over the process's :attr:`portions`), so that every domain counts by its weight alone.
+                Give the total of all batches where a step has several (gradient accumulation), and the expected
+                number where the loader draws domains at random: with rows drawn by the weights,
+                ``{d: w_d * rows}``, the loss is the ordinary mean. In several processes the mean of theirs.
 
         Yields:
             The batch, which weighs the losses.
@@ -268,7 +293,7 @@ class Mixer:
             raise RuntimeError(_ONE_WAY)
         names = self.weights.names
         segments = Segments(places_of(labels, names), len(names))
-        expected = rows_expected(segments, names, counts, self._shares.inclusion)
+        expected = rows_expected(segments, names, counts, self._shares.inclusion, self._shares.portions)
         if counts is None:
             for place, _, _ in segments.present:
                 self._shares.check(names[place], 1.0, self.steps_done)
@@ -372,8 +397,9 @@ class Mixer:
         with self._parameters.full_precision():
             if self._accept(_VALIDATION, scope):
                 if self._validation is None:
-                    self._validation = WeightedSum(self._parameters, lazy=True)
-                noisy = share < 1 and self._signal.linear
+                    self._validation = self._new_validation()
+                # A part's score needs its gradient of all processes, which is had of the whole only.
+                noisy = share < 1 and self._signal.linear and processes.alone()
                 self._parts.add(share, self._signal.scores(scope.gradients) if noisy else None)
                 self._validation.take(scope.gradients, share)
                 self._losses.add(_VALIDATION, scope.loss, share)
@@ -389,7 +415,8 @@ class Mixer:
             The record of the round.
 
         Raises:
-            RuntimeError: the round is not done, or there is no validation gradient.
+            RuntimeError: the round is not done, there is no validation gradient, or another process has other
+                weights.
         """
         self._expect_round_done("mixer.update()")
         self._scopes.expect_closed("mixer.update()")
@@ -399,6 +426,8 @@ class Mixer:
                 "so far): run `with mixer.validation(): loss.backward()` first"
             )
         with self._parameters.full_precision():
+            if not processes.alone():
+                self._share_validation()
             record = self._move_weights()
             self.rounds.append(record)
             validation = self._usable_validation()
@@ -414,6 +443,9 @@ class Mixer:
 
     def state_dict(self, *, forget_step: bool = False) -> state.State:
         """Everything that a resumed run needs, as plain values and tensors; also in the middle of a round.
+
+        In several processes it is the state of this one: traces are of its own rows. :meth:`save` writes those of
+        all.
 
         Args:
             forget_step: whether a step that was begun may be left out, as if it had not been.
@@ -496,20 +528,24 @@ class Mixer:
         self._losses.sums = {name: (total, count) for name, (total, count) in values["losses"].items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`state_dict` to a file, atomically.
+        """Write :meth:`state_dict` to a file, atomically. In several processes all must call it.
 
         Args:
-            path: where to. One safetensors file.
+            path: where to. One safetensors file; of several processes a folder, which
+                ``torch.distributed.checkpoint`` fills, and from which any number of processes can go on.
         """
-        state.write(path, self.state_dict())
+        if processes.alone():
+            state.write(path, self.state_dict())
+        else:
+            state.write_all(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue from a file that :meth:`save` wrote. No code from the file is run.
+        """Continue from what :meth:`save` wrote. No code from it is run. In several processes all must call it.
 
         Args:
-            path: where from.
+            path: where from; a file or a folder, whatever the number of processes that wrote it.
         """
-        self.load_state_dict(state.read(path))
+        self.load_state_dict(state.read(path, like=self._state()["tensors"]))
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -519,6 +555,17 @@ class Mixer:
     def _usable_validation(self) -> Gradients | None:
         """The validation gradient, ``None`` where a part of it had to be left out."""
         return None if self._validation_lost or self._validation is None else self._validation.gradients
+
+    def _new_validation(self) -> WeightedSum:
+        return WeightedSum(self._parameters, lazy=True, shared=self._averaging)
+
+    def _share_validation(self) -> None:
+        """The validation gradient of all processes, where each has that of its own rows."""
+        if self._nonfinite.policy == "skip":
+            self._validation_lost = processes.any_of(self._validation_lost, self._parameters.device)
+        if self._averaging and self._shares.complete(_VALIDATION) and not self._validation_lost:
+            self._validation = self._validation or self._new_validation()
+            self._validation.share()
 
     def _begin_round(self, validation: Gradients | None) -> None:
         self._signal.begin_round(self._clock.round_index, self.weights.values, validation)
@@ -621,7 +668,12 @@ class Mixer:
         """
         if self._rows.given and self._nonfinite.policy == "skip":
             # What is not finite in one process has spread to the gradients of all.
-            self._rows.lost = processes.any_of(self._rows.lost, self._parameters.tensors[0].device)
+            self._rows.lost = processes.any_of(self._rows.lost, self._parameters.device)
+        if self._averaging and not self._rows.given:
+            with self._parameters.full_precision():
+                self._begin_step()  # also where this process has no rows
+                self._sum.share()
+                processes.share_buffers(self._parameters.model)
         if not (self._sum or (self._rows.given and not self._rows.lost)):
             return False
         with self._parameters.full_precision():
@@ -659,6 +711,14 @@ class Mixer:
         before = self.weights.last
         scores = self._finite_scores()
         alpha = self._outer.move(self.weights, scores, self._clock)
+        agreement.agree(
+            self.weights.names,
+            self.weights.values,
+            self._losses,
+            self._nonfinite,
+            round_index=self._clock.round_index,
+            device=self._parameters.device,
+        )
         return RoundRecord(
             index=self._clock.round_index,
             first_step=self._clock.round_start,

@@ -8,6 +8,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from mixwell import processes
 from mixwell.parameters import Gradients, Parameters
 
 Policy = Literal["raise", "skip"]
@@ -48,6 +49,10 @@ class NonFinite:
 
         """
         problem = self._problem(parameters, gradients, loss)
+        if self.policy == "skip" and parameters.spread:
+            # Each process sees a part of the gradient, and all must do the same.
+            found = processes.any_of(problem is not None, parameters.device)
+            problem = "gradient in another process" if found and problem is None else problem
         if problem is None:
             return True
         self.reject(

@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -303,7 +305,7 @@ class AdamModel(OptimizerModel):
         sign = -1.0 if group["maximize"] else 1.0
         return Response(
             rate=sign * lr * _momentum_share(float(group["betas"][0]), int(state["step"]) + 1, remaining),
-            preconditioner=lambda: _inverse_root(*self._second_moment(index)),
+            preconditioner=lambda: self._inverse_root(index),
             folded=True,
             decoupled=decoupled_share,
             coupled=0.0 if decoupled else sign * decay,
@@ -311,11 +313,42 @@ class AdamModel(OptimizerModel):
 
     preconditions = True
 
-    def _second_moment(self, index: int) -> tuple[Tensor, float]:
-        """``v^`` and eps."""
+    def _inverse_root(self, index: int) -> Tensor:
+        """P: the inverse root of the corrected second moment."""
         group, state = self.group(index), self.state(index)
-        second = processes.whole(state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"])
-        return second / (1 - float(group["betas"][1]) ** int(state["step"])), float(group["eps"])
+        raw, correction = self._second_moment(index), 1 - float(group["betas"][1]) ** int(state["step"])
+        mean = self._spread_means[index] / correction if processes.is_spread(raw) else None
+        own = _inverse_root(processes.own_part(raw) / correction, float(group["eps"]), mean)
+        return processes.of_own_parts(own, raw)
+
+    def _second_moment(self, index: int) -> Tensor:
+        """v, not corrected for its beginning at zero."""
+        state = self.state(index)
+        return state["max_exp_avg_sq"] if self.group(index)["amsgrad"] else state["exp_avg_sq"]
+
+    @property
+    def _spread_means(self) -> Mapping[int, float]:
+        """Of each v that is spread over processes the mean of its positive numbers; all processes must ask for it.
+
+        They are found for all parameters at once, in one exchange after each step.
+        """
+        known = [index for index in range(len(self.parameters)) if self.state(index)]
+        moments = {index: self._second_moment(index) for index in known}
+        spread = {index: v for index, v in moments.items() if processes.is_spread(v)}
+        version = tuple((id(v), int(self.state(index)["step"])) for index, v in spread.items())
+        if version != self._version:
+            own = [processes.own_part(v) for v in spread.values()]
+            sums = torch.stack(
+                [one.sum().double() for one in own] + [one.count_nonzero().double() for one in own]
+            )
+            shares = np.tile([processes.share_of_products(v) for v in spread.values()], 2)
+            found = processes.total(sums.cpu().numpy() * shares, self.parameters.device).reshape(2, -1)
+            self._means = dict(zip(spread, (found[0] / np.maximum(found[1], 1)).tolist(), strict=True))
+            self._version = version
+        return self._means
+
+    _version: tuple[tuple[int, int], ...] = ()
+    _means: Mapping[int, float] = MappingProxyType({})
 
     def check_advance(self, moments: int) -> None:
         """Refuse AMSGrad, whose running maximum is not differentiated.
@@ -411,10 +444,16 @@ def _same_step(kind: type[Optimizer], known: type[Optimizer]) -> bool:
     return not any("step" in vars(cls) and not cls.__module__.startswith("torch.optim") for cls in between)
 
 
-def _inverse_root(second: Tensor, eps: float) -> Tensor:
-    """``1 / (max(sqrt(v), rms / 10) + eps)``, rms that of ``sqrt(v)`` where v is positive."""
-    seen = torch.count_nonzero(second).clamp_min(1)
-    floor = (second.sum() / seen).sqrt() / 10
+def _inverse_root(second: Tensor, eps: float, mean: float | None = None) -> Tensor:
+    """``1 / (max(sqrt(v), rms / 10) + eps)``, rms that of ``sqrt(v)`` where v is positive.
+
+    ``mean`` is that of the positive numbers of v, where this is a part of it.
+    """
+    floor: Tensor | float
+    if mean is None:
+        floor = (second.sum() / torch.count_nonzero(second).clamp_min(1)).sqrt() / 10
+    else:
+        floor = math.sqrt(mean) / 10
     return second.sqrt().clamp_min_(floor).add_(eps).reciprocal_()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -134,7 +135,7 @@ class Parameters:
     def stray_gradient(self) -> str | None:
         """The name of a parameter that has a gradient other than zero already, if any."""
         for name, parameter in zip(self.names, self.tensors, strict=True):
-            if parameter.grad is not None and bool(parameter.grad.any()):
+            if parameter.grad is not None and bool(processes.own_part(parameter.grad).any()):
                 return name
         return None
 
@@ -157,7 +158,18 @@ class Parameters:
         sums = [processes.own_part(gradient.detach()).sum().double() for _, gradient in present]
         if bool(torch.stack([value.to(sums[0].device) for value in sums]).isfinite().all()):
             return None
-        return next((name for name, g in present if not bool(torch.isfinite(g).all())), None)
+        own = ((name, processes.own_part(g)) for name, g in present)
+        return next((name for name, g in own if not bool(torch.isfinite(g).all())), None)
+
+    @property
+    def spread(self) -> bool:
+        """Whether processes have parts of the parameters (FSDP), and of their gradients."""
+        return any(processes.is_spread(p) for p in self.tensors)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the first, on which processes exchange numbers."""
+        return self.tensors[0].device
 
     @contextmanager
     def full_precision(self) -> Generator[None]:
@@ -184,8 +196,8 @@ class Parameters:
                         setattr(module, name, buffer)
 
 
-def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
-    """``<left_i, right_i>`` for each pair of tensors, 0 where one is missing.
+def own_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
+    """``<left_i, right_i>`` for each pair of tensors, 0 where one is missing; of what this process has of them.
 
     Args:
         left: tensors.
@@ -199,13 +211,37 @@ def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]
         if a is None or b is None:
             products.append(torch.zeros((), dtype=torch.float64))
             continue
+        a, b = processes.own_part(a.detach()), processes.own_part(b.detach())
         # A sum of many terms overflows float16 and drowns in bfloat16.
         kind = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
-        products.append(torch.dot(a.detach().flatten().to(kind), b.detach().flatten().to(kind)).double())
+        products.append(torch.dot(a.flatten().to(kind), b.flatten().to(kind)).double())
     if not products:
         return []
     device = next((p.device for p in products if p.device.type != "cpu"), torch.device("cpu"))
     return torch.stack([p.to(device) for p in products]).tolist()
+
+
+def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
+    """``<left_i, right_i>`` for each pair of tensors, 0 where one is missing.
+
+    Args:
+        left: tensors.
+        right: tensors of the same shapes, spread over processes in the same way.
+
+    Returns:
+        One number per pair. Where tensors are spread, all processes must call it.
+    """
+    own = own_products(left, right)
+    both = [a if b is not None else None for a, b in zip(left, right, strict=True)]
+    parts = [i for i, one in enumerate(both) if one is not None and processes.is_spread(one)]
+    if not parts:
+        return own
+    spread = cast("Tensor", both[parts[0]])
+    shares = [processes.share_of_products(cast("Tensor", both[i])) for i in parts]
+    summed = processes.total(np.array([own[i] for i in parts]) * shares, spread.device)
+    for i, product in zip(parts, summed.tolist(), strict=True):
+        own[i] = product
+    return own
 
 
 def cuda_devices(tensors: Iterable[Tensor]) -> list[int]:

@@ -159,6 +159,7 @@ def rows_expected(
     names: Sequence[str],
     counts: Mapping[str, float] | None,
     inclusion: Mapping[str, float],
+    portions: Mapping[str, float],
 ) -> Vector:
     """The number by which the sum over the rows of each domain is divided.
 
@@ -167,16 +168,23 @@ def rows_expected(
         names: of the domains.
         counts: as the user gave them, or ``None``.
         inclusion: how often a domain is in a step.
+        portions: the rows of a domain in this process, over the mean of all.
 
     Returns:
         Shape ``(m,)``; NaN where nothing is known of a domain, which then must not have rows.
 
     Raises:
-        ValueError: a count is missing or not positive.
+        ValueError: a count is missing or not positive, or there are rows where there should be none.
     """
     if counts is None:
         often = np.array([inclusion.get(name, 1.0) for name in names])
-        return np.where(segments.counts > 0, segments.counts * often, np.nan)
+        here = np.array([portions.get(name, 1.0) for name in names])
+        wrong = [names[place] for place, _, _ in segments.present if not here[place]]
+        if wrong:
+            raise ValueError(
+                f"there are rows of {wrong[0]!r}, of which mixer.portions says that there are none here"
+            )
+        return np.where(segments.counts > 0, segments.counts * often / np.maximum(here, 1e-300), np.nan)
     unknown = sorted(set(counts) - set(names))
     if unknown:
         raise ValueError(f"unknown domain {unknown[0]!r} in counts; the domains are {', '.join(names)}")

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import final
 
 import torch
 from torch import Tensor
 
+from mixwell import processes
 from mixwell.parameters import Gradients, Parameters
 
 
 @final
 class Scope:
-    """What ``with mixer.domain(...) as scope`` gives: a place to tell the loss."""
+    """What ``with mixer.domain(...) as scope`` gives: a place to tell the loss.
 
-    def __init__(self) -> None:
+    Args:
+        portion: by which the loss counts, where processes have different numbers of rows.
+    """
+
+    def __init__(self, portion: float = 1.0) -> None:
+        self.portion = portion
+        """By which the loss counts; see :attr:`mixwell.Mixer.portions`."""
+        self.weighed = False
+        """Whether :meth:`weigh` was called."""
         self.loss: Tensor | None = None
         self.losses: list[tuple[Tensor, Tensor | None]] = []
         """What was told: losses, and those of a reference model on the same."""
@@ -46,6 +55,23 @@ class Scope:
         self.losses.append((losses, other))
         mean = losses.mean() if losses.is_floating_point() else losses.double().mean()
         self.loss = mean if self.loss is None else self.loss + mean
+
+    def weigh(self, loss: Tensor, *, reference: Tensor | float | None = None) -> Tensor:
+        """Tell the mean loss, and get what to call ``.backward()`` on: the loss times the process's portion.
+
+        Needed where processes have different numbers of rows of a domain (:attr:`mixwell.Mixer.portions`);
+        elsewhere it is the loss itself.
+
+        Args:
+            loss: the mean loss of the rows that are computed here.
+            reference: as in :meth:`observe`.
+
+        Returns:
+            One number.
+        """
+        self.observe(loss, reference=reference)
+        self.weighed = True
+        return loss if self.portion == 1 else loss * self.portion
 
     def told(self) -> tuple[Tensor, Tensor | None]:
         """The losses that were told, and those of a reference model; of several the sums of their means.
@@ -90,31 +116,38 @@ class Scopes:
             )
 
     @contextmanager
-    def collect(self, name: str, step: int) -> Generator[Scope]:
-        """Collect what ``.backward()`` accumulates inside.
+    def collect(self, name: str, step: int, *, portion: float = 1.0) -> Generator[Scope]:
+        """Collect what ``.backward()`` accumulates inside: the gradient of this process's rows, where possible.
 
         Args:
             name: whose gradient it is.
             step: the number of the step, for messages.
+            portion: by which the loss counts, where processes have different numbers of rows.
 
         Yields:
             The scope; its gradients are there when the block has ended.
 
         Raises:
             RuntimeError: another scope is open, or there are gradients from before.
-            ValueError: there is no gradient when the block ends.
+            ValueError: there is no gradient when the block ends, or the loss was not weighed.
         """
         self.expect_closed(f"the block of {name!r}")
         self._expect_no_gradients(name)
         self._open = name
-        scope = Scope()
+        scope = Scope(portion)
         try:
-            if self._graphs:
-                with warnings.catch_warnings():
+            with ExitStack() as stack:
+                if self._graphs:
+                    stack.enter_context(warnings.catch_warnings())
                     warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
-                    yield scope
-            else:
+                stack.enter_context(processes.own_gradients(self._parameters.model))
                 yield scope
+            if portion != 1 and not scope.weighed:
+                raise ValueError(
+                    f"this process has {portion:g} times as many rows of {name!r} as processes have in the mean, "
+                    "and its loss counts so much: call scope.weigh(loss).backward() in "
+                    f"`with mixer.domain({name!r}) as scope:`"
+                )
             scope.gradients = self._parameters.take_gradients()
         finally:
             self._open = None

@@ -1,10 +1,15 @@
-"""State files: one safetensors file, plain values in it as JSON. Reading one runs no code from it."""
+"""State files: one safetensors file, plain values in it as JSON. Reading one runs no code from it.
+
+The state of several processes is a folder: their tensors (:mod:`mixwell.shards`), and their plain values in
+``mixwell.json``.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mixwell import files
+from mixwell import files, processes, shards
 
 FORMAT = 1
 PLAIN = "mixwell.json"
@@ -37,11 +42,76 @@ def write(path: str | os.PathLike[str], state: State) -> None:
         save_file(tensors, temporary)
 
 
-def read(path: str | os.PathLike[str]) -> State:
-    """Read a state file.
+def write_all(path: str | os.PathLike[str], state: State) -> None:
+    """Write the states of all processes into a folder; what was there before is replaced when all is written.
+
+    Args:
+        path: where to, on a file system that all processes see.
+        state: of this process.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    target = Path(path)
+    part = target.with_name(target.name + ".part")
+    processes.first(lambda: _empty_folder(part))
+    shards.write(part, state["tensors"])
+    plain = processes.gathered({key: value for key, value in state.items() if key != "tensors"})
+
+    def finish() -> None:
+        files.write(part / PLAIN, json.dumps({"processes": plain}))
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
+        os.replace(part, target)
+
+    processes.first(finish)
+
+
+def own_of(plain: Sequence[State]) -> State:
+    """The plain values that this process goes on with.
+
+    Args:
+        plain: of each process that saved.
+
+    Returns:
+        Its own where there are as many processes as there were, else what all of them had together.
+    """
+    if len(plain) == processes.count():
+        return plain[processes.rank()]
+    values = [dict(one["values"]) for one in plain]
+    counts = [one.pop("skipped_in_round", {}) for one in values]
+    together = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
+    return {
+        **plain[0],
+        "values": {
+            **shards.merged(values),
+            # Counted once more where processes tell each other what they left out.
+            "skipped_in_round": {} if processes.rank() else together,
+        },
+    }
+
+
+def _read_all(folder: Path, like: Mapping[str, Tensor]) -> State:
+    try:
+        plain = json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"{folder} is not a state of mixwell, or it is damaged ({error})") from error
+    return {**own_of(plain), "tensors": shards.read(folder, like)}
+
+
+def _empty_folder(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+
+
+def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = None) -> State:
+    """Read a state file, or the folder of several processes.
 
     Args:
         path: where from.
+        like: tensors by name that tell how a tensor is spread over processes here.
 
     Returns:
         The state, to be given to ``Mixer.load_state_dict``.
@@ -49,6 +119,8 @@ def read(path: str | os.PathLike[str]) -> State:
     Raises:
         ValueError: it is not a state file of mixwell, or it is damaged.
     """
+    if Path(path).is_dir():
+        return _read_all(Path(path), like or {})
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict

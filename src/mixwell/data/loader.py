@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
+from mixwell import processes
 from mixwell.constraints import EpochCap
-from mixwell.data.rows import as_rows, same_kind
+from mixwell.data.cuts import Cut, cut
+from mixwell.data.rows import Rows, as_rows, same_kind
 from mixwell.data.sampler import Rule, Sampler
+from mixwell.data.shuffles import Indices
 from mixwell.probes import rows_of
 from mixwell.weights import Vector
 
@@ -23,15 +28,22 @@ if TYPE_CHECKING:
 class Loader:
     """Draws rows of several domains; how many of each follows the weights.
 
-    See :class:`mixwell.data.sampler.Sampler` for how they are chosen.
+    See :class:`mixwell.data.sampler.Sampler` for how they are chosen. In several processes
+    (``torch.distributed``) all draw the same batch, and each has its own rows of it
+    (:func:`mixwell.data.cuts.cut`).
 
     Args:
         domains: by name a PyTorch dataset, a tensor, a tuple of tensors, or rows.
-        batch_size: rows of a step, all domains together.
+        batch_size: rows of a step, all domains and all processes together.
         rule: ``"weight"``, ``"equal"``, or ``"noise"`` with what the loop writes to ``loader.sampler.noise``.
         least: rows that each domain has in every batch; ``None`` for a quarter of an equal share.
         cap: how often rows may be seen; give the same object to the mixer's constraints.
         seed: of the orders.
+        workers: processes that read rows ahead for :meth:`follow` and :meth:`follow_mixed`, as those of PyTorch's
+            ``DataLoader``. They read to the end of the round, within which the weights stay as they are.
+
+    Raises:
+        ValueError: a setting does not fit.
 
     Example:
         >>> loader = Loader({"web": torch.arange(100), "code": torch.arange(50)}, 8, least=1)
@@ -51,21 +63,28 @@ class Loader:
         least: int | None = None,
         cap: EpochCap | None = None,
         seed: int = 0,
+        workers: int = 0,
     ) -> None:
+        if workers < 0:
+            raise ValueError(f"the number of workers must not be negative, got {workers}")
+        self._workers = workers
         self.rows = {name: as_rows(one) for name, one in domains.items()}
         """The rows of each domain."""
         sizes = {name: len(one) for name, one in self.rows.items()}
         self.sampler = Sampler(sizes, batch_size, rule=rule, least=least, cap=cap, seed=seed)
         """Chooses the rows."""
+        self._given: dict[str, Any] | None = None
 
     def follow(self, mixer: Mixer) -> Iterator[dict[str, Any]]:
         """Batches by domain for every step of a mixer, until its budget is spent.
 
         Args:
-            mixer: whose weights to follow. It is told how often each domain is there.
+            mixer: whose weights to follow. It is told how often each domain is there, and in several processes
+                how many of its rows are here: call ``scope.weigh(loss).backward()`` then.
 
         Yields:
-            By domain what its rows give.
+            By domain what its rows give. Of a domain whose rows are all in other processes there is none, or one
+            that counts nothing where all processes must run the model as often (``fully_shard``).
 
         Raises:
             ValueError: the mixer has other domains.
@@ -76,10 +95,27 @@ class Loader:
                 f"the loader has the domains {', '.join(names)}, the mixer {', '.join(mixer.weights.names)}"
             )
         places = [mixer.weights.index(name) for name in names]
+        if self._given is not None:  # what was read ahead and not given comes again
+            self.sampler.load_state(self._given)
+        steps, kept = _Steps(self, mixer, places), self._workers > 0
+        batches = DataLoader(
+            _Read(self.rows),
+            None,
+            sampler=steps,
+            num_workers=self._workers,
+            persistent_workers=kept,
+            collate_fn=_as_it_is,
+        )
         while mixer.budget is None or mixer.steps_done < mixer.budget:
-            weights = mixer.weights.values[places]
-            mixer.inclusion = self.sampler.inclusion(weights)
-            yield self.by_domain(weights)
+            for batch in batches:  # to the end of the round
+                self._given, often, portions = steps.told.popleft()
+                mixer.inclusion, mixer.portions = often, portions
+                yield batch
+
+    def _next(self, weights: Vector) -> Cut:
+        """This process's rows of the next batch."""
+        drawn = self.sampler.draw(weights)
+        return cut(drawn, rank=processes.rank(), processes=processes.count())
 
     def follow_mixed(self, mixer: Mixer) -> Iterator[tuple[Any, Tensor]]:
         """Mixed batches for every step of a mixer, until its budget is spent.
@@ -104,7 +140,7 @@ class Loader:
         Returns:
             By domain what its rows give; domains that are not in this batch are left out.
         """
-        return {name: self.rows[name].batch(chosen) for name, chosen in self.sampler.draw(weights).items()}
+        return {name: self.rows[name].batch(chosen) for name, chosen in self._next(weights).rows.items()}
 
     def mixed(self, weights: Vector) -> tuple[Any, Tensor]:
         """The next batch as one, with a label for each row.
@@ -123,8 +159,11 @@ class Loader:
         return joined(list(parts.values())), torch.from_numpy(np.concatenate(labels))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as plain values."""
-        return self.sampler.state()
+        """Everything that a resumed run needs, as plain values: the place after the batch that was given last.
+
+        It is the same in all processes, and for any number of them.
+        """
+        return self.sampler.state() if self._given is None else self._given
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another loader stopped.
@@ -133,6 +172,40 @@ class Loader:
             state: what :meth:`state_dict` gave.
         """
         self.sampler.load_state(state)
+        self._given = None
+
+
+@final
+class _Steps:
+    """The rows of the steps until the weights may change, drawn as they are asked for."""
+
+    def __init__(self, loader: Loader, mixer: Mixer, places: list[int]) -> None:
+        self._loader, self._mixer, self._places = loader, mixer, places
+        self.told: deque[tuple[dict[str, Any], dict[str, float], dict[str, float]]] = deque()
+        """Of each step that was drawn the state after it, how often domains are there, and portions."""
+
+    def __iter__(self) -> Iterator[dict[str, Indices]]:
+        weights = self._mixer.weights.values[self._places]
+        for _ in range(max(self._mixer.round_left, 1)):
+            often = self._loader.sampler.inclusion(weights)
+            own = self._loader._next(weights)
+            self.told.append((self._loader.sampler.state(), often, own.portions))
+            yield own.lockstep if self._mixer.lockstep else own.rows
+
+
+@final
+class _Read(Dataset[Any]):
+    """Makes batches of indices, also in workers."""
+
+    def __init__(self, rows: Mapping[str, Rows]) -> None:
+        self._rows = rows
+
+    def __getitem__(self, chosen: dict[str, Indices]) -> dict[str, Any]:
+        return {name: self._rows[name].batch(indices) for name, indices in chosen.items()}
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _has_columns(batch: Any) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mixwell import curvature as curvatures
+from mixwell import processes
 from mixwell.curvature import Curvature, RoundStart
 from mixwell.optimizers import Response, model_of
 from mixwell.parameters import Gradients, Parameters
@@ -106,10 +107,14 @@ class Hypergradient(Signal):
             probes: not used.
 
         Raises:
-            ValueError: it is in use by another mixer, whose traces it holds.
+            ValueError: it is in use by another mixer, whose traces it holds, or takes exact products in several
+                processes.
         """
         if self._attached:
             raise ValueError("this Hypergradient is in use by another mixer; make a new one for each")
+        if self.curvature.exact_products:
+            # A product with the Hessian of all rows needs the trace of all rows.
+            processes.expect_alone(self.curvature)
         self._parameters = parameters
         self._domains = tuple(domains)
         self._optimizer = model_of(optimizer, parameters)

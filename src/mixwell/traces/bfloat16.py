@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from mixwell import processes
 from mixwell.parameters import Parameters
 from mixwell.traces.base import Json, StepModel
 from mixwell.traces.dense import FoldedTraces
@@ -41,7 +42,8 @@ class BFloat16Traces(FoldedTraces):
         """
         super().allocate(parameters, domains, step)
         self._generators = {
-            device: torch.Generator(device).manual_seed(self.seed)
+            # Each process rounds by itself.
+            device: torch.Generator(device).manual_seed(self.seed + processes.rank())
             for device in sorted({p.device for p in parameters.tensors}, key=str)
             if device.type != "meta"  # where memory is only counted
         }

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixwell.parameters import Gradients, Parameters, inner_products
+from mixwell import processes
+from mixwell.parameters import Gradients, Parameters, inner_products, own_products
 from mixwell.traces.base import Combined, Json, StepModel, Traces, empty_trace
 from mixwell.weights import Vector
 
@@ -126,7 +127,7 @@ class CarriedTraces(Traces):
                 )
 
     def dot(self, vector: Gradients) -> Vector:
-        """``<vector, z_j>``.
+        """``<vector, z_j>``: what the processes have of it, added up.
 
         Args:
             vector: one tensor per parameter.
@@ -134,12 +135,14 @@ class CarriedTraces(Traces):
         Returns:
             Shape ``(m,)``.
         """
-        return np.array([sum(inner_products(vector, trace)) for trace in self.z])
+        shares = [processes.share_of_products(p) for p in self._parameters.tensors]
+        own = np.array([np.dot(own_products(vector, trace), shares) for trace in self.z])
+        return processes.total(own, self._parameters.device)
 
     @property
     def nbytes(self) -> int:
         """The memory of all tensors."""
-        return sum(tensor.nbytes for tensor in self._all().values())
+        return sum(processes.own_part(tensor).nbytes for tensor in self._all().values())
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """All traces and the derivatives of the moments."""
@@ -154,7 +157,7 @@ class CarriedTraces(Traces):
         """
         for name, tensor in self._all().items():
             if name in tensors:
-                tensor.copy_(tensors[name])
+                tensor.copy_(processes.spread_like(tensors[name], tensor))
 
     def _hessian(self, step: StepModel, index: int) -> float | Tensor:
         """The coefficient as a part of H: a number stands for ``P H``, so it is divided by P."""

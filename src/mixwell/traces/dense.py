@@ -10,7 +10,8 @@ from typing import cast, final
 import numpy as np
 from torch import Tensor
 
-from mixwell.parameters import Gradients, Parameters, inner_products
+from mixwell import processes
+from mixwell.parameters import Gradients, Parameters, own_products
 from mixwell.segments import Segments
 from mixwell.traces.base import Combined, Json, StepModel, Traces, empty_trace
 from mixwell.traces.rows import TraceSums
@@ -27,6 +28,9 @@ class FoldedTraces(Traces):
     A decay that is the same number for a whole tensor is not applied to it but kept in one scalar per
     parameter, shared by all domains: ``z = scale * stored``. So a step reads and writes each trace once, when
     its gradient is added.
+
+    In several processes a trace is that of the process's own gradients, and its mean over the processes is looked
+    at (all of this is linear in them); where parameters are spread, it is spread as they are.
     """
 
     takes_rows = True
@@ -56,7 +60,7 @@ class FoldedTraces(Traces):
         """
         for trace in self._stored:
             for stored in trace:
-                stored.zero_()
+                processes.own_part(stored).zero_()
         self._scale = [1.0] * len(self._parameters)
         self._empty = True
 
@@ -77,8 +81,9 @@ class FoldedTraces(Traces):
                     continue
                 shrink = 1.0
             factor = shrink * self._scale[index]
+            factor = processes.own_part(factor) if isinstance(factor, Tensor) else factor
             for trace in self._stored:
-                self._fade(trace[index], factor)
+                self._fade(processes.own_part(trace[index]), factor)
             self._scale[index] = 1.0
 
     def add(self, domain: int, gradients: Gradients, scale: float) -> None:
@@ -109,6 +114,9 @@ class FoldedTraces(Traces):
         if not rate:
             return
         stored, precondition = self._stored[domain][index], self._step.responses[index].scale
+        if processes.is_spread(stored):
+            stored, gradient = processes.own_part(stored), processes.own_part(gradient)
+            precondition = None if precondition is None else processes.own_part(precondition)
         if part is not None:
             stored = stored[part]
             precondition = None if precondition is None else precondition[part]
@@ -127,7 +135,15 @@ class FoldedTraces(Traces):
 
         Yields:
             What is to be told the weighted losses.
+
+        Raises:
+            ValueError: the parameters are spread over processes, so that no layer sees its own gradient.
         """
+        if self._parameters.spread:
+            raise ValueError(
+                f"{self!r} cannot tell a mixed batch apart where parameters are sharded (fully_shard): use "
+                "Hypergradient(traces=ProjectedTraces()), or give one batch per domain (mixer.domain)"
+            )
         if self._watcher is None:
             self._watcher = Watcher(self._parameters, rest="per-domain", check=True)
         with self._watcher.watch(TraceSums(self, self._parameters, segments, weights)) as watch:
@@ -151,7 +167,7 @@ class FoldedTraces(Traces):
         self._empty = False
 
     def dot(self, vector: Gradients) -> Vector:
-        """``<vector, z_j>``.
+        """``<vector, z_j>``: what the processes have of it, added up.
 
         Args:
             vector: one tensor per parameter.
@@ -159,12 +175,15 @@ class FoldedTraces(Traces):
         Returns:
             Shape ``(m,)``.
         """
-        return np.array([np.dot(inner_products(vector, trace), self._scale) for trace in self._stored])
+        shares = [processes.share_of_products(p) for p in self._parameters.tensors]
+        factors = np.multiply(self._scale, shares)
+        own = np.array([np.dot(own_products(vector, trace), factors) for trace in self._stored])
+        return processes.total(own, self._parameters.device)
 
     @property
     def nbytes(self) -> int:
         """The memory of all stored tensors."""
-        return sum(stored.nbytes for trace in self._stored for stored in trace)
+        return sum(processes.own_part(stored).nbytes for trace in self._stored for stored in trace)
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """The stored tensors and their scalars."""
@@ -188,7 +207,7 @@ class FoldedTraces(Traces):
         self._empty = bool(values["empty"])
         for domain, trace in enumerate(self._stored):
             for name, stored in zip(self._parameters.names, trace, strict=True):
-                stored.copy_(tensors[f"{domain}.{name}"])
+                stored.copy_(processes.spread_like(tensors[f"{domain}.{name}"], stored))
 
     @abstractmethod
     def _zeros(self, parameter: Tensor) -> Tensor:

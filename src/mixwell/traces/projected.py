@@ -183,7 +183,7 @@ class ProjectedTraces(Traces):
         self._empty = False
 
     def dot(self, vector: Gradients) -> Vector:
-        """``<B^T (P vector) A, z_j>``, the traces averaged over the processes where there are several.
+        """``<B^T (P vector) A, z_j>``, the mean of what the processes have.
 
         Args:
             vector: one tensor per parameter.
@@ -192,7 +192,8 @@ class ProjectedTraces(Traces):
             Shape ``(m,)``.
         """
         row = self._projections.project(self._preconditioned(vector))
-        return (processes.mean(self._stored) @ row).double().cpu().numpy()
+        own = (self._stored @ row).double().cpu().numpy()
+        return processes.total(own / processes.count(), self._parameters.device)
 
     @property
     def uncovered(self) -> dict[str, str]:
@@ -235,7 +236,7 @@ class ProjectedTraces(Traces):
             if gradient is None or precondition is None:
                 yield gradient
             else:
-                yield processes.whole(gradient) * precondition()
+                yield processes.whole(gradient * precondition())
 
     def _factors(self, clip: float) -> tuple[list[float], list[float]]:
         """The decay and the rate of every parameter in this step."""

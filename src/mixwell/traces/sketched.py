@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mixwell import processes
 from mixwell.parameters import Gradients, Parameters
 from mixwell.projections import random_signs, random_stream
 from mixwell.traces.base import Combined, Json, StepModel, Traces
@@ -60,7 +61,15 @@ class SketchedTraces(Traces):
             parameters: what is trained.
             domains: the number m.
             step: what a step does.
+
+        Raises:
+            ValueError: the parameters are spread over processes.
         """
+        if parameters.spread:
+            raise ValueError(
+                f"{self!r} needs whole gradients, and the parameters are sharded (fully_shard): use "
+                "DenseTraces(), which are sharded as they are, or ProjectedTraces()"
+            )
         self._parameters = parameters
         self._step = step
         self._empty = True
@@ -137,7 +146,7 @@ class SketchedTraces(Traces):
         self._empty = False
 
     def dot(self, vector: Gradients) -> Vector:
-        """``<S vector, S z_j>``.
+        """``<S vector, S z_j>``, the mean of what the processes have.
 
         Args:
             vector: one tensor per parameter.
@@ -150,7 +159,7 @@ class SketchedTraces(Traces):
         total = np.zeros(len(next(iter(self._stored.values()))))
         for group, stored in self._stored.items():
             total += self._scale[group] * (stored @ sketch[group]).double().cpu().numpy()
-        return total
+        return processes.total(total / processes.count(), self._parameters.device)
 
     @property
     def nbytes(self) -> int:

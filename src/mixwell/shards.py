@@ -1,0 +1,172 @@
+"""Tensors of several processes in one folder, through ``torch.distributed.checkpoint``, for any number of them.
+
+The files are safetensors, so that reading them runs no code. A tensor that is spread over processes is written in
+its parts, and read in those of whoever reads. One that all processes have alike is written once. One that differs,
+such as a trace of a process's own gradients, is written by each under its name and rank; another number of
+processes takes the mean of them, since traces are linear in the rows that they are of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixwell import processes
+
+_OWN = re.compile(r"(.*)@(\d+)")
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the tensors of all processes, each of which must call it.
+
+    Args:
+        folder: on a file system that all processes see; made if it is missing.
+        tensors: of this process, by name; the same names in all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from torch.distributed.checkpoint import save
+
+    writer, _ = _storage()
+    spread = {name: t for name, t in tensors.items() if processes.is_spread(t)}
+    own = {name: t.detach() for name, t in tensors.items() if name not in spread}
+    alike = _alike(own)
+    named = {name if name in alike else f"{name}@{processes.rank()}": t for name, t in own.items()}
+    content: dict[str, Any] = spread | named
+    with _quiet():
+        save(content, storage_writer=writer(str(folder), save_distributed=True), no_dist=processes.alone())
+
+
+def read(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read tensors that any number of processes wrote; all must call it.
+
+    Args:
+        folder: that :func:`write` filled.
+        like: tensors by name that tell how one is spread over the processes here; those that are not named are
+            read whole.
+
+    Returns:
+        By name; ordinary tensors on the CPU, others as they are in ``like``.
+
+    Raises:
+        ValueError: the folder holds no such tensors.
+    """
+    from torch.distributed.checkpoint import load
+
+    _, reader = _storage()
+    try:
+        known: dict[str, Any] = reader(str(folder)).read_metadata().state_dict_metadata
+    except Exception as error:
+        raise ValueError(f"{folder} holds no tensors of several processes ({error})") from error
+    ranks: dict[str, list[int]] = {}
+    for key in known:
+        found = _OWN.fullmatch(key)
+        name, rank = (found[1], int(found[2])) if found else (key, -1)
+        ranks.setdefault(name, []).append(rank)
+
+    def room(key: str) -> Tensor:
+        pattern = like.get(key)
+        if pattern is not None and processes.is_spread(pattern):
+            return torch.zeros_like(pattern, requires_grad=False)
+        return torch.zeros(known[key].size, dtype=known[key].properties.dtype)
+
+    def fetched(keys: Sequence[str]) -> dict[str, Tensor]:
+        into: dict[str, Any] = {key: room(key) for key in keys}
+        with _quiet():
+            load(into, storage_reader=reader(str(folder)), no_dist=processes.alone())
+        return into
+
+    common = fetched([name for name, of in ranks.items() if of == [-1]])
+    several = {name: sorted(of) for name, of in ranks.items() if of != [-1]}
+    same = all(len(of) == processes.count() for of in several.values())
+    if same:
+        own = fetched([f"{name}@{processes.rank()}" for name in several])
+        common |= {name: own[f"{name}@{processes.rank()}"] for name in several}
+    else:
+        common |= {name: _mean(name, of, fetched) for name, of in several.items()}
+    return common
+
+
+def merged(values: Sequence[Any]) -> Any:
+    """Plain values of several processes as one: equal ones as they are, the mean of numbers that differ.
+
+    Args:
+        values: one for each process, all of the same form.
+
+    Returns:
+        One value.
+
+    Raises:
+        ValueError: they are not of the same form.
+
+    Example:
+        >>> merged([{"scale": 0.5, "sums": [1.0, 2.0]}, {"scale": 0.5, "sums": [3.0, 2.0]}])
+        {'scale': 0.5, 'sums': [2.0, 2.0]}
+    """
+    first = values[0]
+    if all(value == first for value in values):
+        return first
+    if all(isinstance(value, dict) for value in values):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: merged([value[key] for value in values if key in value]) for key in keys}
+    if all(isinstance(value, list) and len(value) == len(first) for value in values):
+        return [merged(list(each)) for each in zip(*values, strict=True)]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return sum(values) / len(values)
+    raise ValueError(f"the states of the processes do not fit together: {first!r} and others")
+
+
+def _mean(name: str, ranks: Sequence[int], fetched: Any) -> Tensor:
+    """The mean of what processes had, one after the other so that no more than two are held at a time."""
+    total: Tensor | None = None
+    for rank in ranks:
+        key = f"{name}@{rank}"
+        one: Tensor = fetched([key])[key]
+        if not one.is_floating_point():  # the state of a generator
+            return one
+        total = one.double() / len(ranks) if total is None else total.add_(one.double(), alpha=1 / len(ranks))
+        kind = one.dtype
+    assert total is not None
+    return total.to(kind)
+
+
+def _alike(tensors: Mapping[str, Tensor]) -> set[str]:
+    """The names of those that are the same in all processes, to the last bit."""
+    own = {name: _digest(tensor) for name, tensor in tensors.items()}
+    every: list[dict[str, str]] = processes.gathered(own)
+    return {name for name, digest in own.items() if all(one.get(name) == digest for one in every)}
+
+
+def _digest(tensor: Tensor) -> str:
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    found = hashlib.blake2b(str((tensor.dtype, tensor.shape)).encode(), digest_size=16)
+    found.update(content.data)
+    return found.hexdigest()
+
+
+def _storage() -> tuple[Any, Any]:
+    """The writer and the reader of safetensors files."""
+    try:
+        from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+    except ImportError as error:
+        raise ValueError(
+            f"checkpoints of several processes need PyTorch 2.9 or later, and this is {torch.__version__}"
+        ) from error
+    return HuggingFaceStorageWriter, HuggingFaceStorageReader
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Without the warning that there is one process only, which we know."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
