@@ -136,6 +136,8 @@ def take_step(case: Case, model: nn.Module, mixer: Mixer, parts: dict[str, Tenso
 def train(case: Case, model: nn.Module, mixer: Mixer, *, until: int | None = None) -> dict[str, Any]:
     """Train to a step, or to the end."""
     steps, validation = all_rows(case)
+    with torch.no_grad():  # after which fully_shard leaves the outermost layers whole
+        row_losses(model, validation[0])
     while mixer.steps_done < (len(steps) if until is None else until):
         take_step(case, model, mixer, steps[mixer.steps_done])
         if mixer.round_done:

@@ -169,7 +169,7 @@ class Shares:
     @portions.setter
     def portions(self, portions: Mapping[str, float]) -> None:
         for name, portion in portions.items():
-            if name not in self._names:
+            if name not in (*self._names, "validation"):
                 raise ValueError(f"unknown domain {name!r}; the domains are {', '.join(self._names)}")
             if not 0 <= portion < math.inf:
                 raise ValueError(f"the portion of {name!r} must be finite and not negative, got {portion}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -361,8 +362,12 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, FloatingPointError) as error:
-        print(f"mixwell: {error}", file=sys.stderr)
-        sys.exit(130 if isinstance(error, InterruptedError) else 2)
+        stopped = isinstance(error, InterruptedError)
+        # Of several processes the first one says what all do.
+        first = os.environ.get("RANK", "0") == "0"
+        if not (getattr(error, "told_elsewhere", False) or (stopped and not first)):
+            print(f"mixwell: {error}", file=sys.stderr)
+        sys.exit(130 if stopped else 2)
 
 
 if __name__ == "__main__":

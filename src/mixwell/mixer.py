@@ -215,9 +215,10 @@ class Mixer:
         average their gradients, so the loss of n_r rows counts by that: ``scope.weigh(loss)`` in ``mixer.domain``
         sees to it, as ``batch.weigh`` in ``mixer.batch`` does. 1 for those that are not named; 0 for one of which
         other processes have all rows, which may then be left out (but not with ``fully_shard``, where all
-        processes must run the model as often: run any row). A :class:`mixwell.Loader` sets it.
+        processes must run the model as often: run any row). ``"validation"`` is that of the validation batch. A
+        :class:`mixwell.Loader` sets those of the domains.
         """
-        return {name: self._shares.portions.get(name, 1.0) for name in self.weights.names}
+        return dict(self._shares.portions)
 
     @portions.setter
     def portions(self, portions: Mapping[str, float]) -> None:
@@ -392,7 +393,11 @@ class Mixer:
         """
         self._expect_round_done("mixer.validation()")
         self._shares.check(_VALIDATION, share, self.steps_done)
-        with self._parameters.buffers_kept(), self._scopes.collect(_VALIDATION, self.steps_done) as scope:
+        portion = self._shares.portions.get(_VALIDATION, 1.0)
+        with (
+            self._parameters.buffers_kept(),
+            self._scopes.collect(_VALIDATION, self.steps_done, portion=portion) as scope,
+        ):
             yield scope
         with self._parameters.full_precision():
             if self._accept(_VALIDATION, scope):
@@ -402,7 +407,7 @@ class Mixer:
                 noisy = share < 1 and self._signal.linear and processes.alone()
                 self._parts.add(share, self._signal.scores(scope.gradients) if noisy else None)
                 self._validation.take(scope.gradients, share)
-                self._losses.add(_VALIDATION, scope.loss, share)
+                self._losses.add(_VALIDATION, scope.loss, share * portion)
             else:
                 self._validation_lost = True
             scope.gradients = []

@@ -49,6 +49,7 @@ class Parameters:
         Raises:
             ValueError: the optimiser has a parameter that the model has not, or one of complex numbers.
         """
+        processes.put_apart(model)
         known = {id(p): name for p, name in _named(model)}
         names: list[str] = []
         tensors: list[Tensor] = []

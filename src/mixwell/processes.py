@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mixwell.weights import Vector
 
 Result = TypeVar("Result")
+_patient: Any = None
 
 
 def is_spread(tensor: Tensor) -> bool:
@@ -116,6 +117,18 @@ def share_of_products(tensor: Tensor) -> float:
     return 1 / int(np.prod(kept, dtype=np.int64))
 
 
+def put_apart(model: nn.Module) -> None:
+    """Let a model of ``fully_shard`` hold its own parts again, where it kept what it had gathered.
+
+    Args:
+        model: any. Its outermost layers stay whole after a forward pass without a backward pass, and are then
+            other tensors than those that an optimiser trains.
+    """
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            cast("Any", module).reshard()
+
+
 def any_of(flag: bool, device: torch.device) -> bool:
     """Whether it holds in any process; all must call it.
 
@@ -129,8 +142,10 @@ def any_of(flag: bool, device: torch.device) -> bool:
     return flag if alone() else bool(mean(torch.tensor(float(flag), device=device)) > 0)
 
 
-class ElsewhereError(Exception):
+class ElsewhereError(OSError):
     """What the first process did for all has failed there, and is told there."""
+
+    told_elsewhere = True
 
 
 def first(action: Callable[[], Result]) -> Result:
@@ -154,12 +169,45 @@ def first(action: Callable[[], Result]) -> Result:
             outcome = [action(), None]
         except BaseException as raised:
             error, outcome = raised, [None, str(raised) or type(raised).__name__]
-    torch.distributed.broadcast_object_list(outcome, 0)
+    torch.distributed.broadcast_object_list(outcome, 0, group=_patient)
     if error is not None:
         raise error
     if outcome[1] is not None:
         raise ElsewhereError(outcome[1])
     return outcome[0]
+
+
+@contextmanager
+def first_before_others() -> Generator[None]:
+    """The first process does what is inside, then the others, which find what it has stored; all must call it.
+
+    Raises:
+        ElsewhereError: the first one failed, in the others.
+    """
+    if rank() == 0:
+        failed: str | None = "it failed"
+        try:
+            yield
+            failed = None
+        finally:
+            if not alone():
+                torch.distributed.broadcast_object_list([failed], 0, group=_patient)
+        return
+    outcome: list[str | None] = [None]
+    torch.distributed.broadcast_object_list(outcome, 0, group=_patient)
+    if outcome[0] is not None:
+        raise ElsewhereError(outcome[0])
+    yield
+
+
+def wait_through(group: Any) -> None:
+    """Use a process group of its own, with more patience, where processes wait for what the first one does.
+
+    Args:
+        group: for objects; ``None`` for that of everything else.
+    """
+    global _patient
+    _patient = group
 
 
 def gathered(own: Any) -> list[Any]:

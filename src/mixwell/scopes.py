@@ -56,7 +56,9 @@ class Scope:
         mean = losses.mean() if losses.is_floating_point() else losses.double().mean()
         self.loss = mean if self.loss is None else self.loss + mean
 
-    def weigh(self, loss: Tensor, *, reference: Tensor | float | None = None) -> Tensor:
+    def weigh(
+        self, loss: Tensor, *, reference: Tensor | float | None = None, objective: Tensor | None = None
+    ) -> Tensor:
         """Tell the mean loss, and get what to call ``.backward()`` on: the loss times the process's portion.
 
         Needed where processes have different numbers of rows of a domain (:attr:`mixwell.Mixer.portions`);
@@ -65,13 +67,15 @@ class Scope:
         Args:
             loss: the mean loss of the rows that are computed here.
             reference: as in :meth:`observe`.
+            objective: what is to be made less in place of the loss.
 
         Returns:
             One number.
         """
         self.observe(loss, reference=reference)
         self.weighed = True
-        return loss if self.portion == 1 else loss * self.portion
+        less = loss if objective is None else objective
+        return less if self.portion == 1 else less * self.portion
 
     def told(self) -> tuple[Tensor, Tensor | None]:
         """The losses that were told, and those of a reference model; of several the sums of their means.

@@ -147,7 +147,9 @@ def _alike(tensors: Mapping[str, Tensor]) -> set[str]:
 
 
 def _digest(tensor: Tensor) -> str:
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    # A tensor of one number may have any stride, in which its bytes could not be looked at.
+    plain = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+    content = plain.view(torch.uint8).numpy()
     found = hashlib.blake2b(str((tensor.dtype, tensor.shape)).encode(), digest_size=16)
     found.update(content.data)
     return found.hexdigest()

@@ -62,6 +62,7 @@ class Watcher:
         # A second backward pass is too much for parameters that are spread over processes.
         spread = any(processes.is_spread(p) for p in parameters.tensors)
         self._parameters, self._rest, self._unchecked = parameters, rest, check and not spread
+        processes.put_apart(parameters.model)
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
         self._layers: list[tuple[nn.Module, Layer, Callable[..., None]]] = []
         self._compiled = any(_is_compiled(module) for module in parameters.model.modules())

@@ -3,8 +3,10 @@
 A checkpoint is a folder ``step-00001200`` with
 
 - ``model.safetensors``: the parameters and buffers by name, for anyone to use;
-- ``training.safetensors``: the tensors of the optimiser, of the mixer and of the random generators;
-- ``state.json``: everything that is no tensor, and the checksums of the two files.
+- ``training.safetensors``: the tensors of the optimiser, of the mixer and of the random generators; of several
+  processes a folder ``training``, through ``torch.distributed.checkpoint`` (:mod:`mixwell.shards`), from which any
+  number of them goes on;
+- ``state.json``: everything that is no tensor, and the checksums of the other files.
 
 It is written under another name, flushed to the disk, and moved into place; older ones are removed after that. So
 whenever the process or the machine dies, the last whole checkpoint is there.
@@ -19,7 +21,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -27,8 +29,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mixwell import processes, shards
+
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
-FORMAT = 1
+SHARDS = "training"
+FORMAT = 2
 _PREFIX, _PART = "step-", ".part"
 # Copies that a user has put beside them, such as step-00001200-good, are not ours.
 _OURS = re.compile(rf"{_PREFIX}\d{{8,}}")
@@ -44,12 +49,43 @@ class Checkpoint:
         model: the model's tensors by name.
         training: other tensors by name.
         plain: everything else, as JSON has it.
+        own: what each process keeps of it for itself; in one that is to be written, only this one's.
+        folder: of tensors that are read when it is known how they are spread; ``None`` where there are none.
     """
 
     step: int
     model: dict[str, Tensor]
     training: dict[str, Tensor]
     plain: dict[str, Any]
+    own: list[Any] = field(default_factory=list[Any])
+    folder: Path | None = None
+
+    def tensors(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the training; all processes must call it.
+
+        Args:
+            like: tensors by name that tell how one is spread over the processes here.
+
+        Returns:
+            By name.
+        """
+        if self.folder is None or not (self.folder / SHARDS).is_dir():
+            return self.training
+        return shards.read(self.folder / SHARDS, like)
+
+    def model_tensors(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the model; all processes must call it.
+
+        Args:
+            like: the model's own, by name.
+
+        Returns:
+            By name.
+        """
+        if self.folder is None or self.model:
+            return self.model
+        spread = any(processes.is_spread(tensor) for tensor in like.values())
+        return shards.read(self.folder, like) if spread else load_file(self.folder / MODEL)
 
 
 class DamagedError(ValueError):
@@ -57,10 +93,10 @@ class DamagedError(ValueError):
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Write a checkpoint, then remove those that are older than the last ``keep``.
+    """Write a checkpoint, then remove those that are older than the last ``keep``; all processes must call it.
 
     Args:
-        folder: of the checkpoints; made if it is missing.
+        folder: of the checkpoints, on a file system that all processes see; made if it is missing.
         checkpoint: what to write.
         keep: how many stay, this one included.
 
@@ -73,29 +109,55 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     final_place = folder / f"{_PREFIX}{checkpoint.step:08d}"
     part = folder / (final_place.name + _PART)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        for name, tensors in ((MODEL, checkpoint.model), (TRAINING, checkpoint.training)):
-            save_file(_apart(tensors), part / name)
-        plain = {
-            "format": FORMAT,
-            "step": checkpoint.step,
-            "checksums": {name: _checksum(part / name) for name in (MODEL, TRAINING)},
-            **checkpoint.plain,
-        }
-        (part / STATE).write_text(json.dumps(plain) + "\n", encoding="utf-8")
-        for path in (*part.iterdir(), part):
-            _flush(path)
-        shutil.rmtree(final_place, ignore_errors=True)
-        os.replace(part, final_place)
-        _flush(folder)
+        processes.first(lambda: _begin(folder, part))
+        if processes.alone():
+            save_file(_apart(checkpoint.training), part / TRAINING)
+        else:
+            shards.write(part / SHARDS, checkpoint.training)
+        model = _whole(checkpoint.model)
+        own = [one for each in processes.gathered(checkpoint.own) for one in each]
+
+        def finish() -> None:
+            save_file(_apart(model), part / MODEL)
+            files = sorted(path for path in part.rglob("*") if path.is_file())
+            content = {
+                "format": FORMAT,
+                "step": checkpoint.step,
+                "checksums": {path.relative_to(part).as_posix(): _checksum(path) for path in files},
+                **checkpoint.plain,
+                "processes": own,
+            }
+            (part / STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+            for path in (*part.rglob("*"), part):
+                _flush(path)
+            shutil.rmtree(final_place, ignore_errors=True)
+            os.replace(part, final_place)
+            _flush(folder)
+
+        processes.first(finish)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise _explained(error, folder) from error
-    for old in list_all(folder)[:-keep]:
-        _remove(old)
+    if processes.rank() == 0:
+        for old in list_all(folder)[:-keep]:
+            _remove(old)
     return final_place
+
+
+def _begin(folder: Path, part: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+
+
+def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a file for anyone holds; in the first process, and nothing in the others."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        gathered = processes.whole(tensor.detach())  # one at a time, all must do it
+        if processes.rank() == 0:
+            found[name] = gathered.cpu() if processes.is_spread(tensor) else gathered
+    return found
 
 
 def list_all(folder: Path) -> list[Path]:
@@ -124,21 +186,47 @@ def read(path: Path) -> Checkpoint:
         DamagedError: a file is missing, cut off, or was changed.
         ValueError: another version of mixwell wrote it.
     """
+    check(path)
     try:
         plain = json.loads((path / STATE).read_text(encoding="utf-8"))
-        for name, expected in plain["checksums"].items():
-            if _checksum(path / name) != expected:
-                raise DamagedError(f"{path / name} is damaged: its checksum is wrong")
-        version = plain.pop("format")
-        if version == FORMAT:
-            del plain["checksums"]
-            model, training = load_file(path / MODEL), load_file(path / TRAINING)
-            return Checkpoint(int(plain.pop("step")), model, training, plain)
-    except DamagedError:
-        raise
+        del plain["checksums"], plain["format"]
+        # Of several processes each reads its own part, when it is known what that is.
+        model = load_file(path / MODEL) if processes.alone() else {}
+        training = load_file(path / TRAINING) if (path / TRAINING).exists() else {}
+        step, own = int(plain.pop("step")), plain.pop("processes")
+        return Checkpoint(step, model, training, plain, own, path)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise DamagedError(f"{path} is damaged: {error}") from error
-    raise ValueError(f"{path} has format {version}, this version of mixwell reads format {FORMAT}")
+
+
+def check(path: Path) -> None:
+    """See that all files of a checkpoint are as they were written; the first process does it for all.
+
+    Args:
+        path: its folder.
+
+    Raises:
+        DamagedError: a file is missing, cut off, or was changed.
+        ValueError: another version of mixwell wrote it.
+    """
+
+    def problem() -> tuple[bool, str] | None:
+        try:
+            plain = json.loads((path / STATE).read_text(encoding="utf-8"))
+            for name, expected in plain["checksums"].items():
+                if _checksum(path / name) != expected:
+                    return True, f"{path / name} is damaged: its checksum is wrong"
+            version = plain["format"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return True, f"{path} is damaged: {error}"
+        if version != FORMAT:
+            return False, f"{path} has format {version}, this version of mixwell reads format {FORMAT}"
+        return None
+
+    found = processes.first(problem)
+    if found is not None:
+        damaged, message = found
+        raise DamagedError(message) if damaged else ValueError(message)
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -194,8 +282,8 @@ def unique(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-        if tensor.numel() and place in seen:
+        place = (processes.own_part(tensor).data_ptr(), tuple(tensor.shape), tensor.stride())
+        if processes.own_part(tensor).numel() and place in seen:
             continue
         seen.add(place)
         kept[name] = tensor

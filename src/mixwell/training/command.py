@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mixwell import processes
 from mixwell.data import tokenizer as tokenizers
 from mixwell.sweeps import cores
 from mixwell.terminal import say, show
-from mixwell.training import data, fidelity, metrics, plan, settings
+from mixwell.training import data, fidelity, metrics, plan, settings, several
 from mixwell.training.data import TEXT
 from mixwell.training.display import Tokenising
-from mixwell.training.run import CHECKPOINTS, Run, open_run
+from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
 from mixwell.training.trainer import Trainer
 
 
@@ -29,7 +30,11 @@ def run(path: Path, *, out: Path | None, overrides: Sequence[str], report: bool)
         report: whether to write the report page.
     """
     folder = out or Path("runs") / path.stem
-    _finish(Run(settings.read(path, overrides), folder, workers=cores()), resuming=False, report=report)
+    config = settings.read(path, overrides)
+    with several.joined(config.parallel):
+        # Where a process died and all were started again, the run is there already.
+        again = several.restarted() and processes.first((folder / CONFIG).exists)
+        _finish(Run(config, folder, workers=cores()), resuming=again, report=report)
 
 
 def resume(folder: Path, *, report: bool) -> None:
@@ -39,7 +44,8 @@ def resume(folder: Path, *, report: bool) -> None:
         folder: its directory.
         report: whether to write the report page.
     """
-    _finish(open_run(folder, workers=cores()), resuming=True, report=report)
+    with several.joined(open_run(folder).config.parallel):
+        _finish(open_run(folder, workers=cores()), resuming=True, report=report)
 
 
 def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
@@ -142,12 +148,13 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
 
 
 def _finish(run: Run, *, resuming: bool, report: bool) -> None:
-    console = Console()
+    console = Console(quiet=processes.rank() > 0)
     try:
         trainer = run.resume() if resuming else run.start()
-        _tell(run, trainer, console)
+        if not processes.rank():
+            _tell(run, trainer, console)
     finally:
-        if report and run.begun and (run.folder / metrics.FILE).exists():
+        if report and not processes.rank() and run.begun and (run.folder / metrics.FILE).exists():
             _report(run.folder, console)
 
 

@@ -321,6 +321,15 @@ class LoggersConfig(Section):
         return {name: one.model_dump(mode="json") for name, one in sections.items() if one is not None}
 
 
+class ParallelConfig(Section):
+    """Several processes, as `torchrun` starts them."""
+
+    way: Literal["ddp", "fsdp"] = "ddp"
+    """`ddp`: each has the whole model. `fsdp`: each has a part of every parameter (`fully_shard`)."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which a run stops where another process does not answer."""
+
+
 class Config(Section):
     """The settings of a run."""
 
@@ -349,7 +358,8 @@ class Config(Section):
     compile: bool = False
     """torch.compile the model."""
     device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
+    """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`. Of several processes each takes the GPU of its number."""
+    parallel: ParallelConfig = ParallelConfig()
     base: Path = Path()
     """The folder to which relative paths refer; by default that of the file."""
 

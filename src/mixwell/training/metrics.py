@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
+import numpy as np
+import torch
+
+from mixwell import processes
 from mixwell.loggers.names import named, named_evaluation, named_step, named_weights
 from mixwell.records import RoundRecord
 
@@ -79,11 +83,11 @@ class Journal:
     Loggers come first, so that the lines of a run that died say how far its loggers have been told.
 
     Args:
-        lines: the run's own record.
+        lines: the run's own record; ``None`` in processes that keep none.
         loggers: tools that show the same numbers.
     """
 
-    def __init__(self, lines: MetricsFile, loggers: RunLoggers) -> None:
+    def __init__(self, lines: MetricsFile | None, loggers: RunLoggers) -> None:
         self._lines, self._loggers = lines, loggers
         self._happened: dict[str, dict[str, Any]] = {}
         self._values: dict[str, float] = {}
@@ -138,7 +142,7 @@ class Journal:
         """
         if self._values:
             self._loggers.log(step, self._values)
-        for kind, values in self._happened.items():
+        for kind, values in self._happened.items() if self._lines is not None else ():
             self._lines.write(kind, step=step, **values)
         self._happened, self._values = {}, {}
 
@@ -149,7 +153,7 @@ class Journal:
             The length of the metrics file in bytes.
         """
         self._loggers.flush()
-        return self._lines.flush()
+        return 0 if self._lines is None else self._lines.flush()
 
 
 @final
@@ -183,6 +187,23 @@ class Window:
             self.sums[name] = self.sums.get(name, 0.0) + mean * counts[name]
             self.rows[name] = self.rows.get(name, 0) + counts[name]
 
+    def share(self, names: Sequence[str], device: torch.device) -> None:
+        """Add up what the processes saw; all must call it.
+
+        Args:
+            names: of the domains.
+            device: on which processes exchange tensors.
+        """
+        if processes.alone():
+            return
+        own = [self.total, *(self.sums.get(n, 0.0) for n in names), *(self.rows.get(n, 0) for n in names)]
+        total, *rest = processes.total(np.array(own, dtype=np.float64), device).tolist()
+        seen = [
+            (n, s, int(r)) for n, s, r in zip(names, rest[: len(names)], rest[len(names) :], strict=True) if r
+        ]
+        self.total, self.sums = total, {name: summed for name, summed, _ in seen}
+        self.rows = {name: rows for name, _, rows in seen}
+
     def take(self) -> dict[str, Any]:
         """The means for a line; the next window begins.
 
@@ -193,6 +214,27 @@ class Window:
         taken: dict[str, Any] = {"loss": self.total / self.steps, "losses": losses, "counts": self.rows}
         self.steps, self.total, self.sums, self.rows = 0, 0.0, {}, {}
         return taken
+
+
+def own_window(saved: Sequence[Mapping[str, Any]]) -> Window:
+    """The window that this process goes on with.
+
+    Args:
+        saved: of each process that saved, as plain values.
+
+    Returns:
+        Its own where there are as many processes as there were; else the first goes on with that of all.
+    """
+    if len(saved) == processes.count():
+        return Window(**saved[processes.rank()])
+    window = Window(steps=int(saved[0]["steps"]))
+    if processes.rank() == 0:
+        window.total = sum(one["total"] for one in saved)
+        for one in saved:
+            for name, rows in one["rows"].items():
+                window.rows[name] = window.rows.get(name, 0) + rows
+                window.sums[name] = window.sums.get(name, 0.0) + one["sums"][name]
+    return window
 
 
 def read(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mixwell import processes
 from mixwell.training.config import OptimizerConfig
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 
 def build(settings: OptimizerConfig, parameters: Sequence[Tensor]) -> Optimizer:
@@ -54,16 +57,34 @@ def state(optimizer: Optimizer) -> tuple[dict[str, dict[str, Any]], dict[str, Te
     return plain, tensors
 
 
+def patterns(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Of every moment that an optimiser may remember the parameter, whose shape it has.
+
+    Args:
+        optimizer: of the run.
+
+    Returns:
+        Parameters under the names of :func:`state`.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {f"{index}.{name}": p for index, p in enumerate(parameters) for name in MOMENTS}
+
+
 def load_state(
     optimizer: Optimizer, plain: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Take up what :func:`state` gave.
+    """Take up what :func:`state` gave, whatever the number of processes that had it.
 
     Args:
         optimizer: with the same settings.
         plain: its plain values.
         tensors: its tensors.
     """
+    known = patterns(optimizer)
+    tensors = {
+        key: processes.spread_like(tensor, known[key]) if key in known else tensor
+        for key, tensor in tensors.items()
+    }
     remembered: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in plain.items()}
     for key, tensor in tensors.items():
         index, name = key.split(".", 1)

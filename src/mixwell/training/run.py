@@ -7,14 +7,15 @@ import math
 import signal
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
+import torch
 from rich.console import Console
 
-from mixwell import environment, methods
+from mixwell import environment, methods, processes
 from mixwell.data.rows import Rows
 from mixwell.data.tokenizer import load as load_tokenizer
 from mixwell.locks import only_one
@@ -30,6 +31,7 @@ from mixwell.training import (
     mixture,
     randomness,
     settings,
+    several,
     stages,
     trainables,
 )
@@ -38,13 +40,14 @@ from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.display import Display, Tokenising, Watch
 from mixwell.training.metrics import Journal, Window
+from mixwell.training.several import Together
 from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
 
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 FILES = (CONFIG, environment.FILE, metrics.FILE, mixture.FILE)
 """What a run writes beside its checkpoints."""
-FREE = ("output", "loggers", "compare", "device", "compile", "base")
+FREE = ("output", "loggers", "compare", "device", "compile", "parallel", "base")
 """Settings that may change between a stop and going on."""
 CHECKPOINT_SECONDS = 120.0
 
@@ -83,7 +86,7 @@ class Run:
     ) -> None:
         self.config, self.folder = config, folder
         self._workers = workers
-        self._console = console or Console()
+        self._console = Console(quiet=True) if processes.rank() else console or Console()
         self._trainable, self._given = trainable, given or {}
         self._own_model = trainable is not None
         self._rows: Data | None = None
@@ -104,7 +107,7 @@ class Run:
         Raises:
             OSError: there is a run in the directory already, or it cannot be written to.
         """
-        self._expect_no_run()
+        processes.first(self._expect_no_run)
         loggers.expect_installed(self.config.loggers.chosen)
         # Before anything is written, so that a bad config leaves nothing behind.
         trainer = None
@@ -113,22 +116,23 @@ class Run:
             mixing.expect_possible(self.config, {name: len(own) for name, own in rows.domains.items()})
         else:
             trainer = self._prepare()
-        with only_one(self.folder):
-            self._expect_no_run()
+        with self._alone_in_folder():
+            processes.first(self._expect_no_run)
             try:
                 if trainer is None:
                     # So that it can be resumed from here on.
                     settings.write(self.config, self.folder / CONFIG)
                     trainer = self._prepare()
                 with self._begin_loggers() as told:
-                    settings.write(self.config, self.folder / CONFIG)
-                    environment.write(self.folder)
+                    processes.first(self._describe)
                     return self._train(trainer, told)
             except BaseException as error:
                 # A model that does not fit its data, a logger that cannot begin: the name stays free.
                 begun = (self.folder / CONFIG).exists()
                 failed = isinstance(error, Exception) and not isinstance(error, InterruptedError)
-                if not begun or (failed and (trainer is None or not trainer.steps_done)):
+                lost = isinstance(error, torch.distributed.DistError) or not processes.alone()
+                untouched = failed and not lost and (trainer is None or not trainer.steps_done)
+                if not processes.rank() and (not begun or untouched):
                     loggers.forget(self.config.loggers.chosen, self.folder)
                     for name in FILES:
                         (self.folder / name).unlink(missing_ok=True)
@@ -140,23 +144,23 @@ class Run:
         Returns:
             The trainer, with the trained model and the mixer.
         """
-        with only_one(self.folder):
+        with self._alone_in_folder():
             checkpoint, wrong = checkpoints.newest(self.folder / CHECKPOINTS)
             for problem in wrong:
                 self._say(f"{problem}; continuing from the checkpoint before it")
             self._expect_same_settings(checkpoint)
             loggers.expect_installed(self.config.loggers.chosen)
             trainer = self._prepare()
-            checkpoints.tidy(self.folder / CHECKPOINTS, after=0 if checkpoint is None else checkpoint.step)
+            saved = -1 if checkpoint is None else checkpoint.step
+            processes.first(lambda: checkpoints.tidy(self.folder / CHECKPOINTS, after=max(saved, 0)))
             if checkpoint is not None:
                 trainer.load(checkpoint)
                 self._saved = checkpoint.step
                 self._length = int(checkpoint.plain["metrics_length"])
                 self._seconds = float(checkpoint.plain["seconds"])
-                self._window = Window(**checkpoint.plain["window"])
-            environment.write(self.folder)
+                self._window = metrics.own_window([one["window"] for one in checkpoint.own])
+            processes.first(lambda: environment.write(self.folder))
             self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
-            saved = -1 if checkpoint is None else checkpoint.step
             with self._begin_loggers(GoingOn(saved=saved, told=metrics.last_step(self.folder))) as told:
                 return self._train(trainer, told)
 
@@ -172,7 +176,7 @@ class Run:
         if self._trainable is None:
             self._trainable = trainables.build(self.config, vocabulary=tokenizer.size)
         if self._rows is None:
-            with Tokenising(self._console) as bar:
+            with processes.first_before_others(), Tokenising(self._console) as bar:
                 self._rows = data.load(
                     self.config,
                     tokenizer,
@@ -211,6 +215,7 @@ class Run:
 
     def _prepare(self) -> Trainer:
         trainable, rows = self.load()
+        several.expect_possible(self.config, validation=0)
         sizes = {name: len(own) for name, own in rows.domains.items()}
         config = stages.settled(self.config, sizes, self.folder, self._do_trials)
         reference = None
@@ -291,7 +296,24 @@ class Run:
                 "goes on with those that it began with; give them, or begin another run"
             )
 
+    @contextmanager
+    def _alone_in_folder(self) -> Generator[None]:
+        """No other run in the folder; the first process sees to it for all."""
+        with ExitStack() as stack:
+
+            def hold() -> None:
+                stack.enter_context(only_one(self.folder))
+
+            processes.first(hold)
+            yield
+
+    def _describe(self) -> None:
+        settings.write(self.config, self.folder / CONFIG)
+        environment.write(self.folder)
+
     def _begin_loggers(self, going_on: GoingOn | None = None) -> RunLoggers:
+        if processes.rank():  # the first process tells what all did
+            return RunLoggers({}, ())
         begun = loggers.begin(
             self.config.loggers.chosen,
             self.folder,
@@ -309,7 +331,7 @@ class Run:
         names = trainer.mixer.weights.names
         with (
             _signals() if self._stopping is None else nullcontext(self._stopping) as stopping,
-            metrics.MetricsFile(self.folder, length=self._length) as lines,
+            nullcontext() if processes.rank() else self._metrics_file() as lines,
             self._watch or Display(self.config.steps, names, console=self._console) as watch,
         ):
             journal = Journal(lines, told)
@@ -318,7 +340,7 @@ class Run:
                 journal.start(trainer.mixer.weights.last)
                 journal.evaluation(self._evaluate(trainer, watch))
                 journal.write(0)
-            self._loop(trainer, journal, watch, stopping)
+            self._loop(trainer, journal, watch, Together(stopping))
             self._save(trainer, journal)
         if not trainer.finished:
             raise InterruptedError(
@@ -327,13 +349,16 @@ class Run:
             )
         return trainer
 
-    def _loop(self, trainer: Trainer, journal: Journal, watch: Watch, stopping: Callable[[], bool]) -> None:
+    def _metrics_file(self) -> metrics.MetricsFile:
+        return metrics.MetricsFile(self.folder, length=self._length)
+
+    def _loop(self, trainer: Trainer, journal: Journal, watch: Watch, together: Together) -> None:
         output = self.config.output
         evaluate_every = output.evaluate_every
         if evaluate_every == "auto":
             evaluate_every = max(1, math.ceil(self.config.steps / 20))
         saved = time.monotonic()
-        while not trainer.finished and not stopping():
+        while not trainer.finished and not together.stop_after(trainer.steps_done):
             begun = time.perf_counter()
             outcome = trainer.step()
             done = trainer.steps_done
@@ -343,6 +368,7 @@ class Run:
             watch.step(done, outcome.loss, outcome.losses)
             # At fixed steps only, so that a run that was stopped writes the same lines as one that was not.
             if done % output.log_every == 0 or done == self.config.steps:
+                self._window.share(trainer.mixer.weights.names, trainer.device)
                 journal.step(
                     self._window.take(),
                     learning_rate=outcome.learning_rate,
@@ -357,7 +383,7 @@ class Run:
             journal.write(done)
             now = time.monotonic()
             if output.checkpoint_every == "auto":
-                due = now - saved > CHECKPOINT_SECONDS
+                due = together.save_after(done, due=now - saved > CHECKPOINT_SECONDS)
             else:
                 due = done % output.checkpoint_every == 0
             if due and not trainer.finished:
@@ -382,12 +408,14 @@ class Run:
                 **state.plain,
                 "metrics_length": journal.flush(),
                 "seconds": self._seconds,
-                "window": asdict(self._window),
                 "config": self.config.model_dump(mode="json"),
             }
-            checkpoint = Checkpoint(state.step, state.model, state.training, plain)
+            own = [{**one, "window": asdict(self._window)} for one in state.own]
+            checkpoint = Checkpoint(state.step, state.model, state.training, plain, own)
             checkpoints.write(self.folder / CHECKPOINTS, checkpoint, keep=self.config.output.keep)
             self._saved = state.step
+        if processes.rank():
+            return
         available = {name: len(rows) for name, rows in self.data.domains.items()}
         taken = trainer.sampler.taken
         described = mixture.describe(

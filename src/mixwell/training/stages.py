@@ -88,7 +88,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
     if trainable is None:
         config = settings.read(folder / "config.yaml")
         trainable = trainables.build(config, vocabulary=load(config.tokenizer, config.base).size)
-    checkpoints.load_model(trainable.model, checkpoint.model)
+    checkpoints.load_model(trainable.model, checkpoint.model_tensors({}))
     return trainable
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,15 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mixwell import methods
+from mixwell import methods, processes, state
 from mixwell.costs import FORWARD, VALIDATION_BATCHES
+from mixwell.data.cuts import cut
 from mixwell.data.loader import joined
 from mixwell.data.rows import Rows, moved
 from mixwell.data.shuffles import Cursor, Indices
 from mixwell.fidelity import Fidelity, measure_fidelity
 from mixwell.records import RoundRecord
 from mixwell.signals import Hypergradient
-from mixwell.training import checkpoints, mixing, noise, optimization, randomness, schedules
+from mixwell.training import checkpoints, mixing, noise, optimization, randomness, schedules, several
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.probing import ProbeRows
@@ -36,9 +38,10 @@ class StepOutcome:
     """What a training step saw.
 
     Args:
-        loss: the mean of the domains' losses by their weights, which the step makes less.
-        losses: mean loss by domain, of those that were in it.
-        counts: rows by domain.
+        loss: the mean of the domains' losses by their weights, which the step makes less; of several processes the
+            part that comes from this one's rows.
+        losses: mean loss by domain, of this process's rows.
+        counts: its rows by domain.
         learning_rate: of the step.
     """
 
@@ -46,6 +49,24 @@ class StepOutcome:
     losses: dict[str, float]
     counts: dict[str, int]
     learning_rate: float
+
+
+@final
+@dataclass(frozen=True)
+class Piece:
+    """Rows that are computed at once.
+
+    Args:
+        rows: their indices.
+        own: how many of them count.
+        share: of what this process computes of them in all.
+        portion: by which their mean loss counts, since processes have different numbers of rows.
+    """
+
+    rows: Indices
+    own: int
+    share: float
+    portion: float
 
 
 @final
@@ -76,9 +97,10 @@ class Trainer:
         self._expect_needed(trainable, reference)
         self.device = choose_device(config.device)
         self.model = trainable.model.to(self.device)
-        self._forward = self.model
+        shared = several.wrapped(self.model, config.parallel.way)
+        self._forward = shared
         if config.compile:
-            self._forward = cast("nn.Module", torch.compile(self.model, dynamic=True))
+            self._forward = cast("nn.Module", torch.compile(shared, dynamic=True))
         self._loss, self._row_losses = trainable.loss, trainable.row_losses
         self._token_losses = trainable.token_losses
         self._domains, self._validation = dict(domains), validation
@@ -93,7 +115,7 @@ class Trainer:
         self._probes = self._probe_rows.probes(
             self.model, self._cast(trainable.loss), self._row_losses and self._cast(self._row_losses)
         )
-        self.mixer, self.sampler = mixing.build(config, self.model, self._optimizer, sizes, self._probes)
+        self.mixer, self.sampler = mixing.build(config, shared, self._optimizer, sizes, self._probes)
         self._expect_suitable()
         self._mixed = self._takes_mixed_batches()
         self._rows_computed = 0.0
@@ -103,6 +125,9 @@ class Trainer:
         if validation is not None and self.mixer.signal.needs_validation:
             self._cursor = Cursor(len(validation), f"seed {config.seed}, validation set")
             self.validation_rows = min(validation_rows(config, self.mixer.horizon), len(validation))
+        several.expect_possible(config, validation=self.validation_rows)
+        if processes.rank():  # so that no two drop out the same
+            randomness.seed(self._own_seed)
 
     @property
     def steps_done(self) -> int:
@@ -144,20 +169,25 @@ class Trainer:
         self.model.train()
         measuring = self.sampler.rule == "noise" and self._round_begins()
         drawn = self.sampler.draw(weights)
+        own = cut(drawn, rank=processes.rank(), processes=processes.count())
+        self.mixer.portions = own.portions
         losses: dict[str, float] = {}
         if self._mixed and not measuring:
-            losses = self._mixed_backward(drawn)
+            losses = self._mixed_backward(drawn, own.rows)
         else:
-            for name, indices in drawn.items():
-                one = self._measured_backward if measuring and len(indices) > 1 else self._backward
-                losses[name] = one(name, indices)
+            for name, indices in (own.lockstep if self.mixer.lockstep else own.rows).items():
+                if measuring and len(indices) > 1:
+                    losses[name] = self._measured_backward(name, indices)
+                else:
+                    losses |= self._backward(name, own.rows.get(name, indices[:0]), drawn[name])
         self.mixer.step()
         signal, rows = self.mixer.signal, sum(len(indices) for indices in drawn.values())
         products = len(weights) if isinstance(signal, Hypergradient) and signal.takes_products else 0
         self._rows_computed += rows * (1 + 2 * products)
-        present = {name: weights[self.mixer.weights.index(name)] for name in losses}
-        loss = sum(losses[name] * weight for name, weight in present.items()) / sum(present.values())
-        counts = {name: len(indices) for name, indices in drawn.items()}
+        present = {name: weights[self.mixer.weights.index(name)] for name in drawn}
+        portions = {name: len(one) / len(drawn[name]) for name, one in own.rows.items()}
+        loss = sum(losses[name] * present[name] * portions[name] for name in losses) / sum(present.values())
+        counts = {name: len(indices) for name, indices in own.rows.items()}
         return StepOutcome(float(loss), losses, counts, rate)
 
     def end_round(self) -> RoundRecord:
@@ -172,11 +202,11 @@ class Trainer:
         return self.mixer.update()
 
     def _validation_gradient(self, indices: Indices, rows: Rows) -> None:
-        for part in self._parts(indices, at_most=self._config.batch.micro_rows or self._config.batch.rows):
-            with self.mixer.validation(share=len(part) / len(indices)) as scope:
-                loss = self._mean_loss(rows.batch(part))
-                loss.backward()
-                scope.observe(loss)
+        own = indices[processes.rank() :: processes.count()]
+        for piece in self._pieces(own, indices, most=self._most_rows):
+            self.mixer.portions = {"validation": piece.portion}
+            with self.mixer.validation(share=piece.share) as scope:
+                scope.weigh(self._mean_loss(self._forward, rows.batch(piece.rows))).backward()
         self._rows_computed += len(indices)
 
     @torch.no_grad()
@@ -192,11 +222,15 @@ class Trainer:
         """
         self.model.eval()
         chosen = np.sort(Cursor(len(rows), "evaluation").take(min(at_most, len(rows))))
+        own = chosen[processes.rank() :: processes.count()]
+        # Not the wrapper of data parallelism, in which processes would wait for each other.
+        model = self._forward if processes.alone() else self.model
         total = 0.0
         with torch.random.fork_rng(devices=[]):
-            for part in self._parts(chosen, at_most=self._config.batch.micro_rows or self._config.batch.rows):
-                total += float(self._mean_loss(rows.batch(part))) * len(part)
-        return total / len(chosen)
+            for piece in self._pieces(own, chosen, most=self._most_rows):
+                if piece.own or self.mixer.lockstep:
+                    total += float(self._mean_loss(model, rows.batch(piece.rows))) * piece.own
+        return float(processes.total(np.array([total]), self.device)[0]) / len(chosen)
 
     def fidelity(self, *, steps: int) -> Fidelity:
         """Compare the estimated hypergradient with the exact one over the coming steps; nothing changes.
@@ -245,9 +279,7 @@ class Trainer:
         drawn, generators = randomness.state(self.device)
         parts = {"mixer": mixer.pop("tensors"), "optimizer": moments, "random": generators}
         plain = {
-            "mixer": mixer,
             "optimizer": remembered,
-            "random": drawn,
             "sampler": self.sampler.state(),
             "validation_taken": 0 if self._cursor is None else self._cursor.taken,
             "probes": self._probe_rows.state(),
@@ -255,7 +287,8 @@ class Trainer:
             "data": self._digests,
         }
         training = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
-        return Checkpoint(self.steps_done, checkpoints.unique(self.model.state_dict()), training, plain)
+        model, own = checkpoints.unique(self.model.state_dict()), {"mixer": mixer, "random": drawn}
+        return Checkpoint(self.steps_done, model, training, plain, [own])
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, bit for bit.
@@ -274,19 +307,30 @@ class Trainer:
                 "as it was; put them back, or start a new run"
             )
 
+        expected = self.mixer.state_dict()["tensors"]
+        like = {f"mixer.{name}": tensor for name, tensor in expected.items()}
+        like |= {f"optimizer.{name}": t for name, t in optimization.patterns(self._optimizer).items()}
+        training = checkpoint.tensors(like)
+
         def part(name: str) -> dict[str, Tensor]:
             prefix = name + "."
-            return {k.removeprefix(prefix): t for k, t in checkpoint.training.items() if k.startswith(prefix)}
+            return {k.removeprefix(prefix): t for k, t in training.items() if k.startswith(prefix)}
 
-        checkpoints.load_model(self.model, checkpoint.model)
+        expected_model = checkpoints.unique(self.model.state_dict())
+        checkpoints.load_model(self.model, checkpoint.model_tensors(expected_model))
         optimization.load_state(self._optimizer, plain["optimizer"], part("optimizer"))
-        self.mixer.load_state_dict({**plain["mixer"], "tensors": part("mixer")})
+        saved = checkpoint.own
+        mixer = state.own_of([one["mixer"] for one in saved])
+        self.mixer.load_state_dict({**mixer, "tensors": part("mixer")})
         self.sampler.load_state(plain["sampler"])
         if self._cursor is not None:
             self._cursor.taken = int(plain["validation_taken"])
         self._probe_rows.load_state(plain["probes"])
         self._rows_computed = float(plain["rows_computed"])
-        randomness.load_state(plain["random"], part("random"), self.device)
+        if len(saved) == processes.count():
+            randomness.load_state(saved[processes.rank()]["random"], part("random"), self.device)
+        else:
+            randomness.seed(self._own_seed + self.steps_done)
 
     @cached_property
     def _digests(self) -> dict[str, str]:
@@ -297,47 +341,54 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------- inside
 
-    def _backward(self, name: str, indices: Indices) -> float:
-        total = 0.0
+    def _backward(self, name: str, indices: Indices, drawn: Indices) -> dict[str, float]:
+        """The gradient of a domain: of this process's rows among those that all drew."""
+        total, portions = 0.0, self.mixer.portions
         signal = self.mixer.signal
-        most = min(self._config.batch.micro_rows or len(indices), -(-len(indices) // signal.parts))
-        for part in self._parts(indices, at_most=most):
-            rows = moved(self._domains[name].batch(part), self.device)
+        most = min(self._config.batch.micro_rows or len(drawn), -(-len(drawn) // signal.parts))
+        for piece in self._pieces(indices, drawn, most=most):
+            rows = moved(self._domains[name].batch(piece.rows), self.device)
             reference = None
             if signal.needs_reference:
                 assert self._reference is not None
-                reference = self._referred(self._reference.loss, rows, len(part))
-            with self.mixer.domain(name, share=len(part) / len(indices), rows=len(part)) as scope:
+                reference = self._referred(self._reference.loss, rows, piece.own)
+            self.mixer.portions = portions | {name: piece.portion}
+            with self.mixer.domain(name, share=piece.share, rows=piece.own) as scope:
                 with self._autocast(), self._differentiable_twice():
                     loss = self._loss(self._forward, rows)
                 less = loss
                 if reference is not None and signal.objective == "excess":
                     less = (loss - reference).clamp(min=0)
-                less.backward(create_graph=self.mixer.needs_graph)
-                scope.observe(loss, reference=reference)
-            total += float(loss.detach()) * len(part) / len(indices)
-        return total
+                counted = scope.weigh(loss, objective=less, reference=reference)
+                counted.backward(create_graph=self.mixer.needs_graph)
+            total += float(loss.detach()) * piece.own
+        self.mixer.portions = portions
+        return {name: total / len(indices)} if len(indices) else {}
 
-    def _mixed_backward(self, drawn: Mapping[str, Indices]) -> dict[str, float]:
+    def _mixed_backward(self, drawn: Mapping[str, Indices], own: Mapping[str, Indices]) -> dict[str, float]:
         """One backward pass over the rows of all domains, or several over parts of them."""
         assert self._row_losses is not None
         names = self.mixer.weights.names
-        labels = np.concatenate([np.full(len(own), names.index(name)) for name, own in drawn.items()])
-        indices = np.concatenate(list(drawn.values()))
+        labels = np.concatenate([np.full(len(one), names.index(name)) for name, one in own.items()])
+        indices = np.concatenate(list(own.values()))
         often = self.mixer.inclusion
-        counts = {name: len(own) * often[name] for name, own in drawn.items()}
+        counts = {name: len(one) * often[name] / processes.count() for name, one in drawn.items()}
         found: list[Tensor] = []
         places = np.arange(len(labels))
-        for part in self._parts(places, at_most=self._config.batch.micro_rows or len(places)):
-            own = [(name, indices[part[labels[part] == names.index(name)]]) for name in drawn]
-            rows = joined([self._domains[name].batch(chosen) for name, chosen in own if len(chosen)])
+        parts = self._parts(places, at_most=self._config.batch.micro_rows or len(places))
+        for number, part in enumerate(parts):
+            chosen = [(name, indices[part[labels[part] == names.index(name)]]) for name in own]
+            rows = joined([self._domains[name].batch(some) for name, some in chosen if len(some)])
             rows = moved(rows, self.device)
-            with self.mixer.batch(labels[part], counts=counts) as batch:
+            # Processes average what all parts have left, with the last one.
+            last = number == len(parts) - 1
+            averaging = nullcontext() if last else processes.own_gradients(self._forward)
+            with averaging, self.mixer.batch(labels[part], counts=counts) as batch:
                 losses, reference, objective = self._element_losses(rows, len(part))
                 batch.weigh(losses, reference=reference, objective=objective, data=rows).backward()
             found.append(losses.detach().flatten(1).mean(dim=1) if losses.dim() > 1 else losses.detach())
         each = torch.cat(found).float().cpu().numpy()
-        return {name: float(each[labels == names.index(name)].mean()) for name in drawn}
+        return {name: float(each[labels == names.index(name)].mean()) for name in own}
 
     def _element_losses(self, rows: Any, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Losses of rows, those of the reference model, and what is made less where it is not the losses."""
@@ -368,7 +419,8 @@ class Trainer:
         def backward(half: Indices) -> float:
             total = 0.0
             for part in self._parts(half, at_most=self._config.batch.micro_rows or len(half)):
-                loss = self._mean_loss(self._domains[name].batch(part)) * (len(part) / len(indices))
+                batch = self._domains[name].batch(part)
+                loss = self._mean_loss(self._forward, batch) * (len(part) / len(indices))
                 loss.backward()
                 total += float(loss.detach())
             return total
@@ -435,9 +487,9 @@ class Trainer:
 
         return cast_loss
 
-    def _mean_loss(self, batch: Any) -> Tensor:
+    def _mean_loss(self, model: nn.Module, batch: Any) -> Tensor:
         with self._autocast():
-            return self._loss(self._forward, moved(batch, self.device))
+            return self._loss(model, moved(batch, self.device))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._config.precision == "float32":
@@ -451,6 +503,38 @@ class Trainer:
     @staticmethod
     def _parts(indices: Indices, *, at_most: int) -> list[Indices]:
         return [indices[i : i + at_most] for i in range(0, len(indices), at_most)]
+
+    def _pieces(self, own: Indices, drawn: Indices, *, most: int) -> list[Piece]:
+        """This process's rows among those that all drew, no more than some at once.
+
+        Where all processes must run the model equally often, one that has no rows left runs one that does not
+        count.
+        """
+        count = processes.count()
+        if not self.mixer.lockstep:
+            portion = count * len(own) / len(drawn)
+            parts = self._parts(own, at_most=most)
+            return [Piece(part, len(part), len(part) / len(own), portion) for part in parts]
+        number = math.ceil(math.ceil(len(drawn) / count) / most)
+        return [
+            Piece(
+                part if len(part) else drawn[:1],
+                len(part),
+                1 / number,
+                number * count * len(part) / len(drawn),
+            )
+            for part in np.array_split(own, number)
+        ]
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows that are computed at once outside of training steps."""
+        return self._config.batch.micro_rows or -(-self._config.batch.rows // processes.count())
+
+    @property
+    def _own_seed(self) -> int:
+        """Of what is random in this process alone."""
+        return self._config.seed + 1_000_003 * processes.rank()
 
     def _round_begins(self) -> bool:
         rounds = self.mixer.rounds
@@ -484,9 +568,12 @@ def choose_device(name: str) -> torch.device:
     Raises:
         ValueError: it is not there.
     """
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        # Of several processes each has set its own.
+        return (
+            torch.device("cuda") if processes.alone() else torch.device("cuda", torch.cuda.current_device())
+        )
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)

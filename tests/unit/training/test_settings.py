@@ -138,7 +138,9 @@ def test_defaults_are_documented() -> None:
         if field.description is None and section.__name__ not in ("GptConfig", "CnnConfig")
     ]
     expected = {"OptimizerConfig.kind", "OptimizerConfig.weight_decay"}
-    expected |= {f"Config.{name}" for name in ("model", "optimizer", "batch", "mixer", "output", "loggers")}
+    expected |= {
+        f"Config.{name}" for name in ("model", "optimizer", "batch", "mixer", "output", "loggers", "parallel")
+    }
     assert {one for one in undocumented if not one.endswith(".kind")} <= expected
 
 

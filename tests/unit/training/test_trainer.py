@@ -92,6 +92,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         {k: t.clone() for k, t in checkpoint.model.items()},
         {k: t.clone() for k, t in checkpoint.training.items()},
         checkpoint.plain,
+        checkpoint.own,
     )
 
 

@@ -1,0 +1,189 @@
+"""A run in several processes, as ``torchrun`` starts them: joining, sharing a model, stopping together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import final
+
+import torch
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store  # pyright: ignore[reportPrivateUsage]
+from torch.nn.parallel import DistributedDataParallel
+
+from mixwell import methods, processes
+from mixwell.training.config import Config, ParallelConfig
+
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+# A process can be no more than one step before another, as each step's gradients are those of all.
+AHEAD = 2
+
+
+def restarted() -> bool:
+    """Whether ``torchrun --max-restarts`` has started the processes again after one of them died."""
+    return int(os.environ.get(RESTARTS, "0")) > 0
+
+
+@contextmanager
+def joined(settings: ParallelConfig) -> Generator[None]:
+    """Join the other processes where ``torchrun`` has started several, and leave them at the end.
+
+    Args:
+        settings: how long to wait for the others.
+
+    Raises:
+        ConnectionError: one of them died or did not answer in time.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or torch.distributed.is_initialized():
+        yield
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    limit = timedelta(seconds=settings.timeout)
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
+    with _explained(settings):
+        processes.wait_through(torch.distributed.new_group(backend="gloo", timeout=timedelta(days=1)))
+        yield
+    # Not where something failed, since it would wait for processes that are gone.
+    processes.wait_through(None)
+    torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def _explained(settings: ParallelConfig) -> Generator[None]:
+    """What PyTorch says where another process is gone, in words."""
+    try:
+        yield
+    except (torch.distributed.DistError, RuntimeError) as error:
+        lost = isinstance(error, torch.distributed.DistError) or any(
+            sign in str(error)
+            for sign in ("gloo", "NCCL", "Connection", "Broken pipe", "timed out", "Timed out")
+        )
+        if not lost:
+            raise
+        reason = str(error).splitlines()[0]
+        raise ConnectionError(
+            f"process {processes.rank()} of {processes.count()} lost the others: one died, or did not answer "
+            f"within {settings.timeout:g} s (parallel.timeout). The run stops ({reason})"
+        ) from error
+
+
+def wrapped(model: nn.Module, way: str) -> nn.Module:
+    """A model that processes train together.
+
+    Args:
+        model: on its device. All processes get the first one's numbers.
+        way: ``ddp``, each process has all of it; or ``fsdp``, each has a part of every parameter, and layers that
+            are in a list (the blocks of a transformer) are gathered one at a time.
+
+    Returns:
+        The model itself where there is one process, or it is sharded in place.
+    """
+    if processes.alone():
+        return model
+    if way == "ddp":
+        device = next(model.parameters()).device
+        return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            torch.distributed.broadcast(tensor, 0)
+    mesh = init_device_mesh(next(model.parameters()).device.type, (processes.count(),))
+    for part in list(model.modules()):
+        if isinstance(part, nn.ModuleList):
+            for block in part:
+                fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def expect_possible(config: Config, *, validation: int) -> None:
+    """Refuse settings that several processes cannot train with.
+
+    Args:
+        config: of the run.
+        validation: rows of the validation set that a gradient takes; 0 where there is none.
+
+    Raises:
+        ValueError: with what to do.
+    """
+    count, method = processes.count(), methods.find(config.mixer.method)
+    if count == 1:
+        return
+    if method.stages is not None:
+        raise ValueError(
+            f"mixer.method: {method.name} trains other models first, which takes one process: train in one, or "
+            "take the weights that such a run found (mixer: {method: fixed, weights: ...})"
+        )
+    if config.batch.rows % count:
+        raise ValueError(
+            f"batch.rows is {config.batch.rows}, which {count} processes cannot share evenly; make it a multiple"
+        )
+    if config.batch.counts == "noise":
+        raise ValueError(
+            f"batch.counts: noise is measured in one process, and there are {count}; use weight or equal"
+        )
+    if 0 < validation < count:
+        raise ValueError(
+            f"a validation gradient of {validation} rows cannot be shared by {count} processes; give more rows"
+        )
+
+
+@final
+class Together:
+    """Lets processes agree after which step to save or to stop, without waiting for each other.
+
+    What one of them wants goes to the store that all of them see, for a step that none has done yet.
+
+    Args:
+        stopping: whether this process was asked to stop.
+    """
+
+    def __init__(self, stopping: Callable[[], bool]) -> None:
+        self._stopping = stopping
+        self._store = None if processes.alone() else _get_default_store()
+        self._asked = False
+        self._save_at: int | None = None
+
+    def stop_after(self, step: int) -> bool:
+        """Whether the run is to stop now.
+
+        Args:
+            step: steps done.
+
+        Returns:
+            The same in all processes at the same step.
+        """
+        if self._store is None:
+            return self._stopping()
+        if self._stopping() and not self._asked:
+            self._asked = True
+            self._store.compare_set("mixwell/stop", "", str(step + AHEAD))
+        return self._store.check(["mixwell/stop"]) and step >= int(self._store.get("mixwell/stop"))
+
+    def save_after(self, step: int, *, due: bool) -> bool:
+        """Whether a checkpoint is to be written now, where that is decided by time.
+
+        Args:
+            step: steps done.
+            due: whether this process finds so; the first one decides.
+
+        Returns:
+            The same in all processes at the same step.
+        """
+        if self._store is None:
+            return due
+        if processes.rank() == 0:
+            now = self._save_at == step
+            if now:
+                self._save_at = None
+            elif due and self._save_at is None:
+                self._save_at = step + AHEAD
+                self._store.set("mixwell/save", str(self._save_at))
+            return now
+        return self._store.check(["mixwell/save"]) and int(self._store.get("mixwell/save")) == step
