@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -43,8 +44,12 @@ def joined(settings: ParallelConfig) -> Generator[None]:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     limit = timedelta(seconds=settings.timeout)
-    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
     with _explained(settings):
+        store, rank, count = next(torch.distributed.rendezvous("env://", timeout=limit))
+        # Apart from what the processes that were here before a restart have left, whose addresses are dead.
+        store = torch.distributed.PrefixStore(f"mixwell/{os.environ.get(RESTARTS, 0)}", store)
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
         processes.wait_through(torch.distributed.new_group(backend="gloo", timeout=timedelta(days=1)))
         yield
     # Not where something failed, since it would wait for processes that are gone.
@@ -64,10 +69,11 @@ def _explained(settings: ParallelConfig) -> Generator[None]:
         )
         if not lost:
             raise
-        reason = str(error).splitlines()[0]
+        reason = re.sub(r"\[[^\]]*\.cc:\d+\] |\. This is typically.*", "", str(error).splitlines()[0])
         raise ConnectionError(
-            f"process {processes.rank()} of {processes.count()} lost the others: one died, or did not answer "
-            f"within {settings.timeout:g} s (parallel.timeout). The run stops ({reason})"
+            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} lost the others: one died, or did not "
+            f"answer within {settings.timeout:g} s (parallel.timeout). The run stops ({reason}); `mixwell resume` "
+            "with as many processes or with others, or torchrun --max-restarts, goes on from its last checkpoint"
         ) from error
 
 
