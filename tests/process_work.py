@@ -223,3 +223,26 @@ def resume_cases(rank: int, port: int, count: int, cases: list[Case], folder: st
             mixer.load(Path(folder, case.name))
             found = train(case, model, mixer)
             Path(folder, f"{case.name}.{count}.{rank}.json").write_text(json.dumps(found))
+
+
+def train_runs(rank: int, port: int, count: int, plans: list[tuple[dict[str, Any], str, int | None]]) -> None:
+    """Begin runs, or go on with those that are there; to a step, or to the end."""
+    from rich.console import Console
+
+    from mixwell.training import settings
+    from mixwell.training.run import CONFIG, Run
+
+    with joined(rank, port, count) if count > 1 else nullcontext():
+        for plain, folder, until in plans:
+            # Asked of the run after every step; only the last process wants to stop.
+            asked = iter(range(10**9))
+            last = rank == count - 1
+
+            def stopping(asked: Any = asked, until: int | None = until, last: bool = last) -> bool:
+                return next(asked) >= (until or 10**9) and last
+
+            run = Run(settings.check(plain), Path(folder), console=Console(quiet=True), stopping=stopping)
+            try:
+                run.resume() if processes.first((Path(folder) / CONFIG).exists) else run.start()
+            except InterruptedError:
+                assert until is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Generator
@@ -20,6 +21,7 @@ from mixwell.training.config import Config, ParallelConfig
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 # A process can be no more than one step before another, as each step's gradients are those of all.
 AHEAD = 2
+_RUNS = itertools.count()
 
 
 def restarted() -> bool:
@@ -152,7 +154,11 @@ class Together:
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
-        self._store = None if processes.alone() else _get_default_store()
+        self._store: torch.distributed.Store | None = None
+        if not processes.alone():
+            # Apart from the runs before it: all processes do the same ones in the same order.
+            name = f"mixwell/run {next(_RUNS)}"
+            self._store = torch.distributed.PrefixStore(name, _get_default_store())
         self._asked = False
         self._save_at: int | None = None
 
@@ -169,8 +175,8 @@ class Together:
             return self._stopping()
         if self._stopping() and not self._asked:
             self._asked = True
-            self._store.compare_set("mixwell/stop", "", str(step + AHEAD))
-        return self._store.check(["mixwell/stop"]) and step >= int(self._store.get("mixwell/stop"))
+            self._store.compare_set("stop", "", str(step + AHEAD))
+        return self._store.check(["stop"]) and step >= int(self._store.get("stop"))
 
     def save_after(self, step: int, *, due: bool) -> bool:
         """Whether a checkpoint is to be written now, where that is decided by time.
@@ -190,6 +196,6 @@ class Together:
                 self._save_at = None
             elif due and self._save_at is None:
                 self._save_at = step + AHEAD
-                self._store.set("mixwell/save", str(self._save_at))
+                self._store.set("save", str(self._save_at))
             return now
-        return self._store.check(["mixwell/save"]) and int(self._store.get("mixwell/save")) == step
+        return self._store.check(["save"]) and int(self._store.get("save")) == step

@@ -1,0 +1,169 @@
+"""Runs in several processes: the same as in one, stopped together, and continued by any number of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from process_work import in_processes, train_runs
+from training_texts import lines, write_config
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
+)
+WAYS: dict[str, dict[str, Any]] = {
+    "projected": {},
+    "dense": {"mixer": {"traces": "dense"}},
+    "equal": {"batch": {"rows": 12, "counts": "equal", "micro_rows": 2}, "mixer": {"traces": "dense"}},
+    "losses": {"mixer": {"method": "group-dro"}},
+}
+
+
+def settings(folder: Path, *changes: dict[str, Any]) -> dict[str, Any]:
+    plain = yaml.safe_load(write_config(folder, batch={"rows": 12}).read_text()) | {"base": str(folder)}
+    for change in changes:
+        for key, value in change.items():
+            plain[key] = {**plain.get(key, {}), **value}
+    return plain
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    both: list[tuple[dict[str, Any], str, int | None]] = []
+    for name, way in WAYS.items():
+        train_runs(0, 0, 1, [(settings(folder, way), str(folder / f"{name}-one"), None)])
+        both.append((settings(folder, way), str(folder / f"{name}-ddp"), None))
+    fsdp = {"parallel": {"way": "fsdp"}}
+    for name in ("projected", "dense", "equal"):
+        both.append((settings(folder, WAYS[name], fsdp), str(folder / f"{name}-fsdp"), None))
+    for name, way in (("ddp", {}), ("fsdp", fsdp)):
+        plain = settings(folder, WAYS["dense"], way)
+        both += [(plain, str(folder / f"{name}-stopped"), 7), (plain, str(folder / f"{name}-moved"), 7)]
+        both.append((plain, str(folder / f"{name}-stopped"), None))
+    in_processes(train_runs, 2, both)
+    three: list[tuple[dict[str, Any], str, int | None]] = []
+    for name, way in (("ddp", {}), ("fsdp", fsdp)):
+        plain = settings(folder, WAYS["dense"], way)
+        for count in (1, 3):
+            shutil.copytree(folder / f"{name}-moved", folder / f"{name}-moved-{count}")
+        three.append((plain, str(folder / f"{name}-moved-3"), None))
+        train_runs(0, 0, 1, [(plain, str(folder / f"{name}-moved-1"), None)])
+    in_processes(train_runs, 3, three, count=3)
+    return folder
+
+
+def almost(found: Any, expected: Any, where: str = "") -> None:
+    """Equal but for rounding."""
+    assert type(found) is type(expected), where
+    if isinstance(expected, dict):
+        assert list(found) == list(expected), where
+        for key in expected:
+            almost(found[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+            almost(one, other, f"{where}[{place}]")
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=2e-3, abs=2e-5), where
+    else:
+        assert found == expected, where
+
+
+def without_noise(folder: Path) -> list[dict[str, Any]]:
+    """The spread of scores over the parts of a validation batch, which several processes do not measure."""
+    return [{key: value for key, value in line.items() if key != "noise"} for line in lines(folder)]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", list(WAYS))
+def test_two_processes_write_what_one_writes(name: str, way: str, folder: Path) -> None:
+    if not (folder / f"{name}-{way}").exists():
+        pytest.skip("not trained so")
+    almost(without_noise(folder / f"{name}-{way}"), without_noise(folder / f"{name}-one"))
+    of_two, of_one = (
+        json.loads((folder / f"{name}-{who}" / "mixture.json").read_text()) for who in (way, "one")
+    )
+    almost(of_two["weights"], of_one["weights"])
+    assert of_two["rows"] == of_one["rows"]
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "checkpoints" / "step-00000024" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_stopped_and_continued_by_as_many_it_is_the_same_run(way: str, folder: Path) -> None:
+    assert lines(folder / f"{way}-stopped") == lines(folder / f"dense-{way}")
+    assert model(folder / f"{way}-stopped") == model(folder / f"dense-{way}")
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_numbers_of_processes_go_on(count: int, way: str, folder: Path) -> None:
+    almost(without_noise(folder / f"{way}-moved-{count}"), without_noise(folder / f"dense-{way}"))
+
+
+def torchrun(folder: Path, *args: str, restarts: int = 0) -> subprocess.Popen[str]:
+    launch = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "-m", "mixwell"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *launch, *args],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def ranks_of(process: int) -> list[int]:
+    """The processes that torchrun has started."""
+    found: list[int] = []
+    for one in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((one / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == process and b"\0RANK=" in (one / "environ").read_bytes():
+                found.append(int(one.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
+def test_a_killed_process_stops_the_run_which_restarts_to_the_same_end(folder: Path, tmp_path: Path) -> None:
+    write_config(tmp_path, batch={"rows": 12}, mixer={"traces": "dense"})
+    args = ("run", "tiny.yaml", "--no-report", "--out", "killed", "--set", "output.checkpoint_every=3")
+    running = torchrun(tmp_path, *args, restarts=3)
+    while not (tmp_path / "killed" / "metrics.jsonl").exists():
+        assert running.poll() is None
+        time.sleep(0.05)
+    time.sleep(random.uniform(0, 0.5))
+    os.kill(random.choice(ranks_of(running.pid)), signal.SIGKILL)
+    said, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, said
+    assert "of 2 lost the others: one died, or did not answer" in said
+    assert "continuing killed after step" in said
+    assert lines(tmp_path / "killed") == lines(folder / "dense-ddp")
+    assert model(tmp_path / "killed") == model(folder / "dense-ddp")
+
+
+def test_what_cannot_be_is_told_once(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    running = torchrun(tmp_path, "run", "tiny.yaml", "--out", "run", "--set", "batch.rows=9")
+    said, _ = running.communicate(timeout=120)
+    assert running.returncode
+    message = "mixwell: batch.rows is 9, which 2 processes cannot share evenly; make it a multiple"
+    assert message in said
+    assert not (tmp_path / "run").exists()
