@@ -19,7 +19,7 @@ TOLERANCE = 1e-6
 
 
 # Sums begin at multiples of so many numbers, at which devices read fastest.
-ALIGNED = 64
+ALIGNED = 16
 
 
 @final

@@ -1,0 +1,80 @@
+"""Trainings whose exchanges are counted, in a module that other processes can import."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces
+from mixwell.communication import Bytes, Counted
+from process_work import PROCESSES, joined, wrapped
+
+DOMAINS, LONG = 4, 150
+ARMS = [
+    ("ddp", "plain"),
+    ("ddp", "dense"),
+    ("ddp", "projected"),
+    ("fsdp", "plain"),
+    ("fsdp", "dense"),
+    ("fsdp", "projected"),
+]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(96, 96) for _ in range(3)])
+        self.last = nn.Linear(96, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.last(x).sum(dim=1)
+
+
+def count(rank: int, port: int, folder: str) -> None:
+    with joined(rank, port, PROCESSES):
+        found: dict[str, Any] = {}
+        for way, kind in ARMS:
+            torch.manual_seed(0)
+            model = wrapped(Net(), way)
+            found[f"{way}-{kind}"] = train(model, kind)
+        Path(folder, f"{rank}.json").write_text(json.dumps(found))
+
+
+def train(model: nn.Module, kind: str) -> dict[str, Any]:
+    """Two rounds, of which the second is counted."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rows, labels = torch.randn(8, 96), torch.arange(8) % DOMAINS
+    mixer = None
+    if kind != "plain":
+        traces = DenseTraces() if kind == "dense" else ProjectedTraces(8)
+        names = [str(number) for number in range(DOMAINS)]
+        mixer = Mixer(model, optimizer, names, horizon=LONG, signal=Hypergradient(traces=traces))
+    found = Bytes()
+    for _ in range(2):
+        with Counted() as counted:
+            for _ in range(LONG):
+                if mixer is None:
+                    model(rows).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                elif kind == "dense":
+                    for number in range(DOMAINS):
+                        with mixer.domain(str(number)):
+                            model(rows[labels == number]).square().mean().backward()
+                    mixer.step()
+                else:
+                    with mixer.batch(labels) as batch:
+                        batch.weigh(model(rows).square()).backward()
+                    mixer.step()
+            if mixer is not None:
+                with mixer.validation():
+                    model(rows).square().mean().backward()
+                mixer.update()
+        found = counted.bytes
+    return vars(found)

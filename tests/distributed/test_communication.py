@@ -1,0 +1,57 @@
+"""What processes exchange, counted, beside plain data parallelism and beside the formula."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from communication_work import ARMS, DOMAINS, LONG, Net, count
+from mixwell.communication import Bytes, Training
+from mixwell.parameters import Parameters
+from mixwell.projections import Projections
+from process_work import PROCESSES, in_processes
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bytes]:
+    folder = tmp_path_factory.mktemp("bytes")
+    in_processes(count, str(folder))
+    both = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
+    assert both[0] == both[1]
+    return {name: Bytes(**one) for name, one in both[0].items()}
+
+
+@pytest.mark.parametrize(("way", "kind"), [("ddp", "dense"), ("ddp", "projected"), ("fsdp", "projected")])
+def test_a_long_round_takes_a_hundredth_more_than_plain_training(
+    way: str, kind: str, found: dict[str, Bytes]
+) -> None:
+    limit = 1.01 if way == "ddp" else 1.02  # shards are put together to be projected
+    assert found[f"{way}-{kind}"].total <= limit * found[f"{way}-plain"].total
+
+
+@pytest.mark.parametrize(("way", "kind"), ARMS)
+def test_the_formula_is_what_is_counted(way: Any, kind: str, found: dict[str, Bytes]) -> None:
+    model = Net()
+    parameters = Parameters.of(model, torch.optim.AdamW(model.parameters()))
+    training = Training(
+        way,
+        size=sum(p.nbytes for p in model.parameters()),
+        tensors=len(parameters),
+        domains=DOMAINS,
+        processes=PROCESSES,
+        mixed=kind == "projected",
+        projected=Projections(parameters, 8, 0).size if kind == "projected" else 0,
+        preconditioned=True,
+        kept=sum(p.nbytes for p in model.last.parameters()),
+    )
+    mixed = training.step * LONG + training.round()
+    expected = training.plain_step * LONG if kind == "plain" else mixed
+    # Sums begin at multiples of 16 numbers, and shards of an odd size are filled up.
+    assert found[f"{way}-{kind}"].total == pytest.approx(expected.total, rel=0.01)
