@@ -12,9 +12,9 @@ from rich.console import Console
 
 from mixwell import state, tables
 from mixwell.data.mnist import Mnist
+from mixwell.engines import Job
 from mixwell.locks import only_one
 from mixwell.sweeps import run_sweep
-from mixwell.workers import Job
 from sweep_work import count, fail
 
 QUIET = Console(quiet=True)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mixwell.data import tokenizer as tokenizers
-from mixwell.sweeps import cores
+from mixwell.engines import LOCAL, Engine
 from mixwell.terminal import say, show
 from mixwell.training import data, fidelity, metrics, plan, settings
 from mixwell.training.data import TEXT
@@ -19,7 +19,9 @@ from mixwell.training.run import CHECKPOINTS, Run, open_run
 from mixwell.training.trainer import Trainer
 
 
-def run(path: Path, *, out: Path | None, overrides: Sequence[str], report: bool) -> None:
+def run(
+    path: Path, *, out: Path | None, overrides: Sequence[str], report: bool, engine: Engine = LOCAL
+) -> None:
     """Begin a run.
 
     Args:
@@ -27,19 +29,24 @@ def run(path: Path, *, out: Path | None, overrides: Sequence[str], report: bool)
         out: the run's directory; ``None`` for ``runs/`` and the config's name.
         overrides: ``key=value``.
         report: whether to write the report page.
+        engine: where runs that the method does first are done.
     """
     folder = out or Path("runs") / path.stem
-    _finish(Run(settings.read(path, overrides), folder, workers=cores()), resuming=False, report=report)
+    engine.check()
+    begun = Run(settings.read(path, overrides), folder, workers=None, engine=engine)
+    _finish(begun, resuming=False, report=report)
 
 
-def resume(folder: Path, *, report: bool) -> None:
+def resume(folder: Path, *, report: bool, engine: Engine = LOCAL) -> None:
     """Continue a run.
 
     Args:
         folder: its directory.
         report: whether to write the report page.
+        engine: where runs that the method does first are done.
     """
-    _finish(open_run(folder, workers=cores()), resuming=True, report=report)
+    engine.check()
+    _finish(open_run(folder, workers=None, engine=engine), resuming=True, report=report)
 
 
 def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
