@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from mixwell.engines import StoppedError
 
 
@@ -22,6 +24,33 @@ def count(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], s
             checkpoint.write_text(json.dumps(done))
             raise StoppedError
     return done, os.environ["OMP_NUM_THREADS"], os.getpid()
+
+
+def descend(
+    setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]
+) -> tuple[int, list[float], int]:
+    """Noisy descent of so many steps, which can continue: where it began, where it ended, and its threads."""
+    random = torch.Generator().manual_seed(setting)
+    place, begun = torch.randn(5, generator=random), 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        begun, place = saved["steps"], saved["place"]
+        random.set_state(saved["random"])
+    for step in range(begun, setting):
+        place = place - 0.1 * (torch.sin(place) + torch.randn(5, generator=random))
+        report(step + 1)
+        (checkpoint.parent.parent / "begun").touch()
+        time.sleep(0.005)
+        if stopping():
+            torch.save({"steps": step + 1, "place": place, "random": random.get_state()}, checkpoint)
+            raise StoppedError
+    return begun, place.tolist(), torch.get_num_threads()
+
+
+def where(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):
+    """Work that tells of its process, and lets others have a turn."""
+    time.sleep(0.5)
+    return os.getpid(), os.getcwd(), os.environ.get("CLUSTER"), os.environ.get("MIXWELL_CACHE")
 
 
 def fail(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):

@@ -96,7 +96,9 @@ def _expect_answer(address: str) -> None:
     except subprocess.TimeoutExpired as error:
         raise OSError(_no_cluster(address, f"nothing came in {CONNECT_SECONDS:g} seconds")) from error
     if tried.returncode != 0:
-        raise OSError(_no_cluster(address, last_line(tried.stderr)))
+        closed = "Unauthenticated" in tried.stderr
+        reason = "it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" if closed else None
+        raise OSError(_no_cluster(address, reason or last_line(tried.stderr)))
 
 
 def _expect_port(address: str) -> None:
