@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from mixwell import state
 from mixwell.engines import StoppedError
 
 
@@ -33,16 +34,17 @@ def descend(
     random = torch.Generator().manual_seed(setting)
     place, begun = torch.randn(5, generator=random), 0
     if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
-        begun, place = saved["steps"], saved["place"]
-        random.set_state(saved["random"])
+        saved = state.read(checkpoint)
+        begun, place = saved["steps"], saved["tensors"]["place"]
+        random.set_state(saved["tensors"]["random"])
     for step in range(begun, setting):
         place = place - 0.1 * (torch.sin(place) + torch.randn(5, generator=random))
         report(step + 1)
         (checkpoint.parent.parent / "begun").touch()
         time.sleep(0.005)
         if stopping():
-            torch.save({"steps": step + 1, "place": place, "random": random.get_state()}, checkpoint)
+            tensors = {"place": place, "random": random.get_state()}
+            state.write(checkpoint, {"steps": step + 1, "tensors": tensors})
             raise StoppedError
     return begun, place.tolist(), torch.get_num_threads()
 
