@@ -190,8 +190,8 @@ class RayWorkers(Workers[Payload]):
             problem: str | None = _result(ref)
         except RayError as error:
             problem = (
-                f"a worker on Ray could not start ({last_line(str(error))}); the same mixwell must be installed "
-                "on all machines of the cluster"
+                f"a worker on Ray could not start ({last_line(str(error))}); see that the cluster is up, and the "
+                "same mixwell installed on all of its machines"
             )
         if problem is None:
             worker.ready = True
