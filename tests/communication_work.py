@@ -27,8 +27,8 @@ ARMS = [
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(96, 96) for _ in range(3)])
-        self.last = nn.Linear(96, 1)
+        self.blocks = nn.ModuleList([nn.Linear(160, 160) for _ in range(1)])
+        self.last = nn.Linear(160, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -49,7 +49,7 @@ def count(rank: int, port: int, folder: str) -> None:
 def train(model: nn.Module, kind: str) -> dict[str, Any]:
     """Two rounds, of which the second is counted."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    rows, labels = torch.randn(8, 96), torch.arange(8) % DOMAINS
+    rows, labels = torch.randn(8, 160), torch.arange(8) % DOMAINS
     mixer = None
     if kind != "plain":
         traces = DenseTraces() if kind == "dense" else ProjectedTraces(8)

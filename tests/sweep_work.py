@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mixwell.workers import StoppedError
+import torch
+
+from mixwell import state
+from mixwell.engines import StoppedError
 
 
 def count(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):
@@ -22,6 +25,34 @@ def count(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], s
             checkpoint.write_text(json.dumps(done))
             raise StoppedError
     return done, os.environ["OMP_NUM_THREADS"], os.getpid()
+
+
+def descend(
+    setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]
+) -> tuple[int, list[float], int]:
+    """Noisy descent of so many steps, which can continue: where it began, where it ended, and its threads."""
+    random = torch.Generator().manual_seed(setting)
+    place, begun = torch.randn(5, generator=random), 0
+    if checkpoint.exists():
+        saved = state.read(checkpoint)
+        begun, place = saved["steps"], saved["tensors"]["place"]
+        random.set_state(saved["tensors"]["random"])
+    for step in range(begun, setting):
+        place = place - 0.1 * (torch.sin(place) + torch.randn(5, generator=random))
+        report(step + 1)
+        (checkpoint.parent.parent / "begun").touch()
+        time.sleep(0.005)
+        if stopping():
+            tensors = {"place": place, "random": random.get_state()}
+            state.write(checkpoint, {"steps": step + 1, "tensors": tensors})
+            raise StoppedError
+    return begun, place.tolist(), torch.get_num_threads()
+
+
+def where(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):
+    """Work that tells of its process, and lets others have a turn."""
+    time.sleep(0.5)
+    return os.getpid(), os.getcwd(), os.environ.get("CLUSTER"), os.environ.get("MIXWELL_CACHE")
 
 
 def fail(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):

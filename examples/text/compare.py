@@ -18,7 +18,6 @@ from rich.console import Console
 from mixwell.experiments import arms
 from mixwell.experiments.arms import Arm
 from mixwell.report import arms as report
-from mixwell.sweeps import cores
 from mixwell.training import settings
 
 # As often as uniform weights show it, at most.
@@ -30,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for tables, figures and report")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=cores())
+    parser.add_argument("--workers", type=int, default=None, help="runs at a time; one per core")
     parser.add_argument("--set", action="append", default=[], help="key=value")
     given = parser.parse_args()
     base = settings.read(Path(__file__).with_name("text.yaml"), given.set)

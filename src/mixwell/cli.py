@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from mixwell.engines import Engine
 
 app = typer.Typer(
     name="mixwell",
@@ -19,6 +22,16 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Given = TypeVar("Given")
+Workers = Annotated[int | None, typer.Option(help="Runs at a time. [default: one per core]")]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="Where runs are done: local (processes of this machine) or ray.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="host:port of a Ray cluster's head, or auto. [default: $RAY_ADDRESS, or a Ray of its own here]"
+    ),
+]
 reproduce = typer.Typer(
     name="reproduce", help="Regenerate the paper's results and look at them.", no_args_is_help=True
 )
@@ -76,19 +89,21 @@ def bounds_command(
     copies: Annotated[int | None, typer.Option(help="Runs of noise to average. [default: 16]")] = None,
     decades: Annotated[float | None, typer.Option(help="Of budgets N. [default: 3]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="3 seeds, 4 copies, 2 decades.")] = False,
-    workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
+    workers: Workers = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/bounds"),
     figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
 ) -> None:
     """The theorems beside measurements, and the best T. On problems with known constants; resumable."""
     from mixwell.experiments.bounds import command
-    from mixwell.sweeps import cores
 
     ok = command.main(
         seeds=_given(seeds, 3 if quick else 8),
         copies=_given(copies, 4 if quick else 16),
         decades=_given(decades, 2.0 if quick else 3.0),
-        workers=_given(workers, cores()),
+        workers=workers,
+        engine=_engine(engine, ray_address),
         out=out,
         figures=figures,
     )
@@ -108,7 +123,9 @@ def mnist_command(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 2,
-    workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
+    workers: Workers = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small network and batch: c=8, batch 32.")] = False,
     channels: Annotated[int | None, typer.Option("--channels", "-c", help="Width. [default: 32]")] = None,
     batch_size: Annotated[
@@ -130,14 +147,14 @@ def mnist_command(
 ) -> None:
     """The paper's MNIST experiment. Final loss, accuracy and weights against the horizon; resumable."""
     from mixwell.experiments.mnist import command
-    from mixwell.sweeps import cores
 
     command.main(
         budgets=_whole_numbers("--budget", budget),
         horizons=None if horizons is None else _whole_numbers("--horizons", horizons),
         batch_sizes=_whole_numbers("--batch-size", _given(batch_size, "32" if quick else "256")),
         seeds=seeds,
-        workers=_given(workers, cores()),
+        workers=workers,
+        engine=_engine(engine, ray_address),
         channels=_given(channels, 8 if quick else 32),
         learning_rate=learning_rate,
         step_size=step_size,
@@ -155,6 +172,9 @@ def mnist_command(
 ConfigFile = Annotated[Path, typer.Argument(help="A config file; `mixwell init` writes one.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Replace a setting: key=value, as in optimizer.lr=0.001.")
+]
+TrialsEngine = Annotated[
+    str, typer.Option("--engine", help="Where runs that a method does first are done: local or ray.")
 ]
 Report = Annotated[bool, typer.Option(help="Write the report page at the end.")]
 
@@ -184,12 +204,15 @@ def run_command(
         Path | None, typer.Option(help="The run's directory. [default: runs/ and the config's name]")
     ] = None,
     overrides: Overrides = None,
+    engine: TrialsEngine = "local",
+    ray_address: RayAddress = None,
     report: Report = True,
 ) -> None:
     """Train a model and learn the mixture. Ctrl-C stops and saves; `mixwell resume` continues."""
     from mixwell.training import command
 
-    command.run(config, out=out, overrides=overrides or (), report=report)
+    chosen = _engine(engine, ray_address)
+    command.run(config, out=out, overrides=overrides or (), report=report, engine=chosen)
 
 
 @app.command("compare")
@@ -215,13 +238,14 @@ def compare_command(
         Path | None,
         typer.Option(help="Folder for everything. [default: runs/compare- and the config's name]"),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
+    workers: Workers = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
     overrides: Overrides = None,
     figures: Annotated[bool, typer.Option(help="Draw the figures and write the report page.")] = True,
 ) -> None:
     """Compare methods on a problem. Same seeds, data and compute; stopped and called again, it goes on."""
     from mixwell.experiments.compare import command
-    from mixwell.sweeps import cores
 
     command.main(
         problem,
@@ -230,7 +254,8 @@ def compare_command(
         horizons=horizons,
         equal=equal,
         out=out,
-        workers=_given(workers, cores()),
+        workers=workers,
+        engine=_engine(engine, ray_address),
         overrides=overrides or (),
         figures=figures,
     )
@@ -248,12 +273,15 @@ def methods_command(
 
 @app.command("resume")
 def resume_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")], report: Report = True
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")],
+    engine: TrialsEngine = "local",
+    ray_address: RayAddress = None,
+    report: Report = True,
 ) -> None:
     """Continue a run that was stopped, as if nothing had happened. It may also have been killed or cut off."""
     from mixwell.training import command
 
-    command.resume(folder, report=report)
+    command.resume(folder, report=report, engine=_engine(engine, ray_address))
 
 
 @app.command("export")
@@ -300,14 +328,22 @@ def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for text, runs and report.")] = Path("runs/demo"),
     steps: Annotated[int | None, typer.Option(help="Of each run. [default: those of demo.yaml]")] = None,
     seeds: Annotated[int, typer.Option(help="How many pairs of runs.")] = 1,
-    workers: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
+    workers: Workers = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
     figures: Annotated[bool, typer.Option(help="Write the report page.")] = True,
 ) -> None:
     """Learn a mixture of text that is on this machine. Compares it with uniform mixing; no download."""
     from mixwell.experiments.demo import command
-    from mixwell.sweeps import cores
 
-    command.main(out=out, steps=steps, seeds=seeds, workers=_given(workers, cores()), figures=figures)
+    command.main(
+        out=out,
+        steps=steps,
+        seeds=seeds,
+        workers=workers,
+        engine=_engine(engine, ray_address),
+        figures=figures,
+    )
 
 
 @app.command("tokenizer")
@@ -345,6 +381,12 @@ def report_command(
 
 def _given(value: Given | None, default: Given) -> Given:
     return default if value is None else value
+
+
+def _engine(name: str, address: str | None) -> Engine:
+    from mixwell.engines import Engine
+
+    return Engine(name, address)
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:

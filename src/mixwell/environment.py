@@ -65,11 +65,20 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
     return {
         "commands": [shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)],
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": packages(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
     }
+
+
+def packages() -> dict[str, str]:
+    """Versions of the packages on which numbers depend.
+
+    Returns:
+        Versions by name; ``"unknown"`` of what is not installed.
+    """
+    return {name: _version(name) for name in PACKAGES}
 
 
 def _program() -> list[str]:

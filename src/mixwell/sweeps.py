@@ -1,8 +1,7 @@
-"""Many independent runs in worker processes, with progress, stopped and continued at will."""
+"""Many independent runs by the workers of an engine, with progress, stopped and continued at will."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,41 +12,38 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mixwell import files
-from mixwell.workers import Job, Work, Workers
+from mixwell.engines import LOCAL, Engine, Job, Work
+from mixwell.terminal import say
 
 Payload = TypeVar("Payload")
 Result = TypeVar("Result")
 LINE_SECONDS = 15.0
 
 
-def cores() -> int:
-    """How many processes can run at once on the cores that this one may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def check_workers(workers: int) -> None:
-    """Refuse a number of workers that cannot be.
+def check_workers(workers: int | None, engine: Engine = LOCAL) -> None:
+    """Refuse workers that cannot be, before anything is written.
 
     Args:
-        workers: processes.
+        workers: how many; ``None`` for one per core.
+        engine: where they are.
 
     Raises:
-        ValueError: it is below one.
+        ValueError: the number is below one, or the engine is not installed.
+        OSError: the engine does not answer.
     """
-    if workers < 1:
-        raise ValueError(f"a sweep needs at least 1 worker, got {workers}")
+    _check_number(workers)
+    engine.check()
 
 
 def run_sweep(
     work: Work[Payload, Result],
     jobs: Sequence[Job[Payload]],
     *,
-    workers: int,
+    workers: int | None,
     checkpoints: Path,
     on_done: Callable[[Job[Payload], Result], None],
     console: Console | None = None,
+    engine: Engine = LOCAL,
 ) -> None:
     """Run all jobs, some at a time.
 
@@ -58,24 +54,28 @@ def run_sweep(
     Args:
         work: does one job, in a process with one thread.
         jobs: begun in this order.
-        workers: processes.
+        workers: how many runs at a time; ``None`` for one per core, of a cluster's where the engine has one.
         checkpoints: the folder for the checkpoints.
         on_done: told each result in this process, as it comes.
         console: for the progress bar; a line now and then where it is not a terminal.
+        engine: where the jobs are done. A sweep that was begun with one goes on with another.
 
     Raises:
+        ValueError: there are no workers, or the engine is not installed.
         InterruptedError: by Ctrl-C or SIGTERM, after the workers saved.
         ChildProcessError: jobs failed; the others are done.
+        OSError: the engine does not answer, or its workers cannot start.
     """
-    check_workers(workers)
+    _check_number(workers)
     if not jobs:
         return
     checkpoints.mkdir(parents=True, exist_ok=True)
     waiting, failures = list(reversed(jobs)), list[str]()
-    with (
-        _Display(jobs, console or Console()) as display,
-        Workers(work, min(workers, len(jobs))) as running,
-    ):
+    console = console or Console()
+    made = engine.workers(
+        work, count=workers, jobs=len(jobs), folder=checkpoints, say=lambda text: say(console, text)
+    )
+    with _Display(jobs, console) as display, made as running:
         while running.busy or (waiting and not running.stopping):
             while running.idle and waiting and not running.stopping:
                 job = waiting.pop()
@@ -118,6 +118,11 @@ def begun(checkpoints: Path, jobs: Sequence[Job[Any]]) -> int:
         Their number.
     """
     return sum(_checkpoint(checkpoints, job).exists() for job in jobs)
+
+
+def _check_number(workers: int | None) -> None:
+    if workers is not None and workers < 1:
+        raise ValueError(f"a sweep needs at least 1 worker, got {workers}")
 
 
 def _checkpoint(folder: Path, job: Job[Any]) -> Path:

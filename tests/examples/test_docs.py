@@ -44,7 +44,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 FENCE = re.compile(r"^(?:<!-- ([\w ]+) -->\n)?( *)```(\w*)([^\n]*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
-OTHER_TOOLS = {"accelerate", "mlflow", "tensorboard", "torchrun", "wandb"}
+OTHER_TOOLS = {"accelerate", "mlflow", "ray", "tensorboard", "torchrun", "wandb"}
 """Commands of others, of which nothing is checked."""
 PART = {"domains": {"web": "web.txt", "code": "code.txt"}, "validation": "validation.txt"}
 """What a part of a config is put into where the page has no whole one."""

@@ -143,6 +143,15 @@ def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
         (["mnist", "--noise-rate", "2"], "noise_rate must be between 0 and 1, got 2.0"),
         (["mnist", "--seeds", "0"], "a sweep needs at least 1 seed, got 0"),
         (["mnist", "--workers", "0"], "a sweep needs at least 1 worker, got 0"),
+        (["mnist", "--engine", "dask"], "the engine must be local or ray, got 'dask'"),
+        (
+            ["mnist", "--ray-address", "auto"],
+            "--ray-address auto is for --engine ray, and the engine is local",
+        ),
+        (
+            ["bounds", "--engine", "ray", "--ray-address", "ray://head:1"],
+            "is auto, or host:port of its head, as in 10.0.0.1:6379; got 'ray://head:1'",
+        ),
         (["mnist", "--quick", "--channels", "0"], "channels must be at least 1, got 0"),
         (["mnist", "--horizons", ""], "--horizons must be whole numbers"),
         (["bounds", "--quick", "--decades", "9"], "0.5 to 4 decades, got 3, 4 and 9"),

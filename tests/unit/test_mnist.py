@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mixwell.data.mnist import Mnist
+from mixwell.engines import StoppedError
 from mixwell.experiments.mnist.curves import curves_of, findings
 from mixwell.experiments.mnist.experiment import (
     NOISY,
@@ -20,7 +21,6 @@ from mixwell.experiments.mnist.experiment import (
     with_wrong_labels,
 )
 from mixwell.experiments.mnist.sweep import Results, default_horizons, name_of, settings_of
-from mixwell.workers import StoppedError
 
 TINY = Setting(budget=7, horizon=3, seed=0, channels=2, batch_size=4, train_size=50, validation_size=40)
 

@@ -34,4 +34,6 @@ def test_the_command_line_and_the_package_are_light() -> None:
     assert not {"torch", "numpy", "rich"} & imported_by(
         "from mixwell.cli import app; app(['run', '--help'], standalone_mode=False)"
     )
-    assert not {"matplotlib", "transformers", "pandas"} & imported_by("import mixwell; mixwell.Mixer")
+    assert not {"matplotlib", "transformers", "pandas", "ray"} & imported_by(
+        "import mixwell, mixwell.experiments.compare.command; mixwell.Mixer"
+    )

@@ -1,10 +1,12 @@
-"""Sweeps in real processes: order, failure, interruption, and continuing where they stopped."""
+"""Sweeps on every engine: order, failure, interruption, and continuing where they stopped."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,30 @@ from rich.console import Console
 
 from mixwell import state, tables
 from mixwell.data.mnist import Mnist
+from mixwell.engines import Engine, Job
+from mixwell.engines.connection import connected
 from mixwell.locks import only_one
 from mixwell.sweeps import run_sweep
-from mixwell.workers import Job
-from sweep_work import count, fail
+from sweep_work import count, descend, fail
 
 QUIET = Console(quiet=True)
 
 
-def test_every_job_is_done_in_processes_with_one_thread(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    """One Ray for all tests of this module."""
+    with connected(None, cpus=2):
+        yield
+
+
+@pytest.fixture(params=["local", "ray"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    if request.param == "ray":
+        request.getfixturevalue("ray_here")
+    return Engine(request.param)
+
+
+def test_every_job_is_done_in_processes_with_one_thread(tmp_path: Path, engine: Engine) -> None:
     before = os.environ.get("OMP_NUM_THREADS")
     found: dict[str, tuple[int, str, int]] = {}
     jobs = [Job(f"job{n}", n, n) for n in (3, 1, 2)]
@@ -31,6 +48,7 @@ def test_every_job_is_done_in_processes_with_one_thread(tmp_path: Path) -> None:
         checkpoints=tmp_path / "c",
         on_done=lambda job, result: found.update({job.name: result}),
         console=QUIET,
+        engine=engine,
     )
     assert {name: result[0] for name, result in found.items()} == {"job3": 3, "job1": 1, "job2": 2}
     assert {result[1] for result in found.values()} == {"1"}
@@ -58,7 +76,9 @@ def test_a_job_continues_from_its_checkpoint(tmp_path: Path) -> None:
     ("setting", "message"),
     [(0, "ValueError: this one is broken; see .*bad.failed.txt"), (1, "its process died")],
 )
-def test_a_failure_names_the_job_and_the_others_are_done(tmp_path: Path, setting: int, message: str) -> None:
+def test_a_failure_names_the_job_and_the_others_are_done(
+    tmp_path: Path, engine: Engine, setting: int, message: str
+) -> None:
     done: list[str] = []
     with pytest.raises(ChildProcessError, match=f"the run bad failed .{message}"):
         run_sweep(
@@ -68,13 +88,14 @@ def test_a_failure_names_the_job_and_the_others_are_done(tmp_path: Path, setting
             checkpoints=tmp_path,
             on_done=lambda job, result: done.append(job.name),
             console=QUIET,
+            engine=engine,
         )
     assert sorted(done) == ["one", "three", "two"]
     if setting == 0:
         assert "raise ValueError" in (tmp_path / "bad.failed.txt").read_text()
 
 
-def test_trouble_with_a_result_saves_the_other_runs(tmp_path: Path) -> None:
+def test_trouble_with_a_result_saves_the_other_runs(tmp_path: Path, engine: Engine) -> None:
     def full(job: Job[int], result: int) -> None:
         raise OSError("no space left on device")
 
@@ -87,9 +108,55 @@ def test_trouble_with_a_result_saves_the_other_runs(tmp_path: Path) -> None:
             checkpoints=tmp_path,
             on_done=full,
             console=QUIET,
+            engine=engine,
         )
     assert (tmp_path / "long.safetensors").read_text() == "saved"
     assert time.monotonic() - begun < 1000  # it did not wait for the long one's 10,000 seconds
+
+
+def interrupt_when_begun(folder: Path) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (folder / "begun").exists():
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize(("first", "then"), [("local", "ray"), ("ray", "local")])
+def test_a_sweep_goes_on_with_another_engine(tmp_path: Path, first: str, then: str) -> None:
+    def sweep(engine: str) -> None:
+        run_sweep(
+            descend,
+            [Job("job", 300, 300)],
+            workers=1,
+            checkpoints=tmp_path / "c",
+            on_done=lambda job, result: found.append(result),
+            console=QUIET,
+            engine=Engine(engine),
+        )
+
+    found: list[tuple[int, list[float], int]] = []
+    before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
+    thread = threading.Thread(target=interrupt_when_begun, args=(tmp_path,))
+    thread.start()
+    with pytest.raises(InterruptedError, match="the same command continues where this one left off"):
+        sweep(first)
+    thread.join()
+    assert not found
+    assert [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["job.safetensors"]
+    sweep(then)
+    begun, place, threads = found[0]
+    assert 0 < begun < 300
+    assert threads == 1
+    (tmp_path / "alone").mkdir()
+    alone = descend(
+        300, checkpoint=tmp_path / "alone" / "c", report=lambda steps: None, stopping=lambda: False
+    )
+    assert place == alone[1]  # bit for bit
+    assert not (tmp_path / "c").exists()
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -107,10 +174,20 @@ def test_no_workers_are_refused_and_no_jobs_are_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def mnist_command(out: Path, budget: int = 400) -> list[str]:
+def mnist_command(out: Path, budget: int = 400, engine: str = "local") -> list[str]:
     words = f"reproduce mnist --budget {budget} --horizons 7,400 --seeds 1 --workers 2 --no-figures"
     small = "--channels 2 --batch-size 8 --train-size 200 --validation-size 100"
-    return [sys.executable, "-m", "mixwell", *words.split(), *small.split(), "--out", str(out)]
+    return [
+        sys.executable,
+        "-m",
+        "mixwell",
+        *words.split(),
+        *small.split(),
+        "--out",
+        str(out),
+        "--engine",
+        engine,
+    ]
 
 
 def without_seconds(path: Path) -> list[tables.Row]:
@@ -125,15 +202,21 @@ def undisturbed(mnist_images: Mnist, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "seconds"),
-    [(signal.SIGINT, 0.5), (signal.SIGINT, 5.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)],
+    ("kind", "seconds", "engine"),
+    [
+        (signal.SIGINT, 0.5, "local"),
+        (signal.SIGINT, 5.0, "local"),
+        (signal.SIGTERM, 5.0, "local"),
+        (signal.SIGKILL, 5.0, "local"),
+        (signal.SIGTERM, 9.0, "ray"),
+    ],
 )
 def test_an_interrupted_sweep_continues_to_the_same_result(
-    undisturbed: Path, tmp_path: Path, kind: signal.Signals, seconds: float
+    undisturbed: Path, tmp_path: Path, kind: signal.Signals, seconds: float, engine: str
 ) -> None:
     """As by Ctrl-C in a terminal, the signal goes to the workers too; at 0.5 s they are still starting."""
     process = subprocess.Popen(
-        mnist_command(tmp_path), stderr=subprocess.PIPE, text=True, start_new_session=True
+        mnist_command(tmp_path, engine=engine), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     while not (tmp_path / "unfinished").exists() and process.poll() is None:
         time.sleep(0.05)

@@ -16,6 +16,7 @@ from typing import Any, final
 from rich.console import Console
 
 from mixwell import environment, tables
+from mixwell.engines import LOCAL, Engine
 from mixwell.locks import only_one
 from mixwell.tables import Row
 from mixwell.training import many, metrics, mixture, settings
@@ -64,7 +65,14 @@ PROPORTIONAL = Arm("proportional", {"method": "fixed", "weights": "proportional"
 
 
 def run(
-    base: Config, arms: Sequence[Arm], *, seeds: int, out: Path, workers: int, console: Console
+    base: Config,
+    arms: Sequence[Arm],
+    *,
+    seeds: int,
+    out: Path,
+    workers: int | None,
+    console: Console,
+    engine: Engine = LOCAL,
 ) -> list[Row]:
     """Do the runs that are not done yet, and write the tables.
 
@@ -73,8 +81,9 @@ def run(
         arms: what to compare.
         seeds: how many, from 0.
         out: the folder.
-        workers: processes.
+        workers: how many runs at a time; ``None`` for one per core.
         console: for the progress.
+        engine: where they are done.
 
     Returns:
         The rows of the table of runs.
@@ -89,7 +98,7 @@ def run(
     planned = [Planned(arm.config(base, seed), folder(out, arm.name, seed)) for arm, seed in order]
     with only_one(out):
         environment.write(out)
-        many.do(planned, workers=workers, unfinished=out / "unfinished", console=console)
+        many.do(planned, workers=workers, unfinished=out / "unfinished", console=console, engine=engine)
         by_arm = [(arm, seed) for arm in arms for seed in range(seeds)]
         rows = [_row(arm.name, seed, folder(out, arm.name, seed)) for arm, seed in by_arm]
         curves = [row for arm, seed in by_arm for row in _curve(arm.name, seed, folder(out, arm.name, seed))]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mixwell import processes
 from mixwell.data import tokenizer as tokenizers
-from mixwell.sweeps import cores
+from mixwell.engines import LOCAL, Engine
 from mixwell.terminal import say, show
 from mixwell.training import data, fidelity, metrics, plan, settings, several
 from mixwell.training.data import TEXT
@@ -20,7 +20,9 @@ from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
 from mixwell.training.trainer import Trainer
 
 
-def run(path: Path, *, out: Path | None, overrides: Sequence[str], report: bool) -> None:
+def run(
+    path: Path, *, out: Path | None, overrides: Sequence[str], report: bool, engine: Engine = LOCAL
+) -> None:
     """Begin a run.
 
     Args:
@@ -28,24 +30,28 @@ def run(path: Path, *, out: Path | None, overrides: Sequence[str], report: bool)
         out: the run's directory; ``None`` for ``runs/`` and the config's name.
         overrides: ``key=value``.
         report: whether to write the report page.
+        engine: where runs that the method does first are done.
     """
     folder = out or Path("runs") / path.stem
+    engine.check()
     config = settings.read(path, overrides)
     with several.joined(config.parallel):
         # Where a process died and all were started again, the run is there already.
         again = several.restarted() and processes.first((folder / CONFIG).exists)
-        _finish(Run(config, folder, workers=cores()), resuming=again, report=report)
+        _finish(Run(config, folder, workers=None, engine=engine), resuming=again, report=report)
 
 
-def resume(folder: Path, *, report: bool) -> None:
+def resume(folder: Path, *, report: bool, engine: Engine = LOCAL) -> None:
     """Continue a run.
 
     Args:
         folder: its directory.
         report: whether to write the report page.
+        engine: where runs that the method does first are done.
     """
+    engine.check()
     with several.joined(open_run(folder).config.parallel):
-        _finish(open_run(folder, workers=cores()), resuming=True, report=report)
+        _finish(open_run(folder, workers=None, engine=engine), resuming=True, report=report)
 
 
 def show_plan(path: Path, *, overrides: Sequence[str]) -> None:

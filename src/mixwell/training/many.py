@@ -1,4 +1,4 @@
-"""Several runs at once, in worker processes with one thread each; stopped and continued together."""
+"""Several runs at once, by workers with one thread each; stopped and continued together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, final
 
 from rich.console import Console
 
+from mixwell.engines import LOCAL, Engine, Job, StoppedError
 from mixwell.sweeps import run_sweep
 from mixwell.training import settings
 from mixwell.training.config import Config
 from mixwell.training.display import Watch
 from mixwell.training.run import CONFIG, Run, expect_same, finished, open_run
-from mixwell.workers import Job, StoppedError
 
 
 @final
@@ -33,14 +33,22 @@ class Planned:
     work: int | None = None
 
 
-def do(runs: Sequence[Planned], *, workers: int, unfinished: Path, console: Console) -> None:
+def do(
+    runs: Sequence[Planned],
+    *,
+    workers: int | None,
+    unfinished: Path,
+    console: Console,
+    engine: Engine = LOCAL,
+) -> None:
     """Do the runs that are not finished, each from where it stopped.
 
     Args:
         runs: in the order in which they are begun.
-        workers: processes.
+        workers: how many at a time; ``None`` for one per core.
         unfinished: a folder for messages of runs that failed.
         console: for the progress.
+        engine: where they are done.
 
     Raises:
         ValueError: in one of the folders is a run with other settings.
@@ -51,7 +59,7 @@ def do(runs: Sequence[Planned], *, workers: int, unfinished: Path, console: Cons
         Job(
             str(run.folder.name),
             run.work or run.config.steps,
-            (run.config.model_dump(mode="json"), str(run.folder)),
+            (run.config.model_dump(mode="json"), str(run.folder.absolute())),
         )
         for run in runs
         if not finished(run.folder)
@@ -63,6 +71,7 @@ def do(runs: Sequence[Planned], *, workers: int, unfinished: Path, console: Cons
         checkpoints=unfinished,
         on_done=lambda job, result: None,
         console=console,
+        engine=engine,
     )
 
 

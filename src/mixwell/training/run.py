@@ -18,6 +18,7 @@ from rich.console import Console
 from mixwell import environment, methods, processes
 from mixwell.data.rows import Rows
 from mixwell.data.tokenizer import load as load_tokenizer
+from mixwell.engines import LOCAL, Engine
 from mixwell.locks import only_one
 from mixwell.loggers import runs as loggers
 from mixwell.loggers.base import Logger
@@ -68,7 +69,9 @@ class Run:
         watch: is told what happens; by default a display on the console.
         stopping: asked after each step whether to save and stop; by default Ctrl-C and SIGTERM say so.
         loggers: are told the numbers besides those of the settings, and stay open.
-        workers: processes in which trials of the method run, where it has some and the model is the config's.
+        workers: how many trials of the method run at a time, where it has some and the model is the config's;
+            ``None`` for one per core.
+        engine: where they run, if more than one may.
     """
 
     def __init__(
@@ -82,10 +85,11 @@ class Run:
         watch: Watch | None = None,
         stopping: Callable[[], bool] | None = None,
         loggers: Sequence[Logger] = (),
-        workers: int = 1,
+        workers: int | None = 1,
+        engine: Engine = LOCAL,
     ) -> None:
         self.config, self.folder = config, folder
-        self._workers = workers
+        self._workers, self._engine = workers, engine
         self._console = Console(quiet=True) if processes.rank() else console or Console()
         self._trainable, self._given = trainable, given or {}
         self._own_model = trainable is not None
@@ -248,10 +252,16 @@ class Run:
         """In other processes, or here where a model or rows were handed over."""
         from mixwell.training import many  # which makes runs
 
-        if self._workers > 1 and len(trials) > 1 and not self._own_model and not self._given:
+        if self._workers != 1 and len(trials) > 1 and not self._own_model and not self._given:
             planned = [many.Planned(config, folder) for config, folder in trials]
             where = self.folder / stages.FOLDER / "unfinished"
-            many.do(planned, workers=self._workers, unfinished=where, console=self._console)
+            many.do(
+                planned,
+                workers=self._workers,
+                unfinished=where,
+                console=self._console,
+                engine=self._engine,
+            )
             return
         for config, folder in trials:
             expect_same(config, folder)

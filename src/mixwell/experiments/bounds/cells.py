@@ -11,12 +11,12 @@ from typing import final
 import numpy as np
 
 from mixwell import theory
+from mixwell.engines import StoppedError
 from mixwell.experiments.bounds.kinds import KINDS
 from mixwell.experiments.bounds.problems import Array, BilevelProblem, Indices
 from mixwell.experiments.bounds.shared_quadratics import SharedQuadratics
 from mixwell.experiments.bounds.simulation import leap, simulate
 from mixwell.tables import Row
-from mixwell.workers import StoppedError
 
 MEASUREMENTS = "measurements.csv"
 LEAP = 10_000_000

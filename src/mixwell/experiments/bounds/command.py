@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mixwell import environment, tables, terminal
+from mixwell.engines import LOCAL, Engine, Job
 from mixwell.experiments.bounds.cells import MEASUREMENTS, Cell, measure
 from mixwell.experiments.bounds.problems import CURVATURES
 from mixwell.experiments.bounds.scaling import Best, Fit, growth_of, parting
@@ -18,7 +19,6 @@ from mixwell.experiments.bounds.theorem import check, verdict
 from mixwell.locks import only_one
 from mixwell.sweeps import check_workers, run_sweep
 from mixwell.tables import Row, Value
-from mixwell.workers import Job
 
 HORIZONS, FITS = "horizons.csv", "fits.csv"
 SCALING = (
@@ -70,16 +70,26 @@ def cells_of(*, seeds: int, copies: int, decades: float) -> list[Cell]:
     return theorem + scaling
 
 
-def main(*, seeds: int, copies: int, decades: float, workers: int, out: Path, figures: bool) -> bool:
+def main(
+    *,
+    seeds: int,
+    copies: int,
+    decades: float,
+    workers: int | None,
+    out: Path,
+    figures: bool,
+    engine: Engine = LOCAL,
+) -> bool:
     """The whole command.
 
     Args:
         seeds: problems of each kind.
         copies: runs of the noise that are averaged.
         decades: of budgets, over which the best horizon is sought.
-        workers: processes.
+        workers: how many measurements at a time; ``None`` for one per core.
         out: folder for the files.
         figures: whether to draw.
+        engine: where they are done.
 
     Returns:
         Whether the theorems hold wherever they speak.
@@ -92,9 +102,10 @@ def main(*, seeds: int, copies: int, decades: float, workers: int, out: Path, fi
             "bounds needs at least 2 seeds, 2 copies and 0.5 to 4 decades, got "
             f"{seeds}, {copies} and {decades:g}"
         )
-    check_workers(workers)
+    check_workers(workers, engine)
     console = Console()
-    rows = _measure(cells_of(seeds=seeds, copies=copies, decades=decades), out, workers, console)
+    cells = cells_of(seeds=seeds, copies=copies, decades=decades)
+    rows = _measure(cells, out, workers, engine, console)
     best, fits = growth_of(rows)
     holds = _print_theorem(rows, console)
     _print_scaling(best, fits, console)
@@ -107,7 +118,9 @@ def main(*, seeds: int, copies: int, decades: float, workers: int, out: Path, fi
     return holds
 
 
-def _measure(cells: Sequence[Cell], out: Path, workers: int, console: Console) -> list[Row]:
+def _measure(
+    cells: Sequence[Cell], out: Path, workers: int | None, engine: Engine, console: Console
+) -> list[Row]:
     """The rows of all cells; those that are in the table already are not measured again, and others stay in it."""
     path = out / MEASUREMENTS
     wanted = {tuple(int(v) if isinstance(v, bool) else v for v in asdict(c).values()): c for c in cells}
@@ -138,6 +151,7 @@ def _measure(cells: Sequence[Cell], out: Path, workers: int, console: Console) -
             checkpoints=out / "unfinished",
             on_done=add,
             console=console,
+            engine=engine,
         )
     return [row for row in rows if _key(row) in wanted]
 

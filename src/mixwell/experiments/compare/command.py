@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mixwell import environment, tables
+from mixwell.engines import LOCAL, Engine
 from mixwell.experiments.compare import budgets, problems, results
 from mixwell.experiments.compare.contestants import Contestant, choose, horizons_of
 from mixwell.experiments.compare.results import Entry
@@ -39,9 +40,10 @@ def main(
     horizons: str,
     equal: str,
     out: Path | None,
-    workers: int,
+    workers: int | None,
     overrides: Sequence[str],
     figures: bool,
+    engine: Engine = LOCAL,
 ) -> None:
     """Run what is not done yet, write the tables, print and draw.
 
@@ -52,15 +54,16 @@ def main(
         horizons: of the methods that learn online, with commas.
         equal: ``compute``, or ``steps`` of the last run.
         out: the folder; ``None`` for ``runs/compare-`` and the problem's name.
-        workers: processes.
+        workers: how many runs at a time; ``None`` for one per core.
         overrides: ``key=value``.
         figures: whether to write the report page.
+        engine: where they are done.
 
     Raises:
         ValueError: a setting is wrong, or a method lacks what it needs.
         ChildProcessError: runs failed; the others are told.
     """
-    check_workers(workers)
+    check_workers(workers, engine)
     if seeds < 1:
         raise ValueError(f"a comparison needs at least 1 seed, got {seeds}")
     if equal not in ("compute", "steps"):
@@ -86,7 +89,7 @@ def main(
         planned = [Planned(one.config, one.folder, work=_work(one)) for one in entries]
         failed: ChildProcessError | InterruptedError | None = None
         try:
-            many.do(planned, workers=workers, unfinished=out / "unfinished", console=console)
+            many.do(planned, workers=workers, unfinished=out / "unfinished", console=console, engine=engine)
         except (ChildProcessError, InterruptedError) as error:  # what is done is told all the same
             failed = error
         done = [one for one in entries if finished(one.folder)]

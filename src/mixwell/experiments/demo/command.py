@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mixwell import files
+from mixwell.engines import LOCAL, Engine
 from mixwell.experiments import arms
 from mixwell.experiments.demo import corpus
 from mixwell.report import arms as report
 from mixwell.report import runs
+from mixwell.sweeps import check_workers
 from mixwell.tables import Row
 from mixwell.terminal import say, show
 from mixwell.training import mixture, settings
@@ -21,19 +23,29 @@ from mixwell.training import mixture, settings
 CONFIG = "demo.yaml"
 
 
-def main(*, out: Path, steps: int | None, seeds: int, workers: int, figures: bool) -> None:
+def main(
+    *,
+    out: Path,
+    steps: int | None,
+    seeds: int,
+    workers: int | None,
+    figures: bool,
+    engine: Engine = LOCAL,
+) -> None:
     """Write the text, train both ways, compare and draw.
 
     Args:
         out: folder for everything.
         steps: of each run; ``None`` for the config's.
         seeds: how many pairs of runs.
-        workers: processes.
+        workers: how many runs at a time; ``None`` for one per core.
         figures: whether to write the report page.
+        engine: where they are done.
 
     Raises:
         ValueError: a number is below one.
     """
+    check_workers(workers, engine)
     if seeds < 1:
         raise ValueError(f"the demo needs at least 1 seed, got {seeds}")
     console = Console()
@@ -48,7 +60,13 @@ def main(*, out: Path, steps: int | None, seeds: int, workers: int, figures: boo
         f"{seeds} x 2 runs of {base.steps} steps: learned and uniform weights; the target is docstrings",
     )
     rows = arms.run(
-        base, [arms.LEARNED, arms.UNIFORM], seeds=seeds, out=out, workers=workers, console=console
+        base,
+        [arms.LEARNED, arms.UNIFORM],
+        seeds=seeds,
+        out=out,
+        workers=workers,
+        console=console,
+        engine=engine,
     )
     _tell(console, rows, out)
     if figures:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from mixwell import terminal
 from mixwell.data import mnist
+from mixwell.engines import LOCAL, Engine
 from mixwell.experiments.mnist.curves import Curve, curves_of, findings
 from mixwell.experiments.mnist.experiment import DOMAINS, VALIDATION, Domains, Setting
 from mixwell.experiments.mnist.sweep import RUNS, WEIGHTS, settings_of, sweep
@@ -25,9 +26,10 @@ def main(
     horizons: Sequence[int] | None,
     batch_sizes: Sequence[int],
     seeds: int,
-    workers: int,
+    workers: int | None,
     out: Path,
     figures: bool,
+    engine: Engine = LOCAL,
     **shared: Any,
 ) -> None:
     """The whole command.
@@ -37,12 +39,13 @@ def main(
         horizons: T, or ``None`` for the defaults.
         batch_sizes: images per domain, one or several.
         seeds: how many.
-        workers: processes.
+        workers: how many runs at a time; ``None`` for one per core.
         out: folder for the files.
         figures: whether to draw.
+        engine: where they are done.
         **shared: other fields of :class:`Setting`.
     """
-    check_workers(workers)
+    check_workers(workers, engine)
     console = Console()
 
     def say(text: str) -> None:
@@ -52,7 +55,7 @@ def main(
     left_out = sorted({t for t in horizons or () if t > min(budgets)})
     if left_out:
         say(f"left out where they are beyond the budget: T = {left_out}")
-    results = sweep(settings, out, workers=workers, console=console, say=say)
+    results = sweep(settings, out, workers=workers, console=console, say=say, engine=engine)
     for curve in curves_of(results.runs):
         _print_curve(curve, console)
         for line in findings(curve):

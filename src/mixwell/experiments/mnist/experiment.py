@@ -22,10 +22,10 @@ from torch.nn import functional
 
 from mixwell import state
 from mixwell.data.mnist import DEVIATION, MEAN, Mnist
+from mixwell.engines import StoppedError
 from mixwell.mixer import Mixer
 from mixwell.models.cnn import small_cnn
 from mixwell.signals import Hypergradient
-from mixwell.workers import StoppedError
 
 VANILLA, ROTATED, NOISY = DOMAINS = ("vanilla", "rotated", "noisy")
 VALIDATION = "validation"

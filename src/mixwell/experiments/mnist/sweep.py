@@ -16,12 +16,12 @@ from rich.console import Console
 
 from mixwell import environment, tables
 from mixwell.data import mnist
+from mixwell.engines import LOCAL, Engine, Job
 from mixwell.experiments.mnist.experiment import DOMAINS, Outcome, Run, Setting
 from mixwell.locks import only_one
 from mixwell.sweeps import begun, run_sweep
 from mixwell.tables import Row
 from mixwell.theory import stochastic_horizon
-from mixwell.workers import Job
 
 RUNS, WEIGHTS, CHECKPOINTS = "runs.csv", "weights.csv", "unfinished"
 _NAMED = ("budget", "horizon", "seed", "channels", "batch_size")
@@ -143,18 +143,20 @@ def sweep(
     settings: Sequence[Setting],
     folder: Path,
     *,
-    workers: int,
+    workers: int | None,
     console: Console,
     say: Callable[[str], None],
+    engine: Engine = LOCAL,
 ) -> Results:
     """Do the runs that have no result yet.
 
     Args:
         settings: of the runs.
         folder: for the results; unfinished runs keep their checkpoints in it.
-        workers: processes.
+        workers: how many at a time; ``None`` for one per core.
         console: for the progress.
         say: told what is found, fetched and done.
+        engine: where they are done.
 
     Returns:
         The results in the folder.
@@ -177,6 +179,7 @@ def sweep(
             checkpoints=folder / CHECKPOINTS,
             on_done=lambda job, outcome: results.add(job.setting, outcome),
             console=console,
+            engine=engine,
         )
     return results
 

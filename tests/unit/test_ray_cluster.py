@@ -1,0 +1,179 @@
+"""Sweeps on a Ray cluster that somebody else started, and what is said where there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import commands
+from mixwell import environment, tables
+from mixwell.engines import Engine, Job, connection
+from mixwell.engines.ray import _Actor, _Here
+from mixwell.sweeps import run_sweep
+from mixwell.tables import Row
+from sweep_work import where
+from training_texts import write_config
+
+QUIET = Console(quiet=True)
+CLUSTER = """
+import ray, sys
+ray.init(address="local", num_cpus=3, include_dashboard=False, object_store_memory=2**27, logging_level="ERROR")
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray with three CPUs that another process has, in another folder.
+
+    Yields:
+        ``host:port``.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        cwd=tmp_path_factory.mktemp("cluster"),
+        env={**os.environ, "CLUSTER": "yes", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate(timeout=60)  # its input ends, and so does it
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def without_costs(path: Path) -> list[Row]:
+    """What does not depend on how busy the machine is."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in tables.read(path)]
+
+
+def test_a_comparison_on_a_cluster_gives_the_same_tables(cluster: str, tmp_path: Path) -> None:
+    """The folder is given relative to where the command is, and the cluster is elsewhere."""
+    words = [
+        "compare",
+        "tiny.yaml",
+        "--methods",
+        "uniform,mixwell,regmix",
+        "--seeds",
+        "1",
+        "--no-figures",
+        "--workers",
+        "2",
+    ]
+    small = {"regmix": {"options": {"proxies": 4, "proxy_steps": 2, "samples": 200, "top": 5}}}
+    write_config(tmp_path, compare=small)
+    commands.mixwell(*words, "--out", "local", cwd=tmp_path)
+    commands.mixwell(*words, "--out", "ray", "--engine", "ray", "--ray-address", cluster, cwd=tmp_path)
+    rows = without_costs(tmp_path / "local" / "compare.csv")
+    assert [row["arm"] for row in rows] == ["uniform", "mixwell", "regmix"]
+    assert without_costs(tmp_path / "ray" / "compare.csv") == rows
+    for name in ("weights.csv", "curves.csv"):
+        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    told = environment.read(tmp_path / "ray" / "runs" / "uniform-0")["commands"]
+    assert told == environment.read(tmp_path / "ray")["commands"]
+    assert "--engine ray" in told[0]
+
+
+def test_the_address_of_the_environment_and_all_cpus_are_taken(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    monkeypatch.setenv("MIXWELL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    found: list[tuple[int, str, str, str]] = []
+    run_sweep(
+        where,
+        [Job(f"job{n}", 1, n) for n in range(9)],
+        workers=None,
+        checkpoints=Path("c"),
+        on_done=lambda job, result: found.append(result),
+        console=QUIET,
+        engine=Engine("ray"),
+    )
+    assert len({process for process, *_ in found}) == 3
+    assert {tuple(rest) for _, *rest in found} == {(str(tmp_path), "yes", str(tmp_path / "cache"))}
+    assert not (tmp_path / "c").exists()
+
+
+def test_another_version_on_the_cluster_is_refused(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other" / "mixwell-99.0.dist-info").mkdir(parents=True)
+    metadata = "Metadata-Version: 2.1\nName: mixwell\nVersion: 99.0\n"
+    (tmp_path / "other" / "mixwell-99.0.dist-info" / "METADATA").write_text(metadata)
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    with pytest.raises(OSError, match=r"has mixwell \S+ and not 99.0; install the same on all machines"):
+        run_sweep(
+            where,
+            [Job("one", 1, 1), Job("two", 1, 2)],
+            workers=2,
+            checkpoints=tmp_path / "c",
+            on_done=lambda job, result: pytest.fail("it was done"),
+            console=QUIET,
+            engine=Engine("ray", cluster),
+        )
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    here = _Here(
+        token=str(tmp_path / "elsewhere" / "token"),
+        packages=environment.packages(),
+        folder=str(tmp_path),
+        path=[],
+        words=[],
+        work=b"",
+    )
+    said = _Actor().start(here)
+    assert said is not None
+    assert (
+        f"does not see {tmp_path / 'elsewhere'}: on a cluster give an --out on a file system that all" in said
+    )
+
+
+def test_where_no_cluster_answers_nothing_is_written(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    for command in (["reproduce", "mnist"], ["reproduce", "bounds"], ["compare", "demo"], ["demo"]):
+        words = [*command, "--engine", "ray", "--ray-address", address]
+        _, error = commands.mixwell(*words, cwd=tmp_path, status=2)
+        assert f"no Ray cluster answers at {address} (Connection refused)" in error
+        assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_cluster_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something listens at the address, and says nothing."""
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 3.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(OSError, match=rf"answers at {address} \(nothing came in 3 seconds\)"):
+            Engine("ray", address).check()
+
+
+def test_without_ray_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [one for one in sys.modules if one == "ray" or one.startswith(("ray.", "mixwell.engines."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    _, error = commands.mixwell("reproduce", "mnist", "--engine", "ray", cwd=tmp_path, status=2)
+    assert "the engine ray needs Ray" in error
+    assert "pip install 'mixwell[ray]'" in error
+    assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
