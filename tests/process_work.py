@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from mixwell import (
     CarriedTraces,
     DenseTraces,
     Hypergradient,
+    Loader,
     Mixer,
     ProjectedTraces,
     SketchedTraces,
@@ -162,18 +163,6 @@ def alone(case: Case) -> dict[str, Any]:
     return train(case, model, new_mixer(case, model))
 
 
-@contextmanager
-def joined(rank: int, port: int, count: int) -> Generator[None]:
-    """Be one of several processes."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=count)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -181,68 +170,158 @@ def free_port() -> int:
 
 
 def in_processes(work: Any, *args: Any, count: int = PROCESSES) -> None:
-    """Run ``work(rank, port, *args)`` in several processes."""
-    spawn(work, (free_port(), *args), nprocs=count)
+    """Run ``work(*args)`` in several processes."""
+    spawn(_join, (free_port(), count, work, args), nprocs=count)
 
 
-def train_cases(rank: int, port: int, cases: list[Case], folder: str) -> None:
+def _join(rank: int, port: int, count: int, work: Any, args: tuple[Any, ...]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=count)
+    try:
+        work(*args)
+    finally:
+        # PyTorch may abort where a model of DistributedDataParallel is still there afterwards.
+        gc.collect()
+        torch.distributed.destroy_process_group()
+
+
+def train_cases(cases: list[Case], folder: str) -> None:
     """Train all cases, and write what each found."""
-    with joined(rank, port, PROCESSES):
-        found: dict[str, Any] = {}
-        for case in cases:
-            model = wrapped(new_model(case), case.way)
-            found[case.name] = train(case, model, new_mixer(case, model))
-        Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    rank = processes.rank()
+    found: dict[str, Any] = {}
+    for case in cases:
+        model = wrapped(new_model(case), case.way)
+        found[case.name] = train(case, model, new_mixer(case, model))
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
 
 
-def save_cases(rank: int, port: int, cases: list[Case], until: int, folder: str) -> None:
+def save_cases(cases: list[Case], until: int, folder: str) -> None:
     """Train all cases to a step, save, and go on to the end."""
-    with joined(rank, port, PROCESSES):
-        for case in cases:
-            model = wrapped(new_model(case), case.way)
-            mixer = new_mixer(case, model)
-            train(case, model, mixer, until=until)
-            mixer.save(Path(folder, case.name))
-            whole = {name: processes.whole(t.detach()) for name, t in model.state_dict().items()}
-            if rank == 0:
-                torch.save(whole, Path(folder, f"{case.name}.model"))
-            found = train(case, model, mixer)
-            Path(folder, f"{case.name}.{rank}.json").write_text(json.dumps(found))
+    rank = processes.rank()
+    for case in cases:
+        model = wrapped(new_model(case), case.way)
+        mixer = new_mixer(case, model)
+        train(case, model, mixer, until=until)
+        mixer.save(Path(folder, case.name))
+        whole = {name: processes.whole(t.detach()) for name, t in model.state_dict().items()}
+        if rank == 0:
+            torch.save(whole, Path(folder, f"{case.name}.model"))
+        found = train(case, model, mixer)
+        Path(folder, f"{case.name}.{rank}.json").write_text(json.dumps(found))
 
 
-def resume_cases(rank: int, port: int, count: int, cases: list[Case], folder: str) -> None:
+def resume_cases(cases: list[Case], folder: str) -> None:
     """Go on to the end, in any number of processes."""
-    with joined(rank, port, count) if count > 1 else nullcontext():
-        for case in cases:
-            model = new_model(case)
-            saved = torch.load(Path(folder, f"{case.name}.model"), weights_only=True)
-            model.load_state_dict({name.removeprefix("module."): t for name, t in saved.items()})
-            if count > 1:
-                model = wrapped(model, case.way)
-            mixer = new_mixer(case, model)
-            mixer.load(Path(folder, case.name))
-            found = train(case, model, mixer)
-            Path(folder, f"{case.name}.{count}.{rank}.json").write_text(json.dumps(found))
+    rank, count = processes.rank(), processes.count()
+    for case in cases:
+        model = new_model(case)
+        saved = torch.load(Path(folder, f"{case.name}.model"), weights_only=True)
+        model.load_state_dict({name.removeprefix("module."): t for name, t in saved.items()})
+        if count > 1:
+            model = wrapped(model, case.way)
+        mixer = new_mixer(case, model)
+        mixer.load(Path(folder, case.name))
+        found = train(case, model, mixer)
+        Path(folder, f"{case.name}.{count}.{rank}.json").write_text(json.dumps(found))
 
 
-def train_runs(rank: int, port: int, count: int, plans: list[tuple[dict[str, Any], str, int | None]]) -> None:
+def train_runs(plans: list[tuple[dict[str, Any], str, int | None]]) -> None:
     """Begin runs, or go on with those that are there; to a step, or to the end."""
+    rank, count = processes.rank(), processes.count()
     from rich.console import Console
 
     from mixwell.training import settings
     from mixwell.training.run import CONFIG, Run
 
-    with joined(rank, port, count) if count > 1 else nullcontext():
-        for plain, folder, until in plans:
-            # Asked of the run after every step; only the last process wants to stop.
-            asked = iter(range(10**9))
-            last = rank == count - 1
+    for plain, folder, until in plans:
+        # Asked of the run after every step; only the last process wants to stop.
+        asked = iter(range(10**9))
+        last = rank == count - 1
 
-            def stopping(asked: Any = asked, until: int | None = until, last: bool = last) -> bool:
-                return next(asked) >= (until or 10**9) and last
+        def stopping(asked: Any = asked, until: int | None = until, last: bool = last) -> bool:
+            return next(asked) >= (until or 10**9) and last
 
-            run = Run(settings.check(plain), Path(folder), console=Console(quiet=True), stopping=stopping)
-            try:
-                run.resume() if processes.first((Path(folder) / CONFIG).exists) else run.start()
-            except InterruptedError:
-                assert until is not None
+        run = Run(settings.check(plain), Path(folder), console=Console(quiet=True), stopping=stopping)
+        try:
+            run.resume() if processes.first((Path(folder) / CONFIG).exists) else run.start()
+        except InterruptedError:
+            assert until is not None
+
+
+def differ(folder: str) -> None:
+    """Train with other settings in one process, and write what is said about it."""
+    rank = processes.rank()
+    case = Case("ddp", "sgd", "dense", mixed=False, rounds=1)
+    model = wrapped(new_model(case), "ddp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    mixer = Mixer(model, optimizer, DOMAINS, horizon=STEPS, update=1.0 + rank)
+    try:
+        train(case, model, mixer)
+        said = "nothing"
+    except RuntimeError as error:
+        said = str(error)
+    Path(folder, f"{rank}.txt").write_text(said)
+
+
+def lose(folder: str) -> None:
+    """Train with a loss that is not finite in one process, in one step, and leave it out."""
+    rank = processes.rank()
+    found: dict[str, Any] = {}
+    for way in ("ddp", "fsdp"):
+        case = Case(way, "sgd", "dense", mixed=False, rounds=2)
+        model = wrapped(new_model(case), way)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        mixer = Mixer(model, optimizer, DOMAINS, horizon=STEPS, update=1.0, on_nonfinite="skip")
+        steps, validation = all_rows(case)
+        while mixer.steps_done < len(steps):
+            for number, name in enumerate(DOMAINS):
+                rows = steps[mixer.steps_done][name][rank::PROCESSES]
+                bad = mixer.steps_done == 1 and number == 2 and rank == 1
+                with warnings.catch_warnings(), mixer.domain(name):
+                    warnings.simplefilter("ignore")
+                    (row_losses(model, rows).mean() * (float("nan") if bad else 1.0)).backward()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                mixer.step()
+            if mixer.round_done:
+                with mixer.validation():
+                    row_losses(model, validation[len(mixer.rounds)][rank::PROCESSES]).mean().backward()
+                mixer.update()
+        weights = mixer.weights.values.tolist()
+        found[way] = {"weights": weights, "skipped": mixer.skipped, "first": mixer.rounds[0].skipped}
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+
+
+def load_rows(workers: int, folder: str) -> None:
+    """Follow a mixer with a loader, stop in the middle of a round, and go on with another."""
+    rank, count = processes.rank(), processes.count()
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    model = DistributedDataParallel(model) if count > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    domains = {"a": torch.arange(40), "b": torch.arange(100, 117), "c": torch.arange(200, 205)}
+    mixer = Mixer(model, optimizer, list(domains), horizon=4, budget=18, update=0.5)
+    loader = Loader(domains, 9, least=1, seed=3, workers=workers)
+    seen: list[dict[str, list[int]]] = []
+
+    def go_on(loader: Loader, until: int) -> None:
+        for batches in loader.follow(mixer):
+            seen.append({name: rows.tolist() for name, rows in batches.items()})
+            for name, rows in batches.items():
+                with mixer.domain(name) as scope:
+                    scope.weigh(model(rows[:, None].float() / 100).mean()).backward()
+            mixer.step()
+            if mixer.round_done:
+                with mixer.validation():
+                    model(torch.ones(1, 1)).mean().backward()
+                mixer.update()
+            if mixer.steps_done == until:
+                break
+
+    go_on(loader, 6)
+    second = Loader(domains, 9, least=1, seed=3, workers=workers)
+    second.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    go_on(second, 18)
+    weights = mixer.weights.values.tolist()
+    Path(folder, f"{count}-{workers}-{rank}.json").write_text(json.dumps([seen, weights]))

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     both: list[tuple[dict[str, Any], str, int | None]] = []
     for name, way in WAYS.items():
-        train_runs(0, 0, 1, [(settings(folder, way), str(folder / f"{name}-one"), None)])
+        train_runs([(settings(folder, way), str(folder / f"{name}-one"), None)])
         both.append((settings(folder, way), str(folder / f"{name}-ddp"), None))
     fsdp = {"parallel": {"way": "fsdp"}}
     for name in ("projected", "dense", "equal"):
@@ -53,15 +53,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         plain = settings(folder, WAYS["dense"], way)
         both += [(plain, str(folder / f"{name}-stopped"), 7), (plain, str(folder / f"{name}-moved"), 7)]
         both.append((plain, str(folder / f"{name}-stopped"), None))
-    in_processes(train_runs, 2, both)
+    in_processes(train_runs, both)
     three: list[tuple[dict[str, Any], str, int | None]] = []
     for name, way in (("ddp", {}), ("fsdp", fsdp)):
         plain = settings(folder, WAYS["dense"], way)
         for count in (1, 3):
             shutil.copytree(folder / f"{name}-moved", folder / f"{name}-moved-{count}")
         three.append((plain, str(folder / f"{name}-moved-3"), None))
-        train_runs(0, 0, 1, [(plain, str(folder / f"{name}-moved-1"), None)])
-    in_processes(train_runs, 3, three, count=3)
+        train_runs([(plain, str(folder / f"{name}-moved-1"), None)])
+    in_processes(train_runs, three, count=3)
     return folder
 
 

@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states")
     in_processes(save_cases, CASES, STEPS + 2, str(folder))
     for count in (2, 3):
-        in_processes(resume_cases, count, CASES, str(folder), count=count)
-    resume_cases(0, 0, 1, CASES, str(folder))
+        in_processes(resume_cases, CASES, str(folder), count=count)
+    resume_cases(CASES, str(folder))
     return folder
 
 

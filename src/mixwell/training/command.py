@@ -14,9 +14,12 @@ from mixwell.data import tokenizer as tokenizers
 from mixwell.engines import LOCAL, Engine
 from mixwell.terminal import say, show
 from mixwell.training import data, fidelity, metrics, plan, settings, several
+from mixwell.training.config import Config
 from mixwell.training.data import TEXT
 from mixwell.training.display import Tokenising
+from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
+from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
 
 
@@ -54,13 +57,19 @@ def resume(folder: Path, *, report: bool, engine: Engine = LOCAL) -> None:
         _finish(open_run(folder, workers=None, engine=engine), resuming=True, report=report)
 
 
-def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
+def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> None:
     """Print what a run will cost.
 
     Args:
         path: of the config.
         overrides: ``key=value``.
+        processes: in how many it will train.
+
+    Raises:
+        ValueError: there are no processes.
     """
+    if processes < 1:
+        raise ValueError(f"--processes must be at least 1, got {processes}")
     console = Console()
     config = settings.read(path, overrides)
     trainable, rows = Run(config, Path(), console=console).load()
@@ -86,6 +95,8 @@ def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
         say(console, f"memory         {_bytes(made.memory[chosen])} more than plain training ({kinds})")
         if config.mixer.method == "mixwell":
             say(console, f"traces         {chosen}. For this model: {made.advice}")
+    if processes > 1 and made.updates and config.mixer.method == "mixwell":
+        _show_shared(console, config, trainable, made, processes)
     if made.steps_before:
         say(
             console,
@@ -96,6 +107,20 @@ def show_plan(path: Path, *, overrides: Sequence[str]) -> None:
     say(
         console,
         f"time           {times}, {_time(made.total_seconds)} in all (measured on {plan.TIMED_STEPS} steps)",
+    )
+
+
+def _show_shared(console: Console, config: Config, trainable: Trainable, made: Plan, processes: int) -> None:
+    trained = [p for p in trainable.model.parameters() if p.requires_grad]
+    training, held = plan.shared(config, trained, processes=processes)
+    kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in held.items())
+    say(console, f"processes      {processes}, {config.parallel.way}; traces in each: {kinds}")
+    plain, step = (one.sent(processes) for one in (training.plain_step, training.step))
+    say(
+        console,
+        f"exchange       each sends {_bytes(step)} in a step (plain training {_bytes(plain)}) and "
+        f"{_bytes(training.round().sent(processes))} at the end of a round: {training.ratio(made.horizon):.3f} "
+        "times plain training",
     )
 
 

@@ -130,6 +130,44 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     )
 
 
+def shared(config: Config, parameters: Sequence[Tensor], *, processes: int) -> tuple[Training, dict[str, float]]:
+    """What several processes exchange and hold.
+
+    Args:
+        config: the settings, which say how they share the model.
+        parameters: the trained ones.
+        processes: how many there are.
+
+    Returns:
+        The exchanges, and by kind of traces the bytes that each process holds beyond plain training.
+    """
+    shadows = _shadows(parameters)
+    known = Parameters.of(shadows, optimization.build(config.optimizer, list(shadows)))
+    projected = config.traces == "projected"
+    training = Training(
+        config.parallel.way,
+        size=sum(p.nbytes for p in parameters),
+        tensors=len(parameters),
+        domains=len(config.domains),
+        processes=processes,
+        mixed=projected,
+        projected=Projections(known, config.mixer.rank, 0).size if projected else 0,
+        preconditioned=config.optimizer.kind == "adamw",
+    )
+    sharded = config.parallel.way == "fsdp"
+    held = {
+        kind: size / (processes if sharded and kind in ("dense", "bfloat16") else 1)
+        for kind, size in memory(config, parameters).items()
+        if not (sharded and kind == "sketched")
+    }
+    return training, held
+
+
+def _shadows(parameters: Sequence[Tensor]) -> nn.ParameterList:
+    """On PyTorch's meta device tensors have a size but no memory."""
+    return nn.ParameterList(nn.Parameter(torch.empty_like(p, device="meta")) for p in parameters)
+
+
 def advice(config: Config, trainable: Trainable, data: Data) -> str:
     """Which kind of traces to take.
 
@@ -170,8 +208,7 @@ def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
     Returns:
         Bytes.
     """
-    # On PyTorch's meta device tensors have a size but no memory.
-    shadows = nn.ParameterList(nn.Parameter(torch.empty_like(p, device="meta")) for p in parameters)
+    shadows = _shadows(parameters)
     optimizer = optimization.build(config.optimizer, list(shadows))
     found: dict[str, int] = {}
     for kind in get_args(MixerConfig.model_fields["traces"].annotation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
@@ -54,7 +55,9 @@ def joined(settings: ParallelConfig) -> Generator[None]:
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
         processes.wait_through(torch.distributed.new_group(backend="gloo", timeout=timedelta(days=1)))
         yield
-    # Not where something failed, since it would wait for processes that are gone.
+    # Not where something failed, since it would wait for processes that are gone. PyTorch may abort where a model
+    # of DistributedDataParallel is still there afterwards.
+    gc.collect()
     processes.wait_through(None)
     torch.distributed.destroy_process_group()
 
