@@ -104,11 +104,13 @@ class WeightedSum:
             if buffer is not None and not filled:
                 buffer.zero_()
         flags = torch.tensor(self._filled, dtype=torch.uint8, device=self._parameters.device)
-        pending: list[Any] = [torch.distributed.all_reduce(flat, async_op=True) for flat in self._flats]
+        # Divided first, as a sum of many could overflow in half precision.
+        pending: list[Any] = [
+            torch.distributed.all_reduce(flat.div_(processes.count()), async_op=True) for flat in self._flats
+        ]
         torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
-        for flat, one in zip(self._flats, pending, strict=True):
+        for one in pending:
             one.wait()
-            flat.div_(processes.count())
         self._filled = [bool(flag) for flag in flags.tolist()]
 
     @property
@@ -201,9 +203,12 @@ class Shares:
             if not self.of(name) and (elsewhere or self._inclusion.get(name, 1.0) < 1):
                 continue
             if not self.of(name):
+                here = (
+                    "" if processes.alone() else "; or in mixer.portions that only other processes have rows"
+                )
                 raise ValueError(
                     f"domain {name!r} is missing in step {step}: run it in `with mixer.domain({name!r}):`, or say "
-                    f"how often it is there with mixer.inclusion = {{{name!r}: probability}}"
+                    f"how often it is there with mixer.inclusion = {{{name!r}: probability}}{here}"
                 )
             if not self.complete(name):
                 raise ValueError(

@@ -6,17 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mixwell import processes
 from mixwell.accumulation import LossMeans
 from mixwell.nonfinite import NonFinite
+from mixwell.parameters import Parameters
 from mixwell.weights import Vector
 
 # Found by all processes at once, each of which counts them.
-COMMON = ("combined gradient", "validation")
-OTHERS = ("batch", *COMMON)
+COMMON = ("batch", "combined gradient", "validation")
 
 
 def agree(
@@ -26,7 +25,7 @@ def agree(
     nonfinite: NonFinite,
     *,
     round_index: int,
-    device: torch.device,
+    parameters: Parameters,
 ) -> None:
     """See that all processes have the same weights, and tell each what the others saw; in one exchange.
 
@@ -36,18 +35,18 @@ def agree(
         losses: of this process's rows; of all rows afterwards.
         nonfinite: what this process left out in the round; what all did afterwards.
         round_index: for the message.
-        device: on which processes exchange tensors.
+        parameters: what is trained. Where it is spread, all processes leave out the same.
 
     Raises:
         RuntimeError: a process has other weights; the message names it.
     """
     if processes.alone():
         return
-    told, counted = [*names, "validation"], [*names, *OTHERS]
+    told, counted = [*names, "validation"], [*names, *COMMON]
     sums = [losses.sums.get(name, (0.0, 0.0)) for name in told]
     skipped = [float(nonfinite.in_round.get(name, 0)) for name in counted]
     own = np.concatenate([weights, np.ravel(sums), skipped])
-    found = processes.table(own, device)
+    found = processes.table(own, parameters.device)
     expect_same_weights(found[:, : len(names)], names, round_index=round_index)
     ends = np.cumsum([len(names), 2 * len(told)])
     totals = found[:, ends[0] : ends[1]].sum(axis=0).reshape(-1, 2)
@@ -56,7 +55,7 @@ def agree(
     }
     left_out = found[:, ends[1] :]
     for name, column in zip(counted, left_out.T, strict=True):
-        everywhere = int(column.max() if name in COMMON else column.sum())
+        everywhere = int(column.max() if parameters.spread or name in COMMON else column.sum())
         before = nonfinite.total.get(name, 0) - nonfinite.in_round.get(name, 0)
         if everywhere:
             nonfinite.in_round[name] = everywhere

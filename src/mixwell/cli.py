@@ -190,11 +190,15 @@ def init_command(
 
 
 @app.command("plan")
-def plan_command(config: ConfigFile, overrides: Overrides = None) -> None:
+def plan_command(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    processes: Annotated[int, typer.Option(help="In how many processes it will train (torchrun).")] = 1,
+) -> None:
     """Tell what a run will cost. Parameters, memory, weight updates, time per step (measured on a few)."""
     from mixwell.training import command
 
-    command.show_plan(config, overrides=overrides or ())
+    command.show_plan(config, overrides=overrides or (), processes=processes)
 
 
 @app.command("run")

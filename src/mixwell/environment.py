@@ -62,6 +62,7 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
         What to write beside results.
     """
     words = list(command if command is not None else [*_program(), *sys.argv[1:]])
+    started = {} if job() is None else {"job": job()}
     return {
         "commands": [shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)],
         "python": platform.python_version(),
@@ -69,7 +70,13 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
+        **started,
     }
+
+
+def job() -> str | None:
+    """What ``torchrun`` calls the processes that it has started, through all restarts; ``None`` without it."""
+    return os.environ.get("TORCHELASTIC_RUN_ID")
 
 
 def packages() -> dict[str, str]:

@@ -46,6 +46,19 @@ def write(path: Path, content: bytes | str) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def flush(path: Path) -> None:
+    """Make sure that a file or a folder is on the disk.
+
+    Args:
+        path: which.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -566,9 +566,12 @@ class Mixer:
 
     def _share_validation(self) -> None:
         """The validation gradient of all processes, where each has that of its own rows."""
+        if not self._signal.needs_validation:  # one was given for its loss, perhaps not in all processes
+            self._validation = None
+            return
         if self._nonfinite.policy == "skip":
             self._validation_lost = processes.any_of(self._validation_lost, self._parameters.device)
-        if self._averaging and self._shares.complete(_VALIDATION) and not self._validation_lost:
+        if self._averaging and not self._validation_lost:
             self._validation = self._validation or self._new_validation()
             self._validation.share()
 
@@ -722,7 +725,7 @@ class Mixer:
             self._losses,
             self._nonfinite,
             round_index=self._clock.round_index,
-            device=self._parameters.device,
+            parameters=self._parameters,
         )
         return RoundRecord(
             index=self._clock.round_index,

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -129,6 +128,9 @@ class OptimizerModel(ABC):
     def moments(self) -> int:
         """How many tensors per parameter and domain the derivatives of the optimiser's own state take."""
         return 0
+
+    def look_again(self) -> None:
+        """The optimiser may have stepped since it was looked at."""
 
     preconditions: bool = False
     """Whether gradients are divided by a running size of their own, element by element."""
@@ -317,7 +319,7 @@ class AdamModel(OptimizerModel):
         """P: the inverse root of the corrected second moment."""
         group, state = self.group(index), self.state(index)
         raw, correction = self._second_moment(index), 1 - float(group["betas"][1]) ** int(state["step"])
-        mean = self._spread_means[index] / correction if processes.is_spread(raw) else None
+        mean = self._spread_means()[index] / correction if processes.is_spread(raw) else None
         own = _inverse_root(processes.own_part(raw) / correction, float(group["eps"]), mean)
         return processes.of_own_parts(own, raw)
 
@@ -326,17 +328,18 @@ class AdamModel(OptimizerModel):
         state = self.state(index)
         return state["max_exp_avg_sq"] if self.group(index)["amsgrad"] else state["exp_avg_sq"]
 
-    @property
+    def look_again(self) -> None:
+        """Forget what was measured of the second moments."""
+        self._means = None
+
     def _spread_means(self) -> Mapping[int, float]:
         """Of each v that is spread over processes the mean of its positive numbers; all processes must ask for it.
 
         They are found for all parameters at once, in one exchange after each step.
         """
-        known = [index for index in range(len(self.parameters)) if self.state(index)]
-        moments = {index: self._second_moment(index) for index in known}
-        spread = {index: v for index, v in moments.items() if processes.is_spread(v)}
-        version = tuple((id(v), int(self.state(index)["step"])) for index, v in spread.items())
-        if version != self._version:
+        if self._means is None:
+            known = [index for index in range(len(self.parameters)) if self.state(index)]
+            spread = {index: v for index in known if processes.is_spread(v := self._second_moment(index))}
             own = [processes.own_part(v) for v in spread.values()]
             sums = torch.stack(
                 [one.sum().double() for one in own] + [one.count_nonzero().double() for one in own]
@@ -344,11 +347,9 @@ class AdamModel(OptimizerModel):
             shares = np.tile([processes.share_of_products(v) for v in spread.values()], 2)
             found = processes.total(sums.cpu().numpy() * shares, self.parameters.device).reshape(2, -1)
             self._means = dict(zip(spread, (found[0] / np.maximum(found[1], 1)).tolist(), strict=True))
-            self._version = version
         return self._means
 
-    _version: tuple[tuple[int, int], ...] = ()
-    _means: Mapping[int, float] = MappingProxyType({})
+    _means: Mapping[int, float] | None = None
 
     def check_advance(self, moments: int) -> None:
         """Refuse AMSGrad, whose running maximum is not differentiated.

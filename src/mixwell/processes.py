@@ -7,7 +7,7 @@ a part of each parameter, and of each averaged gradient; such a tensor is called
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar, cast
 
@@ -324,7 +324,16 @@ def averages(model: nn.Module | None) -> bool:
 
     Returns:
         Whether it, or a part of it, is.
+
+    Raises:
+        ValueError: its processes are not all that there are.
     """
+    for one in _wrapped(model):
+        if one.process_group.size() != count():
+            raise ValueError(
+                f"the model is trained together by {one.process_group.size()} of {count()} processes, and mixing "
+                "is for all of them; use DistributedDataParallel over all processes"
+            )
     return bool(_wrapped(model))
 
 
@@ -348,16 +357,24 @@ def share_buffers(model: nn.Module | None) -> None:
         model: any.
     """
     for one in _wrapped(model):
-        if not one.broadcast_buffers:
-            continue
-        ignored: set[str] = one.parameters_to_ignore
-        by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for name, buffer in one.module.named_buffers():
-            if name not in ignored and buffer.numel():
-                by_kind.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-        for buffers in by_kind.values():
-            flat = torch.cat([buffer.detach().flatten() for buffer in buffers])
-            torch.distributed.broadcast(flat, 0)
-            parts = flat.split([buffer.numel() for buffer in buffers])
-            for buffer, part in zip(buffers, parts, strict=True):
-                buffer.copy_(part.view_as(buffer))
+        if one.broadcast_buffers:
+            ignored: set[str] = one.parameters_to_ignore
+            same_tensors([buffer for name, buffer in one.module.named_buffers() if name not in ignored])
+
+
+@torch.no_grad()
+def same_tensors(tensors: Iterable[Tensor]) -> None:
+    """Give all processes the first one's numbers; all must call it.
+
+    Args:
+        tensors: of which each process has all.
+    """
+    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() and not alone():
+            by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for group in by_kind.values():
+        flat = torch.cat([tensor.detach().flatten() for tensor in group])
+        torch.distributed.broadcast(flat, 0)
+        for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
+            tensor.copy_(part.view_as(tensor))

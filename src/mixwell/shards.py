@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    from torch.distributed.checkpoint import save
+    from torch.distributed.checkpoint import CheckpointException, save
 
     writer, _ = _storage()
     spread = {name: t for name, t in tensors.items() if processes.is_spread(t)}
@@ -42,17 +42,26 @@ def write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     alike = _alike(own)
     named = {name if name in alike else f"{name}@{processes.rank()}": t for name, t in own.items()}
     content: dict[str, Any] = spread | named
-    with _quiet():
-        save(content, storage_writer=writer(str(folder), save_distributed=True), no_dist=processes.alone())
+    try:
+        with _quiet():
+            save(
+                content, storage_writer=writer(str(folder), save_distributed=True), no_dist=processes.alone()
+            )
+    except CheckpointException as error:  # which is no Exception
+        reason = _reason(error)
+        raise OSError(reason.errno if isinstance(reason, OSError) else None, str(reason)) from error
 
 
-def read(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read(
+    folder: Path, like: Mapping[str, Tensor], *, only: Collection[str] | None = None
+) -> dict[str, Tensor]:
     """Read tensors that any number of processes wrote; all must call it.
 
     Args:
-        folder: that :func:`write` filled.
+        folder: that :func:`write` filled, or with other safetensors files.
         like: tensors by name that tell how one is spread over the processes here; those that are not named are
             read whole.
+        only: the names to read; ``None`` for all that are there.
 
     Returns:
         By name; ordinary tensors on the CPU, others as they are in ``like``.
@@ -60,7 +69,7 @@ def read(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: the folder holds no such tensors.
     """
-    from torch.distributed.checkpoint import load
+    from torch.distributed.checkpoint import CheckpointException, load
 
     _, reader = _storage()
     try:
@@ -71,29 +80,35 @@ def read(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for key in known:
         found = _OWN.fullmatch(key)
         name, rank = (found[1], int(found[2])) if found else (key, -1)
-        ranks.setdefault(name, []).append(rank)
+        if only is None or name in only:
+            ranks.setdefault(name, []).append(rank)
 
-    def room(key: str) -> Tensor:
-        pattern = like.get(key)
-        if pattern is not None and processes.is_spread(pattern):
-            return torch.zeros_like(pattern, requires_grad=False)
-        return torch.zeros(known[key].size, dtype=known[key].properties.dtype)
+    def fetched(keys: Mapping[str, str]) -> dict[str, Tensor]:
+        """By name what is under a key."""
+        into: dict[str, Any] = {}
+        for name, key in keys.items():
+            pattern = like.get(name)
+            if pattern is not None and processes.is_spread(pattern):
+                into[key] = torch.zeros_like(pattern, requires_grad=False)
+            else:
+                into[key] = torch.zeros(known[key].size, dtype=known[key].properties.dtype)
+        try:
+            with _quiet():
+                load(into, storage_reader=reader(str(folder)), no_dist=processes.alone())
+        except CheckpointException as error:
+            raise ValueError(f"{folder} cannot be read ({_reason(error)})") from error
+        return {name: into[key] for name, key in keys.items()}
 
-    def fetched(keys: Sequence[str]) -> dict[str, Tensor]:
-        into: dict[str, Any] = {key: room(key) for key in keys}
-        with _quiet():
-            load(into, storage_reader=reader(str(folder)), no_dist=processes.alone())
-        return into
-
-    common = fetched([name for name, of in ranks.items() if of == [-1]])
-    several = {name: sorted(of) for name, of in ranks.items() if of != [-1]}
-    same = all(len(of) == processes.count() for of in several.values())
-    if same:
-        own = fetched([f"{name}@{processes.rank()}" for name in several])
-        common |= {name: own[f"{name}@{processes.rank()}"] for name in several}
-    else:
-        common |= {name: _mean(name, of, fetched) for name, of in several.items()}
-    return common
+    result = fetched({name: name for name, of in ranks.items() if of == [-1]})
+    several = {name: of for name, of in ranks.items() if of != [-1]}
+    # What was a process's own and is spread here is that of all processes.
+    own = {
+        name
+        for name, of in several.items()
+        if len(of) == processes.count() and not (name in like and processes.is_spread(like[name]))
+    }
+    result |= fetched({name: f"{name}@{processes.rank()}" for name in own})
+    return result | _means({name: of for name, of in several.items() if name not in own}, fetched)
 
 
 def merged(values: Sequence[Any]) -> Any:
@@ -125,18 +140,28 @@ def merged(values: Sequence[Any]) -> Any:
     raise ValueError(f"the states of the processes do not fit together: {first!r} and others")
 
 
-def _mean(name: str, ranks: Sequence[int], fetched: Any) -> Tensor:
-    """The mean of what processes had, one after the other so that no more than two are held at a time."""
-    total: Tensor | None = None
-    for rank in ranks:
-        key = f"{name}@{rank}"
-        one: Tensor = fetched([key])[key]
-        if not one.is_floating_point():  # the state of a generator
-            return one
-        total = one.double() / len(ranks) if total is None else total.add_(one.double(), alpha=1 / len(ranks))
-        kind = one.dtype
-    assert total is not None
-    return total.to(kind)
+def _means(ranks: Mapping[str, Sequence[int]], fetched: Any) -> dict[str, Tensor]:
+    """The means of what processes had, one process after the other so that no more than two are held at a time."""
+    totals: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
+    for rank in sorted({rank for of in ranks.values() for rank in of}):
+        found = fetched({name: f"{name}@{rank}" for name, of in ranks.items() if rank in of})
+        for name, one in found.items():
+            kinds.setdefault(name, one.dtype)
+            if not one.is_floating_point():  # the state of a generator
+                totals.setdefault(name, one)
+            elif name in totals:
+                totals[name].add_(one.double(), alpha=1 / len(ranks[name]))
+            else:
+                totals[name] = one.double() / len(ranks[name])
+    return {name: total.to(kinds[name]) for name, total in totals.items()}
+
+
+def _reason(error: Any) -> BaseException:
+    """What happened in one of the processes."""
+    failures: dict[int, Any] = error.failures
+    first = next(iter(failures.values()), error)
+    return first[0] if isinstance(first, tuple) else first
 
 
 def _alike(tensors: Mapping[str, Tensor]) -> set[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,10 +36,10 @@ def write(path: str | os.PathLike[str], state: State) -> None:
     """
     target = Path(path)
     plain = json.dumps({key: value for key, value in state.items() if key != "tensors"})
-    tensors = {name: t.detach().contiguous() for name, t in state["tensors"].items()}
+    tensors = {name: processes.whole(t.detach()).contiguous() for name, t in state["tensors"].items()}
     # As a tensor, since a header of safetensors has a limit that the records of many rounds would reach.
     tensors[PLAIN] = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
-    with files.replacing(target) as temporary:
+    with _moved_away(target), files.replacing(target) as temporary:
         save_file(tensors, temporary)
 
 
@@ -60,11 +61,10 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
 
     def finish() -> None:
         files.write(part / PLAIN, json.dumps({"processes": plain}))
-        if target.is_dir():
-            shutil.rmtree(target)
-        else:
-            target.unlink(missing_ok=True)
-        os.replace(part, target)
+        for written in (*part.iterdir(), part):
+            files.flush(written)
+        with _moved_away(target):
+            os.replace(part, target)
 
     processes.first(finish)
 
@@ -81,14 +81,19 @@ def own_of(plain: Sequence[State]) -> State:
     if len(plain) == processes.count():
         return plain[processes.rank()]
     values = [dict(one["values"]) for one in plain]
-    counts = [one.pop("skipped_in_round", {}) for one in values]
+    counts = [one.pop("skipped_in_round") for one in values]
+    totals = [one.pop("skipped") for one in values]
+    # All processes have the same totals but for this round, of which they tell each other when it ends.
+    before = {name: total - counts[0].get(name, 0) for name, total in totals[0].items()}
     together = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
+    here: dict[str, int] = {} if processes.rank() else together
+    skipped = {name: before.get(name, 0) + here.get(name, 0) for name in before | here}
     return {
         **plain[0],
         "values": {
             **shards.merged(values),
-            # Counted once more where processes tell each other what they left out.
-            "skipped_in_round": {} if processes.rank() else together,
+            "skipped": {name: number for name, number in skipped.items() if number},
+            "skipped_in_round": here,
         },
     }
 
@@ -99,6 +104,23 @@ def _read_all(folder: Path, like: Mapping[str, Tensor]) -> State:
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{folder} is not a state of mixwell, or it is damaged ({error})") from error
     return {**own_of(plain), "tensors": shards.read(folder, like)}
+
+
+@contextmanager
+def _moved_away(target: Path) -> Generator[None]:
+    """Make room for something new, and bring the old back where that fails."""
+    old = target.with_name(target.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.is_dir():
+        os.replace(target, old)
+    try:
+        yield
+    except BaseException:
+        if old.is_dir() and not target.exists():
+            os.replace(old, target)
+        raise
+    if target.is_dir() or old.is_dir():
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _empty_folder(path: Path) -> None:
@@ -119,6 +141,9 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
     Raises:
         ValueError: it is not a state file of mixwell, or it is damaged.
     """
+    left = Path(path).with_name(Path(path).name + ".old")
+    if not Path(path).exists() and left.is_dir():  # of a process that died while it replaced it
+        path = left
     if Path(path).is_dir():
         return _read_all(Path(path), like or {})
     try:
@@ -127,7 +152,7 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
         plain = json.loads(tensors.pop(PLAIN).numpy().tobytes())
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a state file of mixwell, or it is damaged ({error})") from error
-    return {**plain, "tensors": tensors}
+    return {**own_of([plain]), "tensors": tensors}
 
 
 def check(state: Mapping[str, Any], expected: State, *, growing: tuple[str, ...] = ()) -> None:

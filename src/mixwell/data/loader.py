@@ -73,6 +73,9 @@ class Loader:
         sizes = {name: len(one) for name, one in self.rows.items()}
         self.sampler = Sampler(sizes, batch_size, rule=rule, least=least, cap=cap, seed=seed)
         """Chooses the rows."""
+        self.portions: dict[str, float] = {}
+        """Of the batch that was drawn last, in several processes: give it to ``mixer.portions`` where you call
+        :meth:`by_domain` or :meth:`mixed` yourself."""
         self._given: dict[str, Any] | None = None
 
     def follow(self, mixer: Mixer) -> Iterator[dict[str, Any]]:
@@ -89,33 +92,7 @@ class Loader:
         Raises:
             ValueError: the mixer has other domains.
         """
-        names = self.sampler.names
-        if set(names) != set(mixer.weights.names):
-            raise ValueError(
-                f"the loader has the domains {', '.join(names)}, the mixer {', '.join(mixer.weights.names)}"
-            )
-        places = [mixer.weights.index(name) for name in names]
-        if self._given is not None:  # what was read ahead and not given comes again
-            self.sampler.load_state(self._given)
-        steps, kept = _Steps(self, mixer, places), self._workers > 0
-        batches = DataLoader(
-            _Read(self.rows),
-            None,
-            sampler=steps,
-            num_workers=self._workers,
-            persistent_workers=kept,
-            collate_fn=_as_it_is,
-        )
-        while mixer.budget is None or mixer.steps_done < mixer.budget:
-            for batch in batches:  # to the end of the round
-                self._given, often, portions = steps.told.popleft()
-                mixer.inclusion, mixer.portions = often, portions
-                yield batch
-
-    def _next(self, weights: Vector) -> Cut:
-        """This process's rows of the next batch."""
-        drawn = self.sampler.draw(weights)
-        return cut(drawn, rank=processes.rank(), processes=processes.count())
+        yield from self._follow(mixer, lockstep=mixer.lockstep)
 
     def follow_mixed(self, mixer: Mixer) -> Iterator[tuple[Any, Tensor]]:
         """Mixed batches for every step of a mixer, until its budget is spent.
@@ -126,10 +103,43 @@ class Loader:
         Yields:
             The rows of all domains, and for each the number of its domain, for ``mixer.batch(labels)``.
         """
-        places = torch.tensor([mixer.weights.index(name) for name in self.sampler.names])
-        for parts in self.follow(mixer):
+        for parts in self._follow(mixer, lockstep=False):
             rows, labels = self._labelled(parts)
+            places = torch.tensor([mixer.weights.index(name) for name in self.sampler.names])
             yield rows, places[labels]
+
+    def _follow(self, mixer: Mixer, *, lockstep: bool) -> Iterator[dict[str, Any]]:
+        names = self.sampler.names
+        if set(names) != set(mixer.weights.names):
+            raise ValueError(
+                f"the loader has the domains {', '.join(names)}, the mixer {', '.join(mixer.weights.names)}"
+            )
+        if self._given is not None:  # what was read ahead and not given comes again
+            self.sampler.load_state(self._given)
+        places = [mixer.weights.index(name) for name in names]
+        steps, read = _Steps(self, mixer, places, lockstep=lockstep), _Read(self.rows)
+        reading: DataLoader[Any] | None = None
+        if self._workers:
+            reading = DataLoader(
+                read,
+                None,
+                sampler=steps,
+                num_workers=self._workers,
+                persistent_workers=True,
+                collate_fn=_as_it_is,
+            )
+        while mixer.budget is None or mixer.steps_done < mixer.budget:
+            for batch in map(read.__getitem__, steps) if reading is None else reading:  # to the round's end
+                self._given, often, self.portions = steps.told.popleft()
+                mixer.inclusion, mixer.portions = often, self.portions
+                yield batch
+
+    def _next(self, weights: Vector) -> Cut:
+        """This process's rows of the next batch."""
+        drawn = self.sampler.draw(weights)
+        own = cut(drawn, rank=processes.rank(), processes=processes.count())
+        self.portions = own.portions
+        return own
 
     def by_domain(self, weights: Vector) -> dict[str, Any]:
         """The next batch, domain by domain.
@@ -179,8 +189,8 @@ class Loader:
 class _Steps:
     """The rows of the steps until the weights may change, drawn as they are asked for."""
 
-    def __init__(self, loader: Loader, mixer: Mixer, places: list[int]) -> None:
-        self._loader, self._mixer, self._places = loader, mixer, places
+    def __init__(self, loader: Loader, mixer: Mixer, places: list[int], *, lockstep: bool) -> None:
+        self._loader, self._mixer, self._places, self._lockstep = loader, mixer, places, lockstep
         self.told: deque[tuple[dict[str, Any], dict[str, float], dict[str, float]]] = deque()
         """Of each step that was drawn the state after it, how often domains are there, and portions."""
 
@@ -190,7 +200,7 @@ class _Steps:
             often = self._loader.sampler.inclusion(weights)
             own = self._loader._next(weights)
             self.told.append((self._loader.sampler.state(), often, own.portions))
-            yield own.lockstep if self._mixer.lockstep else own.rows
+            yield own.lockstep if self._lockstep else own.rows
 
 
 @final

@@ -202,6 +202,7 @@ class Hypergradient(Signal):
             The hypergradient, shape ``(m,)``.
         """
         assert validation is not None
+        self._optimizer.look_again()
         return -self.traces.dot(validation)
 
     @property
@@ -250,6 +251,7 @@ class Hypergradient(Signal):
         return StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip, remaining)
 
     def _responses(self, *, remaining: int) -> list[Response]:
+        self._optimizer.look_again()
         return [self._optimizer.response(i, remaining=remaining) for i in range(len(self._parameters))]
 
     def _hessian_products(self, name: str, gradients: Gradients, vector: list[Tensor]) -> Gradients:

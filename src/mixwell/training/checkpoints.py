@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mixwell import processes, shards
+from mixwell import files, processes, shards
 
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
 SHARDS = "training"
@@ -85,7 +85,10 @@ class Checkpoint:
         if self.folder is None or self.model:
             return self.model
         spread = any(processes.is_spread(tensor) for tensor in like.values())
-        return shards.read(self.folder, like) if spread else load_file(self.folder / MODEL)
+        if not spread:
+            return load_file(self.folder / MODEL)
+        # Other files may lie beside that of the model.
+        return shards.read(self.folder, like, only=like)
 
 
 class DamagedError(ValueError):
@@ -119,22 +122,24 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
 
         def finish() -> None:
             save_file(_apart(model), part / MODEL)
-            files = sorted(path for path in part.rglob("*") if path.is_file())
+            written = sorted(path for path in part.rglob("*") if path.is_file())
             content = {
                 "format": FORMAT,
                 "step": checkpoint.step,
-                "checksums": {path.relative_to(part).as_posix(): _checksum(path) for path in files},
+                "checksums": {path.relative_to(part).as_posix(): _checksum(path) for path in written},
                 **checkpoint.plain,
                 "processes": own,
             }
             (part / STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
             for path in (*part.rglob("*"), part):
-                _flush(path)
+                files.flush(path)
             shutil.rmtree(final_place, ignore_errors=True)
             os.replace(part, final_place)
-            _flush(folder)
+            files.flush(folder)
 
         processes.first(finish)
+    except processes.ElsewhereError:
+        raise
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise _explained(error, folder) from error
@@ -332,14 +337,6 @@ def _remove(path: Path) -> None:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _explained(error: OSError | SafetensorError, folder: Path) -> OSError:

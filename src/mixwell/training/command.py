@@ -18,7 +18,7 @@ from mixwell.training.config import Config
 from mixwell.training.data import TEXT
 from mixwell.training.display import Tokenising
 from mixwell.training.plan import Plan
-from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
+from mixwell.training.run import CHECKPOINTS, Run, open_run
 from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
 
@@ -38,9 +38,9 @@ def run(
     folder = out or Path("runs") / path.stem
     engine.check()
     config = settings.read(path, overrides)
-    with several.joined(config.parallel):
+    with several.joined(config):
         # Where a process died and all were started again, the run is there already.
-        again = several.restarted() and processes.first((folder / CONFIG).exists)
+        again = processes.first(lambda: several.restarted(folder))
         _finish(Run(config, folder, workers=None, engine=engine), resuming=again, report=report)
 
 
@@ -53,7 +53,7 @@ def resume(folder: Path, *, report: bool, engine: Engine = LOCAL) -> None:
         engine: where runs that the method does first are done.
     """
     engine.check()
-    with several.joined(open_run(folder).config.parallel):
+    with several.joined(open_run(folder).config):
         _finish(open_run(folder, workers=None, engine=engine), resuming=True, report=report)
 
 

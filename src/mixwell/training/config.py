@@ -326,6 +326,8 @@ class ParallelConfig(Section):
 
     way: Literal["ddp", "fsdp"] = "ddp"
     """`ddp`: each has the whole model. `fsdp`: each has a part of every parameter (`fully_shard`)."""
+    unused: bool = False
+    """Whether some parameters may have no gradient in a step (`find_unused_parameters` of DDP)."""
     timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a run stops where another process does not answer."""
 

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from mixwell import methods
+from mixwell.communication import Training
 from mixwell.data.rows import Rows, TokenRows
 from mixwell.mixer import Mixer
+from mixwell.parameters import Parameters
+from mixwell.projections import Projections
 from mixwell.training import mixing, optimization
 from mixwell.training.config import Config, MixerConfig
 from mixwell.training.data import Data
@@ -130,7 +133,9 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     )
 
 
-def shared(config: Config, parameters: Sequence[Tensor], *, processes: int) -> tuple[Training, dict[str, float]]:
+def shared(
+    config: Config, parameters: Sequence[Tensor], *, processes: int
+) -> tuple[Training, dict[str, float]]:
     """What several processes exchange and hold.
 
     Args:

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from rich.console import Console
 
 from mixwell import environment, methods, processes
@@ -134,8 +133,7 @@ class Run:
                 # A model that does not fit its data, a logger that cannot begin: the name stays free.
                 begun = (self.folder / CONFIG).exists()
                 failed = isinstance(error, Exception) and not isinstance(error, InterruptedError)
-                lost = isinstance(error, torch.distributed.DistError) or not processes.alone()
-                untouched = failed and not lost and (trainer is None or not trainer.steps_done)
+                untouched = failed and (trainer is None or not trainer.steps_done)
                 if not processes.rank() and (not begun or untouched):
                     loggers.forget(self.config.loggers.chosen, self.folder)
                     for name in FILES:
@@ -375,7 +373,7 @@ class Run:
             self._window.add(outcome.loss, outcome.losses, outcome.counts)
             record = trainer.end_round() if trainer.mixer.round_done else None
             self._seconds += time.perf_counter() - begun
-            watch.step(done, outcome.loss, outcome.losses)
+            watch.step(done, outcome.loss * processes.count(), outcome.losses)
             # At fixed steps only, so that a run that was stopped writes the same lines as one that was not.
             if done % output.log_every == 0 or done == self.config.steps:
                 self._window.share(trainer.mixer.weights.names, trainer.device)

@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import final
 
 import torch
 from torch import nn
-from torch.distributed.distributed_c10d import _get_default_store  # pyright: ignore[reportPrivateUsage]
 from torch.nn.parallel import DistributedDataParallel
 
-from mixwell import methods, processes
+from mixwell import environment, methods, processes
 from mixwell.training.config import Config, ParallelConfig
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
@@ -25,25 +25,43 @@ AHEAD = 2
 _RUNS = itertools.count()
 
 
-def restarted() -> bool:
-    """Whether ``torchrun --max-restarts`` has started the processes again after one of them died."""
-    return int(os.environ.get(RESTARTS, "0")) > 0
+def restarted(folder: Path) -> bool:
+    """Whether ``torchrun --max-restarts`` has started the processes again, after one of them died in this run.
+
+    Args:
+        folder: the run's directory.
+
+    Returns:
+        Whether there is a run that the same ``torchrun`` began.
+    """
+    if int(os.environ.get(RESTARTS, "0")) < 1 or not (folder / "config.yaml").exists():
+        return False
+    # The settings are written before the rest, between which a process may have died, too.
+    written = (folder / environment.FILE).exists()
+    return not written or environment.read(folder).get("job") == environment.job()
 
 
 @contextmanager
-def joined(settings: ParallelConfig) -> Generator[None]:
+def joined(config: Config) -> Generator[None]:
     """Join the other processes where ``torchrun`` has started several, and leave them at the end.
 
     Args:
-        settings: how long to wait for the others.
+        config: says on what devices they compute, and how long they wait for each other.
 
     Raises:
+        ValueError: all of them would compute on the same device.
         ConnectionError: one of them died or did not answer in time.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or torch.distributed.is_initialized():
         yield
         return
-    cuda = torch.cuda.is_available()
+    settings = config.parallel
+    if ":" in config.device:
+        raise ValueError(
+            f"device: {config.device} is one device, and there are {os.environ['WORLD_SIZE']} processes; use "
+            "auto, cuda or cpu, and each takes the device of its number"
+        )
+    cuda = config.device in ("auto", "cuda") and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     limit = timedelta(seconds=settings.timeout)
@@ -68,6 +86,11 @@ def _explained(settings: ParallelConfig) -> Generator[None]:
     try:
         yield
     except (torch.distributed.DistError, RuntimeError) as error:
+        if "finished reduction in the prior iteration" in str(error):
+            raise ValueError(
+                "some parameters have no gradient in a step, for which DistributedDataParallel waits in vain: set "
+                "parallel.unused: true, or freeze them"
+            ) from error
         lost = isinstance(error, torch.distributed.DistError) or any(
             sign in str(error)
             for sign in ("gloo", "NCCL", "Connection", "Broken pipe", "timed out", "Timed out")
@@ -82,22 +105,26 @@ def _explained(settings: ParallelConfig) -> Generator[None]:
         ) from error
 
 
-def wrapped(model: nn.Module, way: str) -> nn.Module:
+def wrapped(model: nn.Module, settings: ParallelConfig) -> nn.Module:
     """A model that processes train together.
 
     Args:
         model: on its device. All processes get the first one's numbers.
-        way: ``ddp``, each process has all of it; or ``fsdp``, each has a part of every parameter, and layers that
-            are in a list (the blocks of a transformer) are gathered one at a time.
+        settings: with ``ddp`` each process has all of it; with ``fsdp`` each has a part of every parameter, and
+            layers that are in a list (the blocks of a transformer) are gathered one at a time.
 
     Returns:
         The model itself where there is one process, or it is sharded in place.
     """
     if processes.alone():
         return model
-    if way == "ddp":
+    if settings.way == "ddp":
         device = next(model.parameters()).device
-        return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        return DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            find_unused_parameters=settings.unused,
+        )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -105,7 +132,7 @@ def wrapped(model: nn.Module, way: str) -> nn.Module:
         for tensor in (*model.parameters(), *model.buffers()):
             torch.distributed.broadcast(tensor, 0)
     mesh = init_device_mesh(next(model.parameters()).device.type, (processes.count(),))
-    for part in list(model.modules()):
+    for part in reversed(list(model.modules())):  # those inside of others first
         if isinstance(part, nn.ModuleList):
             for block in part:
                 fully_shard(block, mesh=mesh)
@@ -159,6 +186,10 @@ class Together:
         self._stopping = stopping
         self._store: torch.distributed.Store | None = None
         if not processes.alone():
+            from torch.distributed.distributed_c10d import (
+                _get_default_store,  # pyright: ignore[reportPrivateUsage]
+            )
+
             # Apart from the runs before it: all processes do the same ones in the same order.
             name = f"mixwell/run {next(_RUNS)}"
             self._store = torch.distributed.PrefixStore(name, _get_default_store())

@@ -97,7 +97,7 @@ class Trainer:
         self._expect_needed(trainable, reference)
         self.device = choose_device(config.device)
         self.model = trainable.model.to(self.device)
-        shared = several.wrapped(self.model, config.parallel.way)
+        shared = several.wrapped(self.model, config.parallel)
         self._forward = shared
         if config.compile:
             self._forward = cast("nn.Module", torch.compile(shared, dynamic=True))
@@ -197,6 +197,7 @@ class Trainer:
             The record of the round.
         """
         self.model.eval()
+        processes.same_tensors(self.model.buffers())
         if self._cursor is not None and self._validation is not None:
             self._validation_gradient(self._cursor.take(self.validation_rows), self._validation)
         return self.mixer.update()
@@ -221,6 +222,7 @@ class Trainer:
             The mean over those rows.
         """
         self.model.eval()
+        processes.same_tensors(self.model.buffers())
         chosen = np.sort(Cursor(len(rows), "evaluation").take(min(at_most, len(rows))))
         own = chosen[processes.rank() :: processes.count()]
         # Not the wrapper of data parallelism, in which processes would wait for each other.
@@ -274,6 +276,7 @@ class Trainer:
         Returns:
             A checkpoint; its tensors are the live ones.
         """
+        processes.same_tensors(self.model.buffers())
         mixer = self.mixer.state_dict()
         remembered, moments = optimization.state(self._optimizer)
         drawn, generators = randomness.state(self.device)
@@ -574,7 +577,9 @@ def choose_device(name: str) -> torch.device:
             torch.device("cuda") if processes.alone() else torch.device("cuda", torch.cuda.current_device())
         )
     if name == "auto":
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        # Processes cannot exchange what is on Apple's devices.
+        mps = torch.backends.mps.is_available() and processes.alone()
+        return torch.device("mps" if mps else "cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
