@@ -1,0 +1,143 @@
+"""A process of a run is killed at a random moment, again and again: does the run end as if nothing had happened?
+
+An undisturbed run of two processes is trained first. Then, each time, `torchrun --max-restarts` begins the same
+run anew, one of its processes is killed with SIGKILL after a random time, and what is left is compared with
+the undisturbed run, byte for byte: the model of the last checkpoint, the weights and the metrics (but seconds).
+
+    python bench/kills.py [--times 10] [--way ddp]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+CONFIG = {
+    "domains": {name: f"{name}.txt" for name in ("letters", "numbers", "marks")},
+    "validation": "validation.txt",
+    "steps": 60,
+    "model": {"layers": 2, "heads": 2, "width": 32, "context": 32},
+    "batch": {"rows": 12},
+    "mixer": {"horizon": 10},
+    "output": {"log_every": 5, "checkpoint_every": 7},
+}
+WORDS = {
+    "letters": ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"],
+    "numbers": ["one", "two", "three", "four", "five", "six", "seven"],
+    "marks": ["+", "-", "*", "/", "(", ")", "=="],
+}
+
+
+def write_data(folder: Path, way: str) -> None:
+    chance = random.Random(0)
+    for name, words in [*WORDS.items(), ("validation", WORDS["letters"])]:
+        (folder / f"{name}.txt").write_text(" ".join(chance.choice(words) for _ in range(20_000)))
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"parallel": {"way": way}}))
+
+
+def launch(folder: Path, out: str) -> subprocess.Popen[str]:
+    how = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "-m", "mixwell"]
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *how,
+            "run",
+            "config.yaml",
+            "--out",
+            out,
+            "--no-report",
+        ],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def processes_of(parent: int) -> list[int]:
+    found: list[int] = []
+    for one in Path("/proc").glob("[0-9]*"):
+        try:
+            started_by = int((one / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if started_by == parent and b"\0RANK=" in (one / "environ").read_bytes():
+                found.append(int(one.name))
+        except OSError:
+            continue
+    return found
+
+
+def left(run: Path) -> tuple[bytes, object, object]:
+    model = (run / "checkpoints" / f"step-{CONFIG['steps']:08d}" / "model.safetensors").read_bytes()
+    weights = json.loads((run / "mixture.json").read_text())["weights"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return model, weights, [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--way", choices=["ddp", "fsdp"], default="ddp")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where)
+        write_data(folder, options.way)
+        begun = time.monotonic()
+        undisturbed = launch(folder, "undisturbed")
+        said, _ = undisturbed.communicate()
+        assert undisturbed.returncode == 0, said
+        whole = time.monotonic() - begun
+        expected = left(folder / "undisturbed")
+        print(f"undisturbed: {whole:.1f} s", flush=True)
+        same = 0
+        for number in range(options.times):
+            running = launch(folder, f"killed-{number}")
+            while running.poll() is None and not processes_of(running.pid):
+                time.sleep(0.05)
+            after = chance.uniform(0, whole)
+            time.sleep(after)
+            victims = processes_of(running.pid)
+            if not victims:
+                print(f"{number}: had ended after {after:.1f} s", flush=True)
+                running.communicate()
+                continue
+            killed = time.monotonic()
+            os.kill(chance.choice(victims), signal.SIGKILL)
+            told: float | None = None
+            steps = "the beginning"
+            assert running.stdout is not None
+            for line in running.stdout:
+                if "lost the others" in line and told is None:
+                    told = time.monotonic() - killed
+                if "continuing" in line:
+                    steps = line.strip().split(" after ")[-1]
+            running.wait()
+            alike = running.returncode == 0 and left(folder / f"killed-{number}") == expected
+            same += alike
+            message = "told by no process" if told is None else f"told after {told:.1f} s"
+            print(
+                f"{number}: killed after {after:.1f} s, {message}, went on from {steps}, exit "
+                f"{running.returncode}, {'the same' if alike else 'NOT the same'} as undisturbed",
+                flush=True,
+            )
+        print(f"{same} of {options.times} ended as the undisturbed run, byte for byte")
+
+
+if __name__ == "__main__":
+    main()
