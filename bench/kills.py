@@ -79,6 +79,11 @@ def processes_of(parent: int) -> list[int]:
     return found
 
 
+def wait_for_training(running: subprocess.Popen[str], run: Path) -> None:
+    while running.poll() is None and not (run / "metrics.jsonl").exists():
+        time.sleep(0.01)
+
+
 def left(run: Path) -> tuple[bytes, object, object]:
     model = (run / "checkpoints" / f"step-{CONFIG['steps']:08d}" / "model.safetensors").read_bytes()
     weights = json.loads((run / "mixture.json").read_text())["weights"]
@@ -98,18 +103,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as where:
         folder = Path(where)
         write_data(folder, options.way)
-        begun = time.monotonic()
         undisturbed = launch(folder, "undisturbed")
+        wait_for_training(undisturbed, folder / "undisturbed")
+        begun = time.monotonic()
         said, _ = undisturbed.communicate()
         assert undisturbed.returncode == 0, said
         whole = time.monotonic() - begun
         expected = left(folder / "undisturbed")
-        print(f"undisturbed: {whole:.1f} s", flush=True)
+        print(f"undisturbed: training took {whole:.1f} s", flush=True)
         same = 0
         for number in range(options.times):
             running = launch(folder, f"killed-{number}")
-            while running.poll() is None and not processes_of(running.pid):
-                time.sleep(0.05)
+            wait_for_training(running, folder / f"killed-{number}")
             after = chance.uniform(0, whole)
             time.sleep(after)
             victims = processes_of(running.pid)
@@ -132,7 +137,7 @@ def main() -> None:
             same += alike
             message = "told by no process" if told is None else f"told after {told:.1f} s"
             print(
-                f"{number}: killed after {after:.1f} s, {message}, went on from {steps}, exit "
+                f"{number}: killed after {after:.1f} s of training, {message}, went on from {steps}, exit "
                 f"{running.returncode}, {'the same' if alike else 'NOT the same'} as undisturbed",
                 flush=True,
             )

@@ -410,9 +410,10 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         stopped = isinstance(error, InterruptedError)
         # Of several processes the first one says what all do.
-        first = os.environ.get("RANK", "0") == "0"
-        if not (getattr(error, "told_elsewhere", False) or (stopped and not first)):
-            print(f"mixwell: {error}", file=sys.stderr)
+        process = os.environ.get("RANK", "0")
+        if not (getattr(error, "told_elsewhere", False) or (stopped and process != "0")):
+            who = "mixwell" if process == "0" else f"mixwell, process {process}"
+            print(f"{who}: {error}", file=sys.stderr)
         sys.exit(130 if stopped else 2)
 
 

@@ -329,9 +329,10 @@ def averages(model: nn.Module | None) -> bool:
         ValueError: its processes are not all that there are.
     """
     for one in _wrapped(model):
-        if one.process_group.size() != count():
+        size = torch.distributed.get_world_size(one.process_group)
+        if size != count():
             raise ValueError(
-                f"the model is trained together by {one.process_group.size()} of {count()} processes, and mixing "
+                f"the model is trained together by {size} of {count()} processes, and mixing "
                 "is for all of them; use DistributedDataParallel over all processes"
             )
     return bool(_wrapped(model))

@@ -34,7 +34,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    from torch.distributed.checkpoint import CheckpointException, save
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     writer, _ = _storage()
     spread = {name: t for name, t in tensors.items() if processes.is_spread(t)}
@@ -69,7 +70,8 @@ def read(
     Raises:
         ValueError: the folder holds no such tensors.
     """
-    from torch.distributed.checkpoint import CheckpointException, load
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     _, reader = _storage()
     try:
@@ -183,7 +185,10 @@ def _digest(tensor: Tensor) -> str:
 def _storage() -> tuple[Any, Any]:
     """The writer and the reader of safetensors files."""
     try:
-        from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.hf_storage import (
+            HuggingFaceStorageReader,
+            HuggingFaceStorageWriter,
+        )
     except ImportError as error:
         raise ValueError(
             f"checkpoints of several processes need PyTorch 2.9 or later, and this is {torch.__version__}"

@@ -364,3 +364,18 @@ def export(folder: Path) -> Generator[Names]:
     drawn = [row["domain"] for row in names["training"].take(300)]
     assert drawn.count("code") > drawn.count("web") > drawn.count("wiki")
     compile((folder / "mixture.py").read_text(), "mixture.py", "exec")
+
+
+@page("scale.md")
+def scale(folder: Path) -> Generator[Names]:
+    names = trained()
+    names["domains"] = whole(steps_of(["web", "code"], 8))
+    names["validation"] = next(names["validation"])
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        yield names
+        assert names["mixer"].steps_done == 20
+        assert (folder / "mixer").exists()
+    finally:
+        torch.distributed.destroy_process_group()

@@ -134,8 +134,15 @@ class Loader:
                 mixer.inclusion, mixer.portions = often, self.portions
                 yield batch
 
-    def _next(self, weights: Vector) -> Cut:
-        """This process's rows of the next batch."""
+    def draw(self, weights: Vector) -> Cut:
+        """This process's rows of the next batch.
+
+        Args:
+            weights: of the domains, shape ``(m,)``.
+
+        Returns:
+            Their indices.
+        """
         drawn = self.sampler.draw(weights)
         own = cut(drawn, rank=processes.rank(), processes=processes.count())
         self.portions = own.portions
@@ -150,7 +157,7 @@ class Loader:
         Returns:
             By domain what its rows give; domains that are not in this batch are left out.
         """
-        return {name: self.rows[name].batch(chosen) for name, chosen in self._next(weights).rows.items()}
+        return {name: self.rows[name].batch(chosen) for name, chosen in self.draw(weights).rows.items()}
 
     def mixed(self, weights: Vector) -> tuple[Any, Tensor]:
         """The next batch as one, with a label for each row.
@@ -198,7 +205,7 @@ class _Steps:
         weights = self._mixer.weights.values[self._places]
         for _ in range(max(self._mixer.round_left, 1)):
             often = self._loader.sampler.inclusion(weights)
-            own = self._loader._next(weights)
+            own = self._loader.draw(weights)
             self.told.append((self._loader.sampler.state(), often, own.portions))
             yield own.lockstep if self._lockstep else own.rows
 

@@ -18,7 +18,7 @@ from mixwell.training.config import Config
 from mixwell.training.data import TEXT
 from mixwell.training.display import Tokenising
 from mixwell.training.plan import Plan
-from mixwell.training.run import CHECKPOINTS, Run, open_run
+from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
 from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
 
@@ -40,7 +40,7 @@ def run(
     config = settings.read(path, overrides)
     with several.joined(config):
         # Where a process died and all were started again, the run is there already.
-        again = processes.first(lambda: several.restarted(folder))
+        again = processes.first(lambda: several.restarted(folder / CONFIG))
         _finish(Run(config, folder, workers=None, engine=engine), resuming=again, report=report)
 
 

@@ -142,8 +142,9 @@ class Journal:
         """
         if self._values:
             self._loggers.log(step, self._values)
-        for kind, values in self._happened.items() if self._lines is not None else ():
-            self._lines.write(kind, step=step, **values)
+        if self._lines is not None:
+            for kind, values in self._happened.items():
+                self._lines.write(kind, step=step, **values)
         self._happened, self._values = {}, {}
 
     def flush(self) -> int:

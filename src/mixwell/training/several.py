@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -25,20 +25,20 @@ AHEAD = 2
 _RUNS = itertools.count()
 
 
-def restarted(folder: Path) -> bool:
+def restarted(settings: Path) -> bool:
     """Whether ``torchrun --max-restarts`` has started the processes again, after one of them died in this run.
 
     Args:
-        folder: the run's directory.
+        settings: the file in the run's directory, which is written first.
 
     Returns:
         Whether there is a run that the same ``torchrun`` began.
     """
-    if int(os.environ.get(RESTARTS, "0")) < 1 or not (folder / "config.yaml").exists():
+    if int(os.environ.get(RESTARTS, "0")) < 1 or not settings.exists():
         return False
-    # The settings are written before the rest, between which a process may have died, too.
-    written = (folder / environment.FILE).exists()
-    return not written or environment.read(folder).get("job") == environment.job()
+    # Between this file and the next a process may have died, too.
+    written = (settings.parent / environment.FILE).exists()
+    return not written or environment.read(settings.parent).get("job") == environment.job()
 
 
 @contextmanager
@@ -64,11 +64,14 @@ def joined(config: Config) -> Generator[None]:
     cuda = config.device in ("auto", "cuda") and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     limit = timedelta(seconds=settings.timeout)
     with _explained(settings):
-        store, rank, count = next(torch.distributed.rendezvous("env://", timeout=limit))
+        store, rank, count = next(rendezvous("env://", timeout=limit))
         # Apart from what the processes that were here before a restart have left, whose addresses are dead.
-        store = torch.distributed.PrefixStore(f"mixwell/{os.environ.get(RESTARTS, 0)}", store)
+        store = PrefixStore(f"mixwell/{os.environ.get(RESTARTS, 0)}", store)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
         processes.wait_through(torch.distributed.new_group(backend="gloo", timeout=timedelta(days=1)))
@@ -184,15 +187,16 @@ class Together:
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
-        self._store: torch.distributed.Store | None = None
+        self._store: Any = None
         if not processes.alone():
             from torch.distributed.distributed_c10d import (
+                PrefixStore,
                 _get_default_store,  # pyright: ignore[reportPrivateUsage]
             )
 
             # Apart from the runs before it: all processes do the same ones in the same order.
             name = f"mixwell/run {next(_RUNS)}"
-            self._store = torch.distributed.PrefixStore(name, _get_default_store())
+            self._store = PrefixStore(name, _get_default_store())
         self._asked = False
         self._save_at: int | None = None
 
