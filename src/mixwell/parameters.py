@@ -260,7 +260,8 @@ def cuda_devices(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def _expect_readable(model: nn.Module) -> None:
-    """Refuse wrappers that flatten parameters or keep gradients to themselves; by name, since they cost to import."""
+    """Refuse wrappers that flatten parameters or keep gradients to themselves."""
+    # By name, since they take long to import.
     kinds = {type(module).__name__ for module in model.modules()}
     if "FullyShardedDataParallel" in kinds:
         raise ValueError(

@@ -180,7 +180,7 @@ class Scopes:
         self._open = name
         try:
             yield
-            # Parameters of fully_shard have none until processes exchange theirs, at the last micro-batch of a step.
+            # Parameters of fully_shard may have none before the last micro-batch of a step, when it is exchanged.
             if not self._parameters.spread:
                 self.expect_gradient(name, step)
         except BaseException:

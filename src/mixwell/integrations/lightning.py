@@ -122,10 +122,8 @@ class MixerCallback(Callback):
         )
         if self._saved is not None:
             here: dict[str, Tensor] = self.mixer.state_dict()["tensors"]
-            own = {
-                name: processes.of_own_parts(tensor, here.get(name, tensor))
-                for name, tensor in self._saved["tensors"].items()
-            }
+            saved: dict[str, Tensor] = self._saved["tensors"]
+            own = {name: processes.of_own_parts(t, here.get(name, t)) for name, t in saved.items()}
             self.mixer.load_state_dict({**self._saved, "tensors": own})
             self._saved = None
         self.rows.weights = self.mixer.weights.last
@@ -234,8 +232,8 @@ class MixerCallback(Callback):
         states = state_dict["processes"]
         if processes.count() != len(states):
             raise ValueError(
-                f"the checkpoint is of {len(states)} processes, and there are {processes.count()}; each has its own "
-                "place in the data, so start as many. To go on with another number, begin a new run from the "
+                f"the checkpoint is of {len(states)} processes, and there are {processes.count()}; each has its "
+                "own place in the data, so start as many. To go on with another number, begin a new run from the "
                 "checkpoint's model, with the weights of the run: Interleaved(..., weights=...)"
             )
         own = states[processes.rank()]

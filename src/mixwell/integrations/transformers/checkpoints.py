@@ -66,8 +66,8 @@ def _own(places: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
         return places[processes.rank()]
     if places[0]["streams"]:
         raise ValueError(
-            f"{folder} was saved by {len(places)} processes, and there are {processes.count()}; each reads its own "
-            "part of a stream, so start as many"
+            f"{folder} was saved by {len(places)} processes, and there are {processes.count()}; each reads its "
+            "own part of a stream, so start as many"
         )
     # Rows that have numbers are drawn by all processes together; only the sums of losses are of each one's rows.
     return {**places[0], "losses": shards.merged([one["losses"] for one in places])}
