@@ -360,7 +360,7 @@ def test_evaluation_and_checkpointing(tmp_path: Path) -> None:
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before
-    assert (Path(trainer.state.best_model_checkpoint) / "mixer-0.safetensors").exists()
+    assert (Path(trainer.state.best_model_checkpoint) / "mixer.safetensors").exists()
 
 
 def test_unknown_domains(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_a_checkpoint_of_another_trainer(tmp_path: Path) -> None:
         model=new_model(), args=trainer_work.arguments(tmp_path, **saving), train_dataset=validation()
     )
     plain.train()
-    with pytest.raises(ValueError, match=r"has no mixing-0.json: it was not saved by a MixedTrainer"):
+    with pytest.raises(ValueError, match=r"has no mixing.json: it was not saved by a MixedTrainer"):
         new_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
