@@ -47,8 +47,8 @@ def read(folder: Path, mixer: Mixer) -> dict[str, Any]:
         places = json.loads((folder / PLACES).read_text(encoding="utf-8"))["processes"]
     except FileNotFoundError as error:
         raise ValueError(
-            f"{folder} has no {PLACES}: it was not saved by a MixedTrainer, or saving was cut off; take an older "
-            "checkpoint"
+            f"{folder} has no mixing.json: it was not saved by a MixedTrainer, or saving was cut off; take an "
+            "older checkpoint"
         ) from error
     own = _own(places, folder)
     try:
