@@ -82,8 +82,8 @@ def test_two_processes_agree_with_one(case: Case, folder: Path) -> None:
 @pytest.mark.parametrize("case", SAVED, ids=lambda case: case.name)
 def test_resumed_is_as_if_it_had_not_been_stopped(case: Case, folder: Path) -> None:
     found, expected = read(folder / "two", case, resumed=True), read(folder / "two", case)
-    # With dense traces the first mixed batch of a mixer is looked at, and rounded otherwise than those after it; with
-    # fully_shard in Accelerate the gradient of the first step of several micro-batches is.
+    # With dense traces the first mixed batch of a mixer is looked at, and rounded otherwise than those after it.
+    # With fully_shard in Accelerate the gradient of the first step of several micro-batches is.
     otherwise = case.traces == "dense" or (case.integration, case.way) == ("accelerate", "fsdp")
     if otherwise:
         assert found[0] == found[1]
