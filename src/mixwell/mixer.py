@@ -689,6 +689,7 @@ class Mixer:
 
     def _combine(self, norm: float | None, clip_norm: float | None) -> bool:
         if self._rows.given:
+            self._scopes.expect_gradient("batch", self.steps_done)
             combined: Gradients = [p.grad for p in self._parameters.tensors]
         else:
             combined = self._sum.gradients

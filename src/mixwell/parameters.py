@@ -47,8 +47,10 @@ class Parameters:
             The parameters, each once (tied weights are one tensor).
 
         Raises:
-            ValueError: the optimiser has a parameter that the model has not, or one of complex numbers.
+            ValueError: the optimiser has a parameter that the model has not, or one of complex numbers, or the
+                model is wrapped in a way whose gradients cannot be read.
         """
+        _expect_readable(model)
         processes.put_apart(model)
         known = {id(p): name for p, name in _named(model)}
         names: list[str] = []
@@ -255,6 +257,22 @@ def cuda_devices(tensors: Iterable[Tensor]) -> list[int]:
         Their indices.
     """
     return sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+
+
+def _expect_readable(model: nn.Module) -> None:
+    """Refuse wrappers that flatten parameters or keep gradients to themselves."""
+    # By name, since they take long to import.
+    kinds = {type(module).__name__ for module in model.modules()}
+    if "FullyShardedDataParallel" in kinds:
+        raise ValueError(
+            "FullyShardedDataParallel (FSDP1) flattens the parameters, so that gradients cannot be mixed; use "
+            "fully_shard (FSDP2): fsdp_version=2 in Accelerate, ModelParallelStrategy in Lightning"
+        )
+    if "DeepSpeedEngine" in kinds:
+        raise ValueError(
+            "DeepSpeed keeps the gradients to itself and cannot be mixed; use DistributedDataParallel or "
+            "fully_shard"
+        )
 
 
 def _named(model: nn.Module) -> list[tuple[Tensor, str]]:

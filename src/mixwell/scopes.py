@@ -172,7 +172,7 @@ class Scopes:
             Nothing. Where the block fails, the parameters have no gradients afterwards.
 
         Raises:
-            ValueError: there is no gradient when the block ends.
+            ValueError: there is no gradient when the block ends, where that can be known then.
         """
         self.expect_closed(f"the block of {name!r}")
         if first:
@@ -180,13 +180,27 @@ class Scopes:
         self._open = name
         try:
             yield
-            if all(p.grad is None for p in self._parameters.tensors):
-                raise _no_gradient(name, step)
+            # Parameters of fully_shard may have none before the last micro-batch of a step, when it is exchanged.
+            if not self._parameters.spread:
+                self.expect_gradient(name, step)
         except BaseException:
             self._parameters.clear_gradients()
             raise
         finally:
             self._open = None
+
+    def expect_gradient(self, name: str, step: int) -> None:
+        """Refuse a step that no parameter has a gradient of.
+
+        Args:
+            name: what was computed, for the message.
+            step: the number of the step, for the message.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if all(p.grad is None for p in self._parameters.tensors):
+            raise _no_gradient(name, step)
 
     def _expect_no_gradients(self, name: str) -> None:
         stray = self._parameters.stray_gradient()

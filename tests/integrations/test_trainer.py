@@ -191,7 +191,7 @@ def run(folder: Path, processes: int, *arguments: object) -> dict[str, Any]:
             **os.environ,
             "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(WORK.parent),
+            "PYTHONPATH": os.pathsep.join([str(WORK.parent), os.environ.get("PYTHONPATH", "")]),
         },
         capture_output=True,
         text=True,
@@ -212,8 +212,10 @@ def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
         np.testing.assert_allclose(list(both[key].values()), list(alone[key].values()), rtol=1e-3, atol=1e-4)
     again = run(tmp_path / "both", 2, 3, 2, tmp_path / "both" / "checkpoint-7")
     assert again == both
-    with pytest.raises(AssertionError, match="was saved by 2 processes, and there are 1"):
-        run(tmp_path / "both", 1, 12, 1, tmp_path / "both" / "checkpoint-7")
+    fewer = run(tmp_path / "both", 1, 12, 1, tmp_path / "both" / "checkpoint-7")
+    assert fewer["rows"] == both["rows"]
+    for key in ("weights", "parameters"):
+        np.testing.assert_allclose(list(fewer[key].values()), list(both[key].values()), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["llama.modeling_llama.LlamaRMSNorm", "gemma.modeling_gemma.GemmaRMSNorm"])
@@ -358,7 +360,7 @@ def test_evaluation_and_checkpointing(tmp_path: Path) -> None:
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before
-    assert (Path(trainer.state.best_model_checkpoint) / "mixer-0.safetensors").exists()
+    assert (Path(trainer.state.best_model_checkpoint) / "mixer.safetensors").exists()
 
 
 def test_unknown_domains(tmp_path: Path) -> None:
@@ -395,7 +397,7 @@ def test_a_checkpoint_of_another_trainer(tmp_path: Path) -> None:
         model=new_model(), args=trainer_work.arguments(tmp_path, **saving), train_dataset=validation()
     )
     plain.train()
-    with pytest.raises(ValueError, match=r"has no mixing-0.json: it was not saved by a MixedTrainer"):
+    with pytest.raises(ValueError, match=r"has no mixing.json: it was not saved by a MixedTrainer"):
         new_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -107,11 +107,13 @@ class MixerCallback(Callback):
             raise ValueError(
                 f"precision={trainer.precision} scales the loss, which cannot be mixed; use bf16-mixed"
             )
+        _refuse_strategy(trainer)
         steps = trainer.estimated_stepping_batches
         if not 0 < steps < math.inf:
             raise ValueError("how many steps there will be is not known; give max_steps to the Trainer")
         self.mixer = Mixer(
-            pl_module,
+            # As the strategy has wrapped it, which tells how gradients become those of all processes.
+            trainer.strategy.model or pl_module,
             trainer.optimizers[0],
             self.rows.names,
             budget=int(steps),
@@ -119,7 +121,10 @@ class MixerCallback(Callback):
             **self._settings,
         )
         if self._saved is not None:
-            self.mixer.load_state_dict(self._saved)
+            here: dict[str, Tensor] = self.mixer.state_dict()["tensors"]
+            saved: dict[str, Tensor] = self._saved["tensors"]
+            own = {name: processes.of_own_parts(t, here.get(name, t)) for name, t in saved.items()}
+            self.mixer.load_state_dict({**self._saved, "tensors": own})
             self._saved = None
         self.rows.weights = self.mixer.weights.last
         place = self.rows.state_dict()
@@ -202,9 +207,11 @@ class MixerCallback(Callback):
         if not hasattr(self, "mixer"):  # a checkpoint from before the training
             return {}
         here, ahead = self._places or (self.rows.state_dict(),) * 2
+        # Lightning may save between the micro-batches of a step.
+        saved = self.mixer.state_dict(forget_step=True)
         own = {
-            # Lightning may save between the micro-batches of a step.
-            "mixer": self.mixer.state_dict(forget_step=True),
+            # Of tensors that are spread over the processes each gives its part.
+            "mixer": {**saved, "tensors": {k: processes.own_part(t) for k, t in saved["tensors"].items()}},
             # The next batch was drawn before the weights were updated, if they were.
             "rows": {**here, "weights": ahead["weights"]},
             "validated": self._validation.taken,
@@ -223,8 +230,12 @@ class MixerCallback(Callback):
         if not state_dict:
             return
         states = state_dict["processes"]
-        if processes.rank() >= len(states):
-            raise ValueError(f"the checkpoint is of {len(states)} processes; start as many")
+        if processes.count() != len(states):
+            raise ValueError(
+                f"the checkpoint is of {len(states)} processes, and there are {processes.count()}; each has its "
+                "own place in the data, so start as many. To go on with another number, begin a new run from the "
+                "checkpoint's model, with the weights of the run: Interleaved(..., weights=...)"
+            )
         own = states[processes.rank()]
         self._saved = own["mixer"]
         self.rows.load_state_dict(own["rows"])
@@ -240,10 +251,6 @@ class MixerCallback(Callback):
             with precision.train_step_context():
                 loss = self._mean_loss(module, precision.convert_input(batch))
             loss.backward()
-            # Lightning's own model, not that of a strategy, ran: its gradients are those of this process.
-            for parameter in module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad = processes.mean(parameter.grad)
             scope.observe(loss)
         module.train()
         return self.mixer.update()
@@ -255,6 +262,25 @@ class MixerCallback(Callback):
             with _not_logging(module):
                 found: Any = module.training_step(batch, 0)
         return found["loss"] if isinstance(found, Mapping) else found
+
+
+def _refuse_strategy(trainer: Trainer) -> None:
+    """Refuse strategies that keep gradients from the mixer, or whose processes share the rows of a batch."""
+    name = type(trainer.strategy).__name__
+    if "DeepSpeed" in name:
+        raise ValueError(
+            "DeepSpeed keeps the gradients to itself and cannot be mixed; use strategy='ddp', or "
+            "ModelParallelStrategy with fully_shard"
+        )
+    if name == "ModelParallelStrategy":
+        mesh: Any = cast("Any", trainer.strategy).device_mesh
+        size = mesh["tensor_parallel"].size()
+        if size > 1:
+            raise ValueError(
+                f"{size} processes share each layer (tensor_parallel_size), which cannot be mixed; give "
+                f"ModelParallelStrategy(data_parallel_size={processes.count()}, tensor_parallel_size=1) and shard "
+                "with fully_shard"
+            )
 
 
 @contextmanager

@@ -122,8 +122,9 @@ class MixedLoop:
         return self._batches.weigh(losses)
 
     def state_dict(self) -> dict[str, Any]:
-        """The mixer and the place in the data; the model and the optimiser are saved by the loop."""
+        """The mixer and the place in the data of this process; the loop saves the model and the optimiser."""
         return {
+            "processes": processes.count(),
             "mixer": self.mixer.state_dict(),
             "rows": self.rows.state_dict(),
             "validated": self._validation.taken,
@@ -133,8 +134,16 @@ class MixedLoop:
         """Continue where another loop stopped, between two steps.
 
         Args:
-            state: what :meth:`state_dict` gave.
+            state: what :meth:`state_dict` gave in this process, of as many.
+
+        Raises:
+            ValueError: it is of another number of processes, other data or other settings.
         """
+        if state["processes"] != processes.count():
+            raise ValueError(
+                f"the state is of one of {state['processes']} processes, and there are {processes.count()}; each "
+                "has its own place in the data, so start as many"
+            )
         self.mixer.load_state_dict(state["mixer"])
         self.rows.load_state_dict(state["rows"])
         self._validation.skip(int(state["validated"]) - self._validation.taken)

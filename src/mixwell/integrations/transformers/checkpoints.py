@@ -1,62 +1,81 @@
-"""What a checkpoint of ``Trainer`` carries of mixing, for each process: the mixer, and the place in the data."""
+"""What a checkpoint of ``Trainer`` carries of mixing: the mixer, and the place in the data of each process."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from mixwell import files
-from mixwell.data.readers import Place
+from mixwell import files, processes, shards
 from mixwell.mixer import Mixer
 
+ALONE, TOGETHER = "mixer.safetensors", "mixer"
+PLACES = "mixing.json"
 
-def write(folder: Path, process: Place, mixer: Mixer, plain: dict[str, Any]) -> None:
-    """Add to a checkpoint.
+
+def write(folder: Path, mixer: Mixer, plain: dict[str, Any]) -> None:
+    """Add to a checkpoint; all processes must call it.
 
     Args:
-        folder: of the checkpoint.
-        process: which one this is.
+        folder: of the checkpoint, on a file system that all processes see.
         mixer: of the run, between two steps.
-        plain: where the data are.
+        plain: where the data of this process are, and whether there are ``streams`` among them.
     """
-    rank, processes = process
-    folder.mkdir(parents=True, exist_ok=True)
-    mixer.save(folder / f"mixer-{rank}.safetensors")
-    files.write(folder / f"mixing-{rank}.json", json.dumps({**plain, "processes": processes}))
+    places = processes.gathered(plain)
+    processes.first(lambda: _make_room(folder))
+    mixer.save(folder / (ALONE if processes.alone() else TOGETHER))
+    # The last to be written, so that where it is the others are whole.
+    processes.first(lambda: files.write(folder / PLACES, json.dumps({"processes": places})))
 
 
-def read(folder: Path, process: Place, mixer: Mixer) -> dict[str, Any]:
-    """Take up a mixer.
+def read(folder: Path, mixer: Mixer) -> dict[str, Any]:
+    """Take up a mixer, whatever the number of processes that saved it; all must call it.
 
     Args:
         folder: of the checkpoint.
-        process: which one this is.
         mixer: a new one, with the same settings.
 
     Returns:
-        Where the data were.
+        Where the data were: of this process, or of all processes together where their number is another now.
 
     Raises:
-        ValueError: the checkpoint has none of it, or is of other processes or settings.
+        ValueError: the checkpoint has none of it, or is of other settings, or of another number of processes
+            that read streams.
     """
-    rank, processes = process
     try:
-        plain = json.loads((folder / f"mixing-{rank}.json").read_text(encoding="utf-8"))
+        places = json.loads((folder / PLACES).read_text(encoding="utf-8"))["processes"]
     except FileNotFoundError as error:
         raise ValueError(
-            f"{folder} has no mixing-{rank}.json: it was not saved by a MixedTrainer with so many processes, "
-            "or saving was cut off; take an older checkpoint"
+            f"{folder} has no mixing.json: it was not saved by a MixedTrainer, or saving was cut off; take an "
+            "older checkpoint"
         ) from error
-    if plain["processes"] != processes:
-        raise ValueError(
-            f"{folder} was saved by {plain['processes']} processes, and there are {processes}; start as many"
-        )
+    own = _own(places, folder)
     try:
-        mixer.load(folder / f"mixer-{rank}.safetensors")
+        mixer.load(folder / (ALONE if len(places) == 1 else TOGETHER))
     except ValueError as error:
         raise ValueError(
             f"{error}\nTake the settings that it was saved with. To train longer, or otherwise, begin a new "
             "run from the checkpoint's model, with mixer={'weights': ...} as its mixture.json has them"
         ) from error
-    return plain
+    return own
+
+
+def _own(places: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    if len(places) == processes.count():
+        return places[processes.rank()]
+    if places[0]["streams"]:
+        raise ValueError(
+            f"{folder} was saved by {len(places)} processes, and there are {processes.count()}; each reads its "
+            "own part of a stream, so start as many"
+        )
+    # Rows that have numbers are drawn by all processes together; only the sums of losses are of each one's rows.
+    return {**places[0], "losses": shards.merged([one["losses"] for one in places])}
+
+
+def _make_room(folder: Path) -> None:
+    """Take away what another number of processes may have left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PLACES).unlink(missing_ok=True)
+    (folder / ALONE).unlink(missing_ok=True)
+    shutil.rmtree(folder / TOGETHER, ignore_errors=True)

@@ -103,20 +103,21 @@ class Feed(IterableDataset[Any]):
         self._names = tuple(datasets)
         self.rows = total_rows(datasets)
         """Rows of all domains, where that is known."""
-        self._shared = self.rows is not None
-        sizes = {name: len(one) if self._shared else None for name, one in datasets.items()}
-        total = cut.step_rows if self._shared else cut.rows * cut.batches
-        if cap is not None and not self._shared:
+        self.shared = self.rows is not None
+        """Whether all processes draw the same rows of a step, of which each takes its own."""
+        sizes = {name: len(one) if self.shared else None for name, one in datasets.items()}
+        total = cut.step_rows if self.shared else cut.rows * cut.batches
+        if cap is not None and not self.shared:
             raise ValueError("EpochCap needs to know how many rows there are, which a stream does not tell")
         self._sampler = Sampler(sizes, total, least=least, cap=cap, seed=seed)
         self._readers: dict[str, Reader] = {}
-        if not self._shared:
+        if not self.shared:
             self._readers = {
                 name: readers.reader(one, name, key=f"seed {seed}", block=block, process=cut.process)
                 for name, one in datasets.items()
             }
         self._fetch = _Fetch(self._datasets, self._names, collate)
-        self._workers: dict[str, Any] = dict(workers) if self._shared else {"num_workers": 0}
+        self._workers: dict[str, Any] = dict(workers) if self.shared else {"num_workers": 0}
         self._loader: DataLoader[Any] | None = None
         self._ahead: deque[Drawn] = deque()
         self._mixer: Mixer | None = None
@@ -142,7 +143,7 @@ class Feed(IterableDataset[Any]):
     def taken(self) -> dict[str, int]:
         """Rows of all processes that were trained on, by domain."""
         taken: dict[str, int] = self.now.state["sampler"]["taken"]
-        return taken if self._shared else {name: n * self._cut.process[1] for name, n in taken.items()}
+        return taken if self.shared else {name: n * self._cut.process[1] for name, n in taken.items()}
 
     def state(self) -> dict[str, Any]:
         """Everything that a resumed run needs, as plain values, after the step that was asked for last."""
@@ -214,7 +215,7 @@ class Feed(IterableDataset[Any]):
         weights = self._mixer.weights.values
         drawn = self._sampler.draw(weights)
         often = self._sampler.inclusion(weights)
-        rank, processes = self._cut.process if self._shared else (0, 1)
+        rank, processes = self._cut.process if self.shared else (0, 1)
         rows = [(name, index) for name, indices in drawn.items() for index in indices.tolist()]
         parts = self._cut.batches * processes
         counts = {name: len(own) * often.get(name, 1.0) / processes for name, own in drawn.items()}

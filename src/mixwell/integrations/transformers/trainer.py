@@ -170,9 +170,14 @@ class MixedTrainer(Trainer):
             ),
         )
         key = f"seed {seed}"
-        self._reader = readers.reader(self._validation, "the validation set", key=key, process=cut.process)
+        self._streamed = readers.is_stream(self._validation)
+        # Of rows that have numbers the processes draw the same, and each reads its own of them.
+        source, process = (
+            (self._validation, cut.process) if self._streamed else (range(len(self._validation)), (0, 1))
+        )
+        self._reader = readers.reader(source, "the validation set", key=key, process=process)
         wanted = self._validation_rows or VALIDATION_BATCHES * cut.step_rows
-        if not readers.is_stream(self._validation):
+        if not self._streamed:
             wanted = min(wanted, len(self._validation))
         self._own_validation_rows = max(wanted // args.world_size, 1)
         pin = args.dataloader_pin_memory and torch.cuda.is_available()
@@ -244,7 +249,7 @@ class MixedTrainer(Trainer):
 
     def begin_mixing(self) -> None:
         """Make the mixer, now that the optimiser is there, and go on where a checkpoint was."""
-        model: Any = self.model
+        model: Any = self.model_wrapped  # which tells how gradients become those of all processes
         optimizer: Any = self.optimizer
         self.mixer = Mixer(
             model, optimizer, tuple(self._domains), budget=self.state.max_steps, **self._settings
@@ -266,7 +271,7 @@ class MixedTrainer(Trainer):
         Returns:
             The record of the round.
         """
-        rows = self._reader.take(self._own_validation_rows)
+        rows = self._validation_batch()
         model: Any = self.model_wrapped
         # Models of transformers keep all activations outside of training, whatever checkpointing was asked for.
         model.train(self.args.gradient_checkpointing)
@@ -294,8 +299,9 @@ class MixedTrainer(Trainer):
             "feed": self._feed.state(),
             "validation": self._reader.state(),
             "losses": self._sums.tolist(),
+            "streams": self._streamed or not self._feed.shared,
         }
-        checkpoints.write(folder, self._process, self.mixer, plain)
+        checkpoints.write(folder, self.mixer, plain)
         self.save_mixture(folder)
 
     def save_mixture(self, folder: Path) -> None:
@@ -316,6 +322,14 @@ class MixedTrainer(Trainer):
     def _collator(self, what: str) -> Callable[[list[Any]], Mapping[str, Any]]:
         collate = self._get_collator_with_removed_columns(self.data_collator, description=what)
         return CollateWithout(collate, self._column)
+
+    def _validation_batch(self) -> list[Any]:
+        """This process's rows of the next validation gradient."""
+        if self._streamed:
+            return self._reader.take(self._own_validation_rows)
+        rank, count = self._process
+        numbers = self._reader.take(self._own_validation_rows * count)
+        return readers.fetch(self._validation, numbers[rank::count])
 
     def _losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         if self._row_losses is not None:
@@ -339,7 +353,7 @@ class MixedTrainer(Trainer):
             losses_of.check(model, self._loss_type, inputs)
 
     def _load(self, folder: Path) -> None:
-        plain = checkpoints.read(folder, self._process, self.mixer)
+        plain = checkpoints.read(folder, self.mixer)
         per_epoch = len(self._feed) // self.args.gradient_accumulation_steps if self._feed.rows else 0
         done = self.state.global_step % (per_epoch or self.state.max_steps)
         passed_over = 0 if self.args.ignore_data_skip else done * self.args.gradient_accumulation_steps
