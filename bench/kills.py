@@ -19,17 +19,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "domains": {name: f"{name}.txt" for name in ("letters", "numbers", "marks")},
     "validation": "validation.txt",
     "steps": 60,
     "model": {"layers": 2, "heads": 2, "width": 32, "context": 32},
     "batch": {"rows": 12},
     "mixer": {"horizon": 10},
-    "output": {"log_every": 5, "checkpoint_every": 7},
+    "output": {"log_every": 1, "checkpoint_every": 7},
 }
 WORDS = {
     "letters": ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"],
@@ -79,8 +80,15 @@ def processes_of(parent: int) -> list[int]:
     return found
 
 
-def wait_for_training(running: subprocess.Popen[str], run: Path) -> None:
-    while running.poll() is None and not (run / "metrics.jsonl").exists():
+def last_step(run: Path) -> int:
+    """The last step that was logged, -1 before the training."""
+    path = run / "metrics.jsonl"
+    lines = [line for line in path.read_text().split("\n")[:-1] if line] if path.exists() else []
+    return json.loads(lines[-1])["step"] if lines else -1
+
+
+def wait_for_step(running: subprocess.Popen[str], run: Path, step: int) -> None:
+    while running.poll() is None and last_step(run) < step:
         time.sleep(0.01)
 
 
@@ -104,26 +112,17 @@ def main() -> None:
         folder = Path(where)
         write_data(folder, options.way)
         undisturbed = launch(folder, "undisturbed")
-        wait_for_training(undisturbed, folder / "undisturbed")
-        begun = time.monotonic()
         said, _ = undisturbed.communicate()
         assert undisturbed.returncode == 0, said
-        whole = time.monotonic() - begun
         expected = left(folder / "undisturbed")
-        print(f"undisturbed: training took {whole:.1f} s", flush=True)
         same = 0
         for number in range(options.times):
             running = launch(folder, f"killed-{number}")
-            wait_for_training(running, folder / f"killed-{number}")
-            after = chance.uniform(0, whole)
-            time.sleep(after)
-            victims = processes_of(running.pid)
-            if not victims:
-                print(f"{number}: had ended after {after:.1f} s", flush=True)
-                running.communicate()
-                continue
+            wait_for_step(running, folder / f"killed-{number}", chance.randrange(0, CONFIG["steps"] - 5))
+            time.sleep(chance.uniform(0, 0.3))
+            after = last_step(folder / f"killed-{number}")
             killed = time.monotonic()
-            os.kill(chance.choice(victims), signal.SIGKILL)
+            os.kill(chance.choice(processes_of(running.pid)), signal.SIGKILL)
             told: float | None = None
             steps = "the beginning"
             assert running.stdout is not None
@@ -137,7 +136,7 @@ def main() -> None:
             same += alike
             message = "told by no process" if told is None else f"told after {told:.1f} s"
             print(
-                f"{number}: killed after {after:.1f} s of training, {message}, went on from {steps}, exit "
+                f"{number}: killed after step {after}, {message}, went on from {steps}, exit "
                 f"{running.returncode}, {'the same' if alike else 'NOT the same'} as undisturbed",
                 flush=True,
             )

@@ -132,6 +132,8 @@ def merged(values: Sequence[Any]) -> Any:
     first = values[0]
     if all(value == first for value in values):
         return first
+    if any(value is None for value in values):  # some have not seen what others have
+        return merged([value for value in values if value is not None])
     if all(isinstance(value, dict) for value in values):
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: merged([value[key] for value in values if key in value]) for key in keys}

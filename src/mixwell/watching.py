@@ -52,12 +52,15 @@ class Watcher:
         rest: what to do with parameters that hooks do not cover: ``"leave-out"``, or take them ``"per-domain"`` by
             one more backward pass for each domain. Either is told in a warning that names them.
         check: look at the first batch twice, to see that rows stay apart and hooks cover what they seem to.
+        known: what another watcher of the same model has found when it looked; ``None`` where none has.
 
     Raises:
         ValueError: there is no layer that can be watched.
     """
 
-    def __init__(self, parameters: Parameters, *, rest: Rest, check: bool) -> None:
+    def __init__(
+        self, parameters: Parameters, *, rest: Rest, check: bool, known: dict[int, str] | None = None
+    ) -> None:
         assert parameters.model is not None
         # A second backward pass is too much for parameters that are spread over processes.
         spread = any(processes.is_spread(p) for p in parameters.tensors)
@@ -80,10 +83,18 @@ class Watcher:
                 self.uncovered |= dict.fromkeys(places.values(), reason)
             else:
                 self._layers.append((module, layer, self._hook(name, layer)))
+        if known is not None:
+            self._unchecked = False
+            self.uncovered |= known
         self._sums: Sums | None = None
         self._paused = False
         self._probe: Callable[[str, Layer, Any, Tensor], None] | None = None
         self.tell()
+
+    @property
+    def checked(self) -> dict[int, str] | None:
+        """What was found not to be covered, once a batch was looked at."""
+        return None if self._unchecked else self.uncovered
 
     @contextmanager
     def watch(self, sums: Sums) -> Generator[RowWatch]:

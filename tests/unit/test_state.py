@@ -68,6 +68,36 @@ def test_resume_bit_for_bit(optimizer: str, signal: str, stop: int, tmp_path: Pa
         assert torch.equal(a, b)
 
 
+def test_resume_of_mixed_batches_bit_for_bit() -> None:
+    """The first batch of a mixer is looked at twice, which one that goes on must not do again."""
+    batches, validation = data()
+    labels = np.repeat(np.arange(3), len(batches[0][names(3)[0]][0]))
+
+    def train_mixed(mixer: mixwell.Mixer, model: nn.Module, steps: list[dict[str, Batch]]) -> None:
+        for step in steps:
+            x, y = (torch.cat(parts) for parts in zip(*step.values(), strict=True))
+            with mixer.batch(labels) as batch:
+                batch.weigh((model(x) - y).square().mean(dim=1)).backward()
+            mixer.step()
+            if mixer.round_done:
+                with mixer.validation():
+                    mse(model, validation).backward()
+                mixer.update()
+
+    model, _, whole = build("adamw", SIGNALS["dense"])
+    train_mixed(whole, model, batches)
+    for stop in (2, 3, 6):
+        first, first_opt, mixer = build("adamw", SIGNALS["dense"])
+        train_mixed(mixer, first, batches[:stop])
+        second, second_opt, resumed = build("adamw", SIGNALS["dense"])
+        second.load_state_dict(first.state_dict())
+        second_opt.load_state_dict(copy.deepcopy(first_opt.state_dict()))
+        resumed.load_state_dict(copy.deepcopy(mixer.state_dict()))
+        train_mixed(resumed, second, batches[stop:])
+        assert resumed.rounds == whole.rounds
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), second.parameters(), strict=True))
+
+
 def test_resume_between_the_end_of_a_round_and_its_update() -> None:
     batches, validation = data()
     model, _, mixer = build("sgd", SIGNALS["dense"])

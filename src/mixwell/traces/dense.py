@@ -50,6 +50,7 @@ class FoldedTraces(Traces):
         self._empty = True
         self._step = step
         self._watcher: Watcher | None = None
+        self._known: dict[int, str] | None = None
 
     def reset(self, round_index: int, validation: Gradients | None = None) -> None:
         """Set all traces to zero.
@@ -145,7 +146,7 @@ class FoldedTraces(Traces):
                 "Hypergradient(traces=ProjectedTraces()), or give one batch per domain (mixer.domain)"
             )
         if self._watcher is None:
-            self._watcher = Watcher(self._parameters, rest="per-domain", check=True)
+            self._watcher = Watcher(self._parameters, rest="per-domain", check=True, known=self._known)
         with self._watcher.watch(TraceSums(self, self._parameters, segments, weights)) as watch:
             yield watch
 
@@ -193,7 +194,11 @@ class FoldedTraces(Traces):
             for name, stored in zip(self._parameters.names, trace, strict=True)
         }
         scale = dict(zip(self._parameters.names, self._scale, strict=True))
-        return {"scale": scale, "empty": self._empty}, tensors
+        # A batch that is looked at for the first time is added up in another order.
+        found = self._known if self._watcher is None else self._watcher.checked
+        names = self._parameters.names
+        known = None if found is None else {names[index]: reason for index, reason in found.items()}
+        return {"scale": scale, "empty": self._empty, "uncovered": known}, tensors
 
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         """Take up tensors and scalars.
@@ -205,6 +210,10 @@ class FoldedTraces(Traces):
         scale = cast("dict[str, float]", values["scale"])
         self._scale = [float(scale[name]) for name in self._parameters.names]
         self._empty = bool(values["empty"])
+        known = cast("dict[str, str] | None", values.get("uncovered"))
+        names = self._parameters.names
+        self._watcher = None
+        self._known = None if known is None else {names.index(name): why for name, why in known.items()}
         for domain, trace in enumerate(self._stored):
             for name, stored in zip(self._parameters.names, trace, strict=True):
                 stored.copy_(processes.spread_like(tensors[f"{domain}.{name}"], stored))
