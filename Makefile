@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo compare test lint docs screenshots bench bench-peers peers reproduce clean
+.PHONY: demo compare test lint docs screenshots bench bench-processes bench-peers peers reproduce clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,11 @@ bench: $(VENV)/.installed  ## what mixing costs beside plain training; continues
 	$(BIN)/python bench/quality.py
 	$(BIN)/python bench/sweep.py
 	$(BIN)/python bench/trainer.py
+
+bench-processes: $(VENV)/.installed  ## what two processes exchange, and whether they survive being killed: about 10 minutes
+	$(BIN)/python bench/communication.py
+	$(BIN)/python bench/kills.py
+	$(BIN)/python bench/kills.py --way fsdp --seed 1
 
 bench-peers: $(VENV)/.peers  ## what others cost, side by side
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python betty-ml==0.2.1
