@@ -32,6 +32,7 @@ from mixwell.communication import Bytes, Counted, Training
 from mixwell.models.gpt import Gpt
 from mixwell.parameters import Parameters
 from mixwell.projections import Projections
+from mixwell.theory import stochastic_horizon
 
 DOMAINS, ROWS, PROCESSES, CONTEXT, RANK = 8, 16, 2, 32, 32
 ARMS = {
@@ -184,7 +185,8 @@ def predict() -> None:
     """LLaMA's shape of 7 B parameters, on the meta device."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    processes, domains, horizon = 64, 30, 316  # T = sqrt(N log N) of N = 10,000 steps
+    processes, domains = 64, 30
+    horizon = stochastic_horizon(10_000)
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig())
     parameters = Parameters.of(model, torch.optim.AdamW(model.parameters()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from mixwell.training.display import Tokenising
 from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
 from mixwell.training.trainables import Trainable
-from mixwell.training.trainer import Trainer
+from mixwell.training.trainer import Trainer, validation_rows
 
 
 def run(
@@ -113,14 +114,15 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
 def _show_shared(console: Console, config: Config, trainable: Trainable, made: Plan, processes: int) -> None:
     trained = [p for p in trainable.model.parameters() if p.requires_grad]
     training, held = plan.shared(config, trained, processes=processes)
+    parts = math.ceil(validation_rows(config, made.horizon) / config.batch.rows)
     kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in held.items())
     say(console, f"processes      {processes}, {config.parallel.way}; traces in each: {kinds}")
     plain, step = (one.sent(processes) for one in (training.plain_step, training.step))
     say(
         console,
         f"exchange       each sends {_bytes(step)} in a step (plain training {_bytes(plain)}) and "
-        f"{_bytes(training.round().sent(processes))} at the end of a round: {training.ratio(made.horizon):.3f} "
-        "times plain training",
+        f"{_bytes(training.round(parts=parts).sent(processes))} at the end of a round: "
+        f"{training.ratio(made.horizon, parts=parts):.3f} times plain training",
     )
 
 

@@ -29,6 +29,20 @@ def test_plan_tells_what_a_run_costs(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_plan_tells_what_processes_exchange_and_hold(tmp_path: Path) -> None:
+    args = ("plan", write_config(tmp_path), "--processes", "4", "--set", "mixer.traces=dense")
+    out, _ = mixwell(*args, cwd=tmp_path)
+    parameters = int(re.search(r"parameters +([\d,]+)", out)[1].replace(",", ""))  # type: ignore[index]
+    # Three domains and the sum of their gradients; 3/4 of a gradient is sent to be added up, and as much back.
+    assert "processes      4, ddp; traces in each: projected" in out
+    assert f"dense {parameters * 16 / 1000:.3g} KB" in out
+    assert re.search(
+        rf"each sends {parameters * 4 * 2 * 3 / 4 / 1000:.3g} KB in a step \(plain training", out
+    )
+    _, said = mixwell("plan", "tiny.yaml", "--processes", "0", cwd=tmp_path, status=2)
+    assert "--processes must be at least 1, got 0" in said
+
+
 @pytest.mark.parametrize("traces", ["projected", "dense", "bfloat16", "sketched"])
 def test_planned_memory_is_what_the_run_takes(traces: str, tmp_path: Path) -> None:
     from mixwell.training import plan
