@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, processes
 from mixwell.integrations.datasets import Interleaved
-from process_work import joined
 from regression_rows import SOURCES, draw
 
 HORIZON, STEPS, ROWS, WANTED = 4, 12, 8, 10
@@ -375,8 +373,9 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def train_plans(rank: int, port: int, count: int, plans: Sequence[tuple[Sequence[Case], bool, str]]) -> None:
+def train_plans(plans: Sequence[tuple[Sequence[Case], bool, str]]) -> None:
     """Train cases, or go on with those that a folder has, and write what each found and ran, or its message."""
+    rank, count = processes.rank(), processes.count()
     places = {
         "LOCAL_RANK": rank,
         "RANK": rank,
@@ -387,19 +386,18 @@ def train_plans(rank: int, port: int, count: int, plans: Sequence[tuple[Sequence
     if count > 1:
         quiet()
         os.environ |= {name: str(value) for name, value in places.items()}
-    with joined(rank, port, count) if count > 1 else nullcontext():
-        for cases, resumed, folder in plans:
-            for case in cases:
-                name = written(case, resumed=resumed, count=count, rank=rank)
-                train: Any = partial(INTEGRATIONS[case.integration], resumed=True) if resumed else None
-                try:
-                    found = (train or INTEGRATIONS[case.integration])(case, Path(folder))
-                except ValueError as error:
-                    Path(folder, f"{name}.json").write_text(json.dumps({"error": str(error)}))
-                    continue
-                mixer, model, *ran = found
-                Path(folder, f"{name}.json").write_text(json.dumps(described(mixer, model)))
-                torch.save(ran, Path(folder, f"{name}.pt"))
+    for cases, resumed, folder in plans:
+        for case in cases:
+            name = written(case, resumed=resumed, count=count, rank=rank)
+            train: Any = partial(INTEGRATIONS[case.integration], resumed=True) if resumed else None
+            try:
+                found = (train or INTEGRATIONS[case.integration])(case, Path(folder))
+            except ValueError as error:
+                Path(folder, f"{name}.json").write_text(json.dumps({"error": str(error)}))
+                continue
+            mixer, model, *ran = found
+            Path(folder, f"{name}.json").write_text(json.dumps(described(mixer, model)))
+            torch.save(ran, Path(folder, f"{name}.pt"))
 
 
 def written(case: Case, *, resumed: bool, count: int, rank: int) -> str:

@@ -48,10 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     two, one = folder / "two", folder / "one"
     two.mkdir()
     one.mkdir()
-    train_plans(0, 0, 1, [(BY_ONE, False, str(one))])
+    train_plans([(BY_ONE, False, str(one))])
     plans = [([*CASES, *MESSAGES], False, str(two)), (SAVED, True, str(two)), (BY_ONE, True, str(one))]
-    in_processes(train_plans, 2, plans)
-    train_plans(0, 0, 1, [([case for case in SAVED if case.way == "ddp"], True, str(two))])
+    in_processes(train_plans, plans)
+    train_plans([([case for case in SAVED if case.way == "ddp"], True, str(two))])
     return folder
 
 

@@ -208,7 +208,7 @@ def undisturbed(mnist_images: Mnist, tmp_path_factory: pytest.TempPathFactory) -
         (signal.SIGINT, 5.0, "local"),
         (signal.SIGTERM, 5.0, "local"),
         (signal.SIGKILL, 5.0, "local"),
-        (signal.SIGTERM, 9.0, "ray"),
+        (signal.SIGTERM, 6.0, "ray"),
     ],
 )
 def test_an_interrupted_sweep_continues_to_the_same_result(
