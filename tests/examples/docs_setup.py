@@ -371,8 +371,8 @@ def scale(folder: Path) -> Generator[Names]:
     names = trained()
     names["domains"] = whole(steps_of(["web", "code"], 8))
     names["validation"] = next(names["validation"])
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    address = f"file://{folder.resolve()}/processes"
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=address)
     try:
         yield names
         assert names["mixer"].steps_done == 20
