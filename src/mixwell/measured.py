@@ -112,7 +112,7 @@ class MeasuredCurvature(Curvature):
         product = self._product(losses, start.weights, direction)
         # Of this process's rows; the products are the mean of those of all.
         curved = np.array(inner_products(direction, product))
-        curved = (processes.total(curved, self.parameters.device) / processes.count()).tolist()
+        curved = processes.average(curved, self.parameters.device).tolist()
         length = inner_products(start.validation, direction)
         if self.shape == "isotropic":
             rate = max(abs(r.rate) for r in responses)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast, final
 
 import numpy as np
@@ -164,7 +165,7 @@ class Parameters:
         own = ((name, processes.own_part(g)) for name, g in present)
         return next((name for name, g in own if not bool(torch.isfinite(g).all())), None)
 
-    @property
+    @cached_property
     def spread(self) -> bool:
         """Whether processes have parts of the parameters (FSDP), and of their gradients."""
         return any(processes.is_spread(p) for p in self.tensors)

@@ -292,6 +292,19 @@ def total(numbers: Vector, device: torch.device) -> Vector:
     return found.cpu().numpy()
 
 
+def average(numbers: Vector, device: torch.device) -> Vector:
+    """The mean of some numbers over all processes; all must call it.
+
+    Args:
+        numbers: of this process.
+        device: on which processes exchange tensors.
+
+    Returns:
+        The same in all processes; the numbers themselves where there is only one.
+    """
+    return numbers if alone() else total(numbers, device) / count()
+
+
 def table(numbers: Vector, device: torch.device) -> NDArray[np.float64]:
     """The numbers that each process has, one row for each; all must call it.
 
@@ -313,6 +326,8 @@ def table(numbers: Vector, device: torch.device) -> NDArray[np.float64]:
 def _wrapped(model: nn.Module | None) -> list[DistributedDataParallel]:
     if model is None or alone():
         return []
+    if isinstance(model, DistributedDataParallel):  # as it mostly is; a large model has many modules
+        return [model]
     return [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
 
 

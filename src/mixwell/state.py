@@ -55,7 +55,7 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
     """
     target = Path(path)
     part = target.with_name(target.name + ".part")
-    processes.first(lambda: _empty_folder(part))
+    processes.first(lambda: files.empty_folder(part))
     shards.write(part, state["tensors"])
     plain = processes.gathered({key: value for key, value in state.items() if key != "tensors"})
 
@@ -119,13 +119,7 @@ def _moved_away(target: Path) -> Generator[None]:
         if old.is_dir() and not target.exists():
             os.replace(old, target)
         raise
-    if target.is_dir() or old.is_dir():
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _empty_folder(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = None) -> State:

@@ -103,9 +103,9 @@ class Loader:
         Yields:
             The rows of all domains, and for each the number of its domain, for ``mixer.batch(labels)``.
         """
+        places = torch.tensor([mixer.weights.index(name) for name in self.sampler.names])
         for parts in self._follow(mixer, lockstep=False):
             rows, labels = self._labelled(parts)
-            places = torch.tensor([mixer.weights.index(name) for name in self.sampler.names])
             yield rows, places[labels]
 
     def _follow(self, mixer: Mixer, *, lockstep: bool) -> Iterator[dict[str, Any]]:
@@ -117,7 +117,8 @@ class Loader:
         if self._given is not None:  # what was read ahead and not given comes again
             self.sampler.load_state(self._given)
         places = [mixer.weights.index(name) for name in names]
-        steps, read = _Steps(self, mixer, places, lockstep=lockstep), _Read(self.rows)
+        steps = _Steps(self, mixer, places, lockstep=lockstep, ahead=self._workers > 0)
+        read = _Read(self.rows)
         reading: DataLoader[Any] | None = None
         if self._workers:
             reading = DataLoader(
@@ -196,17 +197,21 @@ class Loader:
 class _Steps:
     """The rows of the steps until the weights may change, drawn as they are asked for."""
 
-    def __init__(self, loader: Loader, mixer: Mixer, places: list[int], *, lockstep: bool) -> None:
-        self._loader, self._mixer, self._places, self._lockstep = loader, mixer, places, lockstep
-        self.told: deque[tuple[dict[str, Any], dict[str, float], dict[str, float]]] = deque()
-        """Of each step that was drawn the state after it, how often domains are there, and portions."""
+    def __init__(
+        self, loader: Loader, mixer: Mixer, places: list[int], *, lockstep: bool, ahead: bool
+    ) -> None:
+        self._loader, self._mixer, self._places = loader, mixer, places
+        self._lockstep, self._ahead = lockstep, ahead
+        self.told: deque[tuple[dict[str, Any] | None, dict[str, float], dict[str, float]]] = deque()
+        """Of each step that was drawn the state after it where more is drawn ahead, how often domains are there,
+        and portions."""
 
     def __iter__(self) -> Iterator[dict[str, Indices]]:
         weights = self._mixer.weights.values[self._places]
         for _ in range(max(self._mixer.round_left, 1)):
             often = self._loader.sampler.inclusion(weights)
             own = self._loader.draw(weights)
-            self.told.append((self._loader.sampler.state(), often, own.portions))
+            self.told.append((self._loader.sampler.state() if self._ahead else None, often, own.portions))
             yield own.lockstep if self._lockstep else own.rows
 
 

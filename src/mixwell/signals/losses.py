@@ -149,9 +149,7 @@ class LossSignal(Signal):
         Returns:
             The numbers themselves where there is only one.
         """
-        if processes.alone():
-            return numbers
-        return processes.mean(torch.from_numpy(numbers).to(self._device)).cpu().numpy()
+        return processes.average(numbers, self._device)
 
     @property
     def nbytes(self) -> int:

@@ -193,7 +193,7 @@ class ProjectedTraces(Traces):
         """
         row = self._projections.project(self._preconditioned(vector))
         own = (self._stored @ row).double().cpu().numpy()
-        return processes.total(own / processes.count(), self._parameters.device)
+        return processes.average(own, self._parameters.device)
 
     @property
     def uncovered(self) -> dict[str, str]:

@@ -159,7 +159,7 @@ class SketchedTraces(Traces):
         total = np.zeros(len(next(iter(self._stored.values()))))
         for group, stored in self._stored.items():
             total += self._scale[group] * (stored @ sketch[group]).double().cpu().numpy()
-        return processes.total(total / processes.count(), self._parameters.device)
+        return processes.average(total, self._parameters.device)
 
     @property
     def nbytes(self) -> int:

@@ -112,7 +112,7 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     final_place = folder / f"{_PREFIX}{checkpoint.step:08d}"
     part = folder / (final_place.name + _PART)
     try:
-        processes.first(lambda: _begin(folder, part))
+        processes.first(lambda: files.empty_folder(part))
         if processes.alone():
             save_file(_apart(checkpoint.training), part / TRAINING)
         else:
@@ -147,12 +147,6 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         for old in list_all(folder)[:-keep]:
             _remove(old)
     return final_place
-
-
-def _begin(folder: Path, part: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
 
 
 def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
