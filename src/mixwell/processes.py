@@ -287,7 +287,7 @@ def total(numbers: Vector, device: torch.device) -> Vector:
     """
     if alone():
         return numbers
-    found = torch.from_numpy(numbers).to(device)
+    found = torch.from_numpy(numbers.copy()).to(device)  # what was given stays as it is
     torch.distributed.all_reduce(found)
     return found.cpu().numpy()
 
