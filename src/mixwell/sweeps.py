@@ -68,6 +68,7 @@ def run_sweep(
     """
     _check_number(workers)
     if not jobs:
+        _remove_if_empty(checkpoints)  # a sweep that was stopped just after its last job left it
         return
     checkpoints.mkdir(parents=True, exist_ok=True)
     waiting, failures = list(reversed(jobs)), list[str]()
@@ -101,9 +102,13 @@ def run_sweep(
         raise ChildProcessError("; ".join(failures) + ". The others were done or saved")
     if stopped:
         raise InterruptedError("stopped; the same command continues where this one left off")
+    _remove_if_empty(checkpoints)
+
+
+def _remove_if_empty(checkpoints: Path) -> None:
     for left in checkpoints.glob("*.part"):
         left.unlink()  # of a process that was killed while it wrote
-    if not any(checkpoints.iterdir()):
+    if checkpoints.exists() and not any(checkpoints.iterdir()):
         checkpoints.rmdir()
 
 

@@ -174,6 +174,16 @@ def test_no_workers_are_refused_and_no_jobs_are_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_a_folder_that_was_left_by_a_stop_after_the_last_job_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    run_sweep(count, [], workers=1, checkpoints=tmp_path / "c", on_done=lambda job, result: None)
+    assert not (tmp_path / "c").exists()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.safetensors").write_bytes(b"of another sweep")
+    run_sweep(count, [], workers=1, checkpoints=tmp_path / "c", on_done=lambda job, result: None)
+    assert (tmp_path / "c" / "a.safetensors").exists()
+
+
 def mnist_command(out: Path, budget: int = 400, engine: str = "local") -> list[str]:
     words = f"reproduce mnist --budget {budget} --horizons 7,400 --seeds 1 --workers 2 --no-figures"
     small = "--channels 2 --batch-size 8 --train-size 200 --validation-size 100"
