@@ -29,8 +29,9 @@ def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
     task = mixing.task(config, sizes, held_out)
     extra = method.extra(task)
     horizon = mixing.horizon(config)
-    validated = method.learns(task.options) and method.recipe(task).signal.needs_validation
-    rows = min(validation_rows(config, horizon), held_out) if validated else 0
+    learned = method.learns(task.options)
+    points = len(method.recipe(task).signal.validation_points(horizon)) if learned else 0
+    rows = points * min(validation_rows(config, horizon, points=points), held_out)
     rounds = math.ceil((config.steps - config.mixer.warmup) / horizon)
     return (
         extra.before

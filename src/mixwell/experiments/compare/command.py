@@ -13,7 +13,8 @@ from rich.table import Table
 
 from mixwell import environment, tables
 from mixwell.engines import LOCAL, Engine
-from mixwell.experiments.compare import budgets, problems, results
+from mixwell.experiments import problems
+from mixwell.experiments.compare import budgets, results
 from mixwell.experiments.compare.contestants import Contestant, choose, horizons_of
 from mixwell.experiments.compare.results import Entry
 from mixwell.locks import only_one

@@ -34,7 +34,7 @@ def write(folder: Path) -> None:
     """
     docstrings: list[str] = []
     modules: list[str] = []
-    for text in _modules():
+    for _, text in library_modules():
         found, rest = split_docstrings(text)
         docstrings += [one for one in found if len(one) > 80]
         modules.append(rest)
@@ -48,7 +48,7 @@ def write(folder: Path) -> None:
     texts = {
         CODE: "\n".join(modules),
         MANUAL: "\n\n".join(topics.values()),
-        NAMES: "\n".join(_character_names()),
+        NAMES: "\n".join(name for _, name in character_names()),
         NOISE: "".join(characters),
         VALIDATION: "\n\n".join(docstrings[:half]),
         TEST: "\n\n".join(docstrings[half:]),
@@ -99,11 +99,11 @@ def _without_copies(texts: list[str]) -> Iterator[str]:
             yield text
 
 
-def _modules() -> Iterator[str]:
+def library_modules() -> Iterator[tuple[str, str]]:
     """The standard library's modules, in an order that does not follow the alphabet.
 
     Yields:
-        The text of each.
+        The name and the text of each.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     left_out = ("site-packages", "pydoc_data", "idlelib")
@@ -118,10 +118,17 @@ def _modules() -> Iterator[str]:
                 ast.parse(text)
         except (OSError, ValueError, SyntaxError):
             continue
-        yield text
+        yield ".".join(path.with_suffix("").parts).removesuffix(".__init__"), text
 
 
-def _character_names() -> Iterator[str]:
-    names = (unicodedata.name(chr(point), "") for point in range(0x20, 0x20000))
+def character_names() -> Iterator[tuple[str, str]]:
+    """Unicode's characters that have names of their own.
+
+    Yields:
+        Each and its name.
+    """
+    named = ((chr(point), unicodedata.name(chr(point), "")) for point in range(0x20, 0x20000))
     # Ideographs and syllables are numbered, not named.
-    return (name for name in names if name and "IDEOGRAPH" not in name and "HANGUL SYLLABLE" not in name)
+    for character, name in named:
+        if name and "IDEOGRAPH" not in name and "HANGUL SYLLABLE" not in name:
+            yield character, name

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from mixwell.data.mnist import DEVIATION, MEAN, Mnist
 from mixwell.engines import StoppedError
 from mixwell.mixer import Mixer
 from mixwell.models.cnn import small_cnn
+from mixwell.row_counts import ROWS_IGNORE_WEIGHTS
 from mixwell.signals import Hypergradient
 
 VANILLA, ROTATED, NOISY = DOMAINS = ("vanilla", "rotated", "noisy")
@@ -241,7 +243,7 @@ class Run:
             DOMAINS,
             budget=setting.budget,
             horizon=setting.horizon,
-            signal=Hypergradient(setting.curvature),
+            signal=Hypergradient(setting.curvature, points=1),
             update=setting.step_size,
         )
         """The mixer of the run."""
@@ -287,10 +289,11 @@ class Run:
             with self.mixer.domain(name):
                 self._loss(self._domains.draw(name)).backward()
         self.mixer.step()
-        if self.mixer.round_done:
-            with self.mixer.validation():
+        if self.mixer.validation_due:
+            with warnings.catch_warnings(), self.mixer.validation():
+                # The paper has batches of the same size for all domains.
+                warnings.filterwarnings("ignore", message=ROWS_IGNORE_WEIGHTS)
                 self._loss(self._domains.draw(VALIDATION)).backward()
-            self.mixer.update()
 
     def _loss(self, batch: Batch) -> Tensor:
         return functional.cross_entropy(self._network(batch[0]), batch[1])

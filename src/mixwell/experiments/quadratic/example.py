@@ -120,7 +120,7 @@ def run(setting: Setting, horizon: int) -> Path:
         [GOOD, BAD],
         budget=setting.budget,
         horizon=horizon,
-        signal=Hypergradient(curvature=1.0),
+        signal=Hypergradient(curvature=1.0, points=1),
         update=setting.step_size,
     )
     steps, theta, phi = [0], [-float(setting.radius)], [0.0]
@@ -129,10 +129,9 @@ def run(setting: Setting, horizon: int) -> Path:
             with mixer.domain(domain):
                 model.loss(center).backward()
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             with mixer.validation():
                 model.loss(0.0).backward()
-            mixer.update()
             log = mixer.weights.log
             steps.append(mixer.steps_done)
             theta.append(float(model.theta.detach()))

@@ -1,58 +1,27 @@
-"""Problems that need no files of one's own: ``mixwell compare demo`` and ``mixwell compare mnist``."""
+"""MNIST, turned and mislabelled: the paper's problem in small."""
 
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from mixwell import files
 from mixwell.data import mnist
-from mixwell.experiments.demo import command as demo
-from mixwell.experiments.demo import corpus
+from mixwell.data.packages import Say
 from mixwell.experiments.mnist.experiment import rotate, with_wrong_labels
-from mixwell.terminal import say
-
-EMBEDDED = ("demo", "mnist")
 
 
-def find(name: str, out: Path, console: Console) -> Path:
-    """The config of a problem.
+def prepare(folder: Path, say: Say) -> None:
+    """Fetch the images into the cache, unless they are there.
 
     Args:
-        name: the path of a config, or the name of an embedded problem, whose config (and text) is written.
-        out: the folder of the comparison.
-        console: where to report.
-
-    Returns:
-        The path of a config.
-
-    Raises:
-        ValueError: there is neither.
+        folder: nothing is written there.
+        say: told what is fetched.
     """
-    if Path(name).is_file():
-        return Path(name)
-    if name not in EMBEDDED:
-        raise ValueError(
-            f"there is no config {name}; give the path of one (`mixwell init` writes one to start from), or the "
-            f"name of an embedded problem: {', '.join(EMBEDDED)}"
-        )
-    path = out / f"{name}.yaml"
-    if name == "demo" and not (out / "data" / f"{corpus.TEST}.txt").exists():
-        say(console, f"writing text from this Python installation to {out / 'data'}")
-        corpus.write(out / "data")
-    if not path.exists():
-        config = demo.default_config() if name == "demo" else _own("mnist.yaml")
-        files.write(path, config + _own("variants.yaml"))
-    return path
-
-
-def _own(name: str) -> str:
-    return resources.files("mixwell.experiments.compare").joinpath(name).read_text("utf-8")
+    del folder
+    mnist.load(say=say)
 
 
 @cache
