@@ -301,40 +301,76 @@ class LossMeans:
 
 
 @final
-class ScoreParts:
-    """The scores of the parts of a validation batch; their spread tells the noise of their mean."""
+class RoundScores:
+    """The scores at the validation points of a round: their mean is the round's, their spread its noise."""
 
     def __init__(self) -> None:
+        self.points: list[tuple[int, Vector]] = []
+        """The step of the round and the scores of every point, shape ``(m,)``."""
         self._parts: list[tuple[float, Vector]] = []
 
-    def add(self, share: float, scores: Vector | None) -> None:
-        """A part was computed.
+    def add(self, step: int, scores: Vector) -> None:
+        """Keep the scores of a point.
+
+        Args:
+            step: the number of steps of the round before it, at least 1.
+            scores: finite, shape ``(m,)``.
+        """
+        self.points.append((step, scores))
+
+    def add_part(self, share: float, scores: Vector) -> None:
+        """Keep the scores of a part of the only point's batch, which tell the noise of that batch.
 
         Args:
             share: of the batch.
-            scores: shape ``(m,)``, or ``None`` where the part is the whole.
+            scores: shape ``(m,)``.
         """
-        if scores is not None:
-            self._parts.append((share, scores))
+        self._parts.append((share, scores))
 
-    def standard_errors(self, names: Sequence[str]) -> dict[str, float]:
-        """Of the mean score of every domain.
+    def mean(self) -> Vector | None:
+        """The mean over the points, shape ``(m,)``; ``None`` where there are none."""
+        if not self.points:
+            return None
+        # Divided first, so that finite scores have a finite mean.
+        return np.sum([scores / len(self.points) for _, scores in self.points], axis=0)
 
-        ``sqrt(k / (k - 1) * sum_i s_i^2 (h_i - h)^2)`` over k parts with shares ``s_i``.
+    def standard_errors(self) -> Vector | None:
+        """The standard error of the mean score of every domain.
 
-        Args:
-            names: the domains.
+        Scores grow in proportion to the number of steps that the traces look back over, so the noise of k points
+        after ``t_i`` steps is what is left of them besides that growth, ``r_i = h_i - t_i sum h / sum t``, and the
+        standard error is ``sqrt(sum_i r_i^2 / (k (k - 1)))``. It contains the noise of the iterates and of the
+        validation batches, not that of the traces, which the points share. Of one point that was computed in k
+        parts with shares ``s_i`` it is ``sqrt(k / (k - 1) * sum_i s_i^2 (h_i - h)^2)``, the noise of its batch
+        alone.
 
         Returns:
-            By domain; nothing where there were no two finite parts.
+            Shape ``(m,)``; ``None`` where there are no two points or parts, no point is left, or they are too
+            large.
         """
-        if len(self._parts) < 2:
-            return {}
-        shares = np.array([share for share, _ in self._parts])[:, None]
-        scores = np.stack([one for _, one in self._parts])
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = (shares * scores).sum(axis=0) / shares.sum()
-            variance = (shares**2 * (scores - mean) ** 2).sum(axis=0) * len(scores) / (len(scores) - 1)
-        if not np.isfinite(variance).all():
-            return {}
-        return dict(zip(names, np.sqrt(variance).tolist(), strict=True))
+            if len(self.points) > 1:
+                steps = np.array([[float(step)] for step, _ in self.points])
+                scores = np.stack([one for _, one in self.points])
+                left = scores - steps * (scores.sum(axis=0) / steps.sum())
+                variance = (left**2).sum(axis=0) / (len(scores) * (len(scores) - 1))
+            elif self.points and len(self._parts) > 1:
+                shares = np.array([[share] for share, _ in self._parts])
+                scores = np.stack([one for _, one in self._parts])
+                mean = (shares * scores).sum(axis=0) / shares.sum()
+                variance = (shares**2 * (scores - mean) ** 2).sum(axis=0) * len(scores) / (len(scores) - 1)
+            else:
+                return None
+        return np.sqrt(variance) if np.isfinite(variance).all() else None
+
+    def state(self) -> list[tuple[int, list[float]]]:
+        """The points so far, as plain values."""
+        return [(step, scores.tolist()) for step, scores in self.points]
+
+    def load_state(self, state: Sequence[tuple[int, Sequence[float]]]) -> None:
+        """Take up the points.
+
+        Args:
+            state: what :meth:`state` gave.
+        """
+        self.points = [(int(step), np.array(scores, dtype=np.float64)) for step, scores in state]

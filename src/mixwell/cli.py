@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from mixwell.experiments.problems import PROBLEMS
+
 if TYPE_CHECKING:
     from mixwell.engines import Engine
 
@@ -219,11 +221,15 @@ def run_command(
     command.run(config, out=out, overrides=overrides or (), report=report, engine=chosen)
 
 
-@app.command("compare")
+@app.command(
+    "compare",
+    epilog="\b\nEmbedded problems:\n"
+    + "\n".join(f"  {name:<12}{problem.description}" for name, problem in PROBLEMS.items()),
+)
 def compare_command(
     problem: Annotated[
         str,
-        typer.Argument(metavar="CONFIG", help="A YAML or TOML file, or an embedded problem: demo, mnist."),
+        typer.Argument(metavar="CONFIG", help="A YAML or TOML file, or the name of an embedded problem."),
     ],
     method_names: Annotated[
         str, typer.Option("--methods", help="Names with commas between; `mixwell methods` lists them.")
@@ -320,11 +326,15 @@ def export_command(
 def fidelity_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")],
     steps: Annotated[int, typer.Option(help="Training steps of the comparison.")] = 20,
+    replicates: Annotated[
+        int,
+        typer.Option(help="Repeat the steps with other rows, so often; 0 for the exact comparison alone."),
+    ] = 3,
 ) -> None:
     """Tell whether the hypergradient is right. Trains some steps again with every weight moved, and compares."""
     from mixwell.training import command
 
-    command.measure_fidelity(folder, steps=steps)
+    command.measure_fidelity(folder, steps=steps, replicates=replicates)
 
 
 @app.command("demo")

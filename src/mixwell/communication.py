@@ -133,19 +133,20 @@ class Training:
         measured = 2 * _NUMBER * self.tensors if self.preconditioned and not self.projected else 0
         return self._pass * self.domains + Bytes(all_reduce=measured)
 
-    def round(self, *, parts: int = 1) -> Bytes:
-        """What comes once in a round: the validation gradient, m numbers of the scores, and one record of all.
+    def round(self, *, parts: int = 1, points: int = 1) -> Bytes:
+        """What a round has besides its steps: validation gradients, m numbers of scores for each, and one record.
 
         Args:
-            parts: micro-batches of the validation gradient; ``ddp`` averages them at once.
+            parts: micro-batches of a validation gradient; ``ddp`` averages them at once.
+            points: validation gradients of the round.
 
         Returns:
             The bytes.
         """
         flags = self.tensors if self.way == "ddp" else 0
-        validation = self._pass if self.way == "ddp" else self._pass * parts
+        validation = (self._pass if self.way == "ddp" else self._pass * parts) * points
         numbers = Bytes(
-            all_reduce=flags + _NUMBER * self.domains,
+            all_reduce=(flags + _NUMBER * self.domains) * points,
             all_gather=_NUMBER * self.processes * (4 * self.domains + 5),
         )
         if not self.projected:
@@ -153,21 +154,24 @@ class Training:
         # The first step's gradient is compared with what the layers saw of it. Parts of it, and of the validation
         # gradient for the scores and for the next round's projections, are put together first.
         compared = Bytes(all_reduce=4 * self.projected * self.domains if self.mixed else 0)
-        gathered = 0 if self.way == "ddp" else (3 if self.mixed else 2) * self.size
-        measured = 2 * _NUMBER * self.tensors if self.way == "fsdp" and self.preconditioned else 0
+        gathered = 0 if self.way == "ddp" else (points + (2 if self.mixed else 1)) * self.size
+        measured = 2 * _NUMBER * self.tensors * points if self.way == "fsdp" and self.preconditioned else 0
         return validation + numbers + compared + Bytes(all_gather=gathered, all_reduce=measured)
 
-    def ratio(self, steps: int, *, parts: int = 1) -> float:
+    def ratio(self, steps: int, *, parts: int = 1, points: int = 1) -> float:
         """What a round exchanges over what as many plain steps do.
 
         Args:
             steps: T.
-            parts: micro-batches of the validation gradient.
+            parts: micro-batches of a validation gradient.
+            points: validation gradients of the round.
 
         Returns:
             At least one.
         """
-        return (self.step * steps + self.round(parts=parts)).total / (self.plain_step * steps).total
+        return (self.step * steps + self.round(parts=parts, points=points)).total / (
+            self.plain_step * steps
+        ).total
 
 
 @final

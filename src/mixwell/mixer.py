@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mixwell import agreement, horizons, processes, state
-from mixwell.accumulation import LossMeans, ScoreParts, Shares, WeightedSum
+from mixwell import agreement, costs, horizons, processes, state
+from mixwell.accumulation import LossMeans, RoundScores, Shares, WeightedSum
 from mixwell.constraints import Constraint
 from mixwell.horizons import Horizon
 from mixwell.nonfinite import NonFinite, Policy
@@ -25,6 +25,7 @@ from mixwell.probes import Probes
 from mixwell.records import RoundRecord
 from mixwell.rounds import RoundClock
 from mixwell.row_batch import RowBatch, RowStep, places_of, rows_expected
+from mixwell.row_counts import RowCounts, counted_inputs
 from mixwell.scopes import Scope, Scopes
 from mixwell.segments import Segments
 from mixwell.signals import Hypergradient, Signal
@@ -51,13 +52,14 @@ class Mixer:
                 with mixer.domain(domain):
                     loss(model, batch).backward()
             mixer.step()                                 # replaces optimizer.step()
-            if mixer.round_done:
+            if mixer.validation_due:
                 with mixer.validation():
                     loss(model, next(validation)).backward()
-                mixer.update()
         mixer.weights.average
 
-    Every T steps (a round) the weights take one step against the signal (Algorithms 1 to 3 of the paper).
+    Every T steps (a round) the weights take one step against the signal (Algorithms 1 to 3 of the paper), with the
+    validation gradient that is due at the end of the round, or with the last training step where the signal needs
+    none.
 
     Where batches are mixed already, give the domain of each row instead, and losses by row (at little cost with
     ``signal=Hypergradient(traces=ProjectedTraces())``)::
@@ -71,7 +73,7 @@ class Mixer:
         optimizer: trains it. Its learning rate, momentum and preconditioner are read at every step.
         domains: the names of the domains.
         budget: the number N of training steps. Needed by the default horizon.
-        horizon: T; a number, a rule, or ``None`` for ``ceil(sqrt(N log N))``.
+        horizon: T; a number, a rule, or ``None`` for ``ceil(sqrt(N log N) / 2)``.
         signal: what is measured; ``None`` for :class:`mixwell.Hypergradient` with its defaults.
         update: how the weights move; a number is the alpha of :class:`mixwell.MirrorDescent`, ``None`` is
             :class:`mixwell.SelfTunedMirrorDescent`.
@@ -125,6 +127,7 @@ class Mixer:
         self._clip_norm = None if clip_norm is None else float(clip_norm)
         self._stepped = optimizer
         self._optimizer = innermost(optimizer)
+        self._model = model
         self._parameters = Parameters.of(model, optimizer)
         self._signal = signal or Hypergradient()
         self._signal.attach(self._optimizer, self._parameters, self.weights.names, probes)
@@ -134,6 +137,7 @@ class Mixer:
         self._averaging = processes.averages(model)
         self._sum = WeightedSum(self._parameters, lazy=self._signal.takes_rows, shared=self._averaging)
         self._scopes = Scopes(self._parameters, graphs=self._signal.needs_graph)
+        self._row_counts = RowCounts(self.weights.names)
         self._round_begun = False
         self._clear_step()
         self._clear_round()
@@ -159,9 +163,34 @@ class Mixer:
         return self._clock.steps_done
 
     @property
-    def round_done(self) -> bool:
-        """Whether a round has ended, so that a validation gradient and :meth:`update` are due."""
-        return self._clock.round_done
+    def validation_due(self) -> bool:
+        """Whether a validation gradient is due before the next step (``with mixer.validation():``).
+
+        That is so several times in the later part of a round and at its end, when the weights are updated with it;
+        never where the signal needs none.
+        """
+        done, due = len(self._scores.points) + self._points_lost, self._due_points
+        return done < len(due) and self._clock.steps_in_round == due[done]
+
+    def validation_rows(self, batch_rows: int) -> int:
+        """How many rows a validation batch should have, so that those of a round take a twentieth of its training.
+
+        Args:
+            batch_rows: of a training step, all domains together.
+
+        Returns:
+            At least 1. In a round of fewer than twenty steps they are one training batch in all.
+        """
+        points = len(self._signal.validation_points(self.horizon))
+        return costs.validation_rows(batch_rows, steps=self.horizon, points=points)
+
+    @property
+    def round_ended(self) -> RoundRecord | None:
+        """The record of the round that ended with the last step and its validation, ``None`` where none did."""
+        if not self.rounds:
+            return None
+        last = self.rounds[-1]
+        return last if last.first_step + last.steps == self.steps_done else None
 
     @property
     def round_left(self) -> int:
@@ -175,7 +204,7 @@ class Mixer:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether a round ends with a validation gradient; where not, one may be given for its loss."""
+        """Whether the signal needs validation gradients; where not, none is ever due."""
         return self._signal.needs_validation
 
     @property
@@ -246,13 +275,16 @@ class Mixer:
             RuntimeError: the calls are out of order.
         """
         index = self.weights.index(name)
-        self._expect_round_open()
+        self._expect_no_validation_due()
         if self._rows.given:
             raise RuntimeError(_ONE_WAY)
         self._shares.check(name, share, self.steps_done)
         portion = self._shares.portions.get(name, 1.0)
-        with self._scopes.collect(name, self.steps_done, portion=portion) as scope:
+        look = rows is None and self._row_counts.wanted
+        counting = counted_inputs(self._model) if look else nullcontext([rows or 0])
+        with counting as counted, self._scopes.collect(name, self.steps_done, portion=portion) as scope:
             yield scope
+        self._row_counts.add(index, sum(counted))
         with self._parameters.full_precision():
             if self._accept(name, scope):
                 self._expect_told(name, scope)
@@ -289,7 +321,7 @@ class Mixer:
                 or the signal needs one batch per domain.
             RuntimeError: the calls are out of order.
         """
-        self._expect_round_open()
+        self._expect_no_validation_due()
         if self._sum or (self._shares and not self._rows.given):
             raise RuntimeError(_ONE_WAY)
         names = self.weights.names
@@ -309,6 +341,8 @@ class Mixer:
         except BaseException:
             self._clear_step()  # with it goes what batches before it left
             raise
+        for place, begin, end in segments.present:
+            self._row_counts.add(place, end - begin)
         self._look_at(batch, expected)
         self._rows.counted = counts is not None
         if counts is None:
@@ -321,7 +355,7 @@ class Mixer:
         The parameters have no gradients afterwards.
 
         Raises:
-            RuntimeError: a round is done, or a ``mixer.domain`` is still open.
+            RuntimeError: a validation gradient is due, or a ``mixer.domain`` is still open.
             ValueError: a domain is missing although it is always included, or its shares do not sum to one.
         """
         self._expect_step("mixer.step()")
@@ -377,9 +411,11 @@ class Mixer:
 
     @contextmanager
     def validation(self, *, share: float = 1.0) -> Generator[Scope]:
-        """Everything that ``.backward()`` accumulates inside is the validation gradient.
+        """Everything that ``.backward()`` accumulates inside is the validation gradient at the current parameters.
 
-        The model's buffers (running statistics of BatchNorm) are restored afterwards.
+        Call it where :attr:`validation_due` says so. At the end of a round the weights are updated with it, and
+        the next round begins; :attr:`rounds` has the record. The model's buffers (running statistics of BatchNorm)
+        are restored afterwards.
 
         Args:
             share: the share of the validation batch that is computed here; shares must sum to one.
@@ -389,9 +425,9 @@ class Mixer:
 
         Raises:
             ValueError: the shares exceed one, or there is no gradient.
-            RuntimeError: the round is not done.
+            RuntimeError: no validation gradient is due, or another process has other weights.
         """
-        self._expect_round_done("mixer.validation()")
+        self._expect_validation_due()
         self._shares.check(_VALIDATION, share, self.steps_done)
         portion = self._shares.portions.get(_VALIDATION, 1.0)
         with (
@@ -404,45 +440,43 @@ class Mixer:
                 if self._validation is None:
                     self._validation = self._new_validation()
                 # A part's score needs its gradient of all processes, which is had of the whole only.
-                noisy = share < 1 and self._signal.linear and processes.alone()
-                self._parts.add(share, self._signal.scores(scope.gradients) if noisy else None)
+                only = len(self._due_points) == 1
+                if share < 1 and only and self._signal.linear and processes.alone():
+                    self._scores.add_part(share, self._signal.scores(scope.gradients))
                 self._validation.take(scope.gradients, share)
                 self._losses.add(_VALIDATION, scope.loss, share * portion)
             else:
                 self._validation_lost = True
             scope.gradients = []
-        self._shares.give(_VALIDATION, share)
+            self._shares.give(_VALIDATION, share)
+            if self._shares.complete(_VALIDATION):
+                self._end_point()
 
-    def update(self) -> RoundRecord:
-        """End the round with one update of the weights, and begin the next.
+    def _end_point(self) -> None:
+        """The validation gradient of a point is complete: keep its scores, and end the round with the last one."""
+        if not processes.alone():
+            self._share_validation()
+        validation = self._usable_validation()
+        scores = None if validation is None else self._finite_scores(validation)
+        if scores is None:
+            self._points_lost += 1
+        else:
+            self._scores.add(self._clock.steps_in_round, scores)
+        self._validation, self._validation_lost = None, False
+        self._shares.clear()
+        if self._clock.round_done:
+            self._end_round(validation)
 
-        Returns:
-            The record of the round.
-
-        Raises:
-            RuntimeError: the round is not done, there is no validation gradient, or another process has other
-                weights.
-        """
-        self._expect_round_done("mixer.update()")
-        self._scopes.expect_closed("mixer.update()")
-        if self._signal.needs_validation and not self._shares.complete(_VALIDATION):
-            raise RuntimeError(
-                f"mixer.update() needs the validation gradient (share {self._shares.of(_VALIDATION):g} of 1 "
-                "so far): run `with mixer.validation(): loss.backward()` first"
-            )
-        with self._parameters.full_precision():
-            if not processes.alone():
-                self._share_validation()
-            record = self._move_weights()
-            self.rounds.append(record)
-            validation = self._usable_validation()
-            self._clear_step()
-            self._clear_round()
-            self._clock.next_round()
-            self._round_begun = False
-            if not self._clock.finished:
-                self._begin_round(validation)
-        return record
+    def _end_round(self, validation: Gradients | None) -> None:
+        """One update of the weights; the next round begins."""
+        self._row_counts.check(self.weights.values)
+        self.rounds.append(self._move_weights())
+        self._clear_step()
+        self._clear_round()
+        self._clock.next_round()
+        self._round_begun = False
+        if not self._clock.finished:
+            self._begin_round(validation)
 
     # ------------------------------------------------------------------------------------------- state
 
@@ -465,7 +499,7 @@ class Mixer:
         if (self._shares or self._rows.given) and not forget_step:
             raise RuntimeError(
                 "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
-                "mixer.update()"
+                "after the block of mixer.validation()"
             )
         return self._state()
 
@@ -498,6 +532,8 @@ class Mixer:
                 "skipped_in_round": dict(self._nonfinite.in_round),
                 "round_begun": self._round_begun,
                 "losses": {name: list(sums) for name, sums in self._losses.sums.items()},
+                "points": self._scores.state(),
+                "points_lost": self._points_lost,
             },
             "tensors": named,
         }
@@ -531,6 +567,8 @@ class Mixer:
         self._nonfinite.total = dict(values["skipped"])
         self._nonfinite.in_round = dict(values["skipped_in_round"])
         self._losses.sums = {name: (total, count) for name, (total, count) in values["losses"].items()}
+        self._scores.load_state(values["points"])
+        self._points_lost = int(values["points_lost"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`state_dict` to a file, atomically. In several processes all must call it.
@@ -566,9 +604,6 @@ class Mixer:
 
     def _share_validation(self) -> None:
         """The validation gradient of all processes, where each has that of its own rows."""
-        if not self._signal.needs_validation:  # one was given for its loss, perhaps not in all processes
-            self._validation = None
-            return
         if self._nonfinite.policy == "skip":
             self._validation_lost = processes.any_of(self._validation_lost, self._parameters.device)
         if self._averaging and not self._validation_lost:
@@ -658,8 +693,7 @@ class Mixer:
             raise RuntimeError(
                 f"{call} after mixer.before_step(): call optimizer.step() and mixer.after_step()"
             )
-        if self._clock.round_done:
-            raise RuntimeError("the round is done: call mixer.validation() and mixer.update() before a step")
+        self._expect_no_validation_due()
         if not self._rows.counted:
             self._shares.check_step(self.steps_done)
         self._parameters.expect_all_of(self._optimizer)
@@ -714,14 +748,25 @@ class Mixer:
 
     def _end_step(self) -> None:
         self._clear_step()
+        self._row_counts.end_step()
         self._clock.tick()
+        if self._clock.round_done and not self._due_points:
+            with self._parameters.full_precision():
+                if self._round_begun:  # a step of it could be taken
+                    scores = self._finite_scores(None)
+                    if scores is not None:
+                        self._scores.add(self._clock.steps_in_round, scores)
+                self._end_round(None)
 
     def _move_weights(self) -> RoundRecord:
-        before = self.weights.last
-        scores = self._finite_scores()
-        alpha = self._outer.move(self.weights, scores, self._clock)
+        before, names = self.weights.last, self.weights.names
+        scores, noise = self._scores.mean(), self._scores.standard_errors()
+        # What the parts of one batch tell is for the record only: in how many parts a batch is computed must not
+        # change the weights.
+        known = noise if len(self._scores.points) > 1 else None
+        alpha = self._outer.move(self.weights, scores, self._clock, noise=known)
         agreement.agree(
-            self.weights.names,
+            names,
             self.weights.values,
             self._losses,
             self._nonfinite,
@@ -733,20 +778,18 @@ class Mixer:
             first_step=self._clock.round_start,
             steps=self._clock.round_length,
             weights=before,
-            scores={} if scores is None else dict(zip(self.weights.names, scores.tolist(), strict=True)),
+            scores={} if scores is None else dict(zip(names, scores.tolist(), strict=True)),
             step_size=alpha,
             new_weights=self.weights.last,
             losses=self._losses.means(),
             skipped=dict(self._nonfinite.in_round),
-            noise={} if scores is None else self._parts.standard_errors(self.weights.names),
-            measured=self._signal.summary(),
+            noise={} if noise is None else dict(zip(names, noise.tolist(), strict=True)),
+            points=len(self._scores.points),
+            measured={**self._signal.summary(), **self._outer.update.summary()},
         )
 
-    def _finite_scores(self) -> Vector | None:
+    def _finite_scores(self, validation: Gradients | None) -> Vector | None:
         """The signal's scores, ``None`` where they had to be left out."""
-        validation = self._usable_validation()
-        if validation is None and self._signal.needs_validation:
-            return None
         if not self._round_begun:  # no step of it could be taken
             return None
         scores = self._signal.scores(validation)
@@ -760,17 +803,27 @@ class Mixer:
         )
         return None
 
-    def _expect_round_open(self) -> None:
-        if self._clock.round_done:
+    @property
+    def _due_points(self) -> tuple[int, ...]:
+        return self._signal.validation_points(self._clock.round_length)
+
+    def _expect_no_validation_due(self) -> None:
+        if self.validation_due:
             raise RuntimeError(
-                f"round {len(self.rounds)} is done after step {self.steps_done}: compute a validation gradient "
-                "in `with mixer.validation():` and call mixer.update() before more training"
+                f"a validation gradient is due after step {self.steps_done}: compute it in `with "
+                "mixer.validation():` where mixer.validation_due is true, before more training"
             )
 
-    def _expect_round_done(self, call: str) -> None:
-        if not self._clock.round_done:
+    def _expect_validation_due(self) -> None:
+        if not self._signal.needs_validation:
             raise RuntimeError(
-                f"{call} before the round is done ({self._clock!r}); check mixer.round_done after mixer.step()"
+                f"{self._signal!r} needs no validation gradient; call mixer.validation() only where "
+                "mixer.validation_due is true"
+            )
+        if not self.validation_due:
+            raise RuntimeError(
+                f"no validation gradient is due ({self._clock!r}); call mixer.validation() only where "
+                "mixer.validation_due is true after mixer.step()"
             )
 
     def _clear_step(self) -> None:
@@ -784,5 +837,7 @@ class Mixer:
         self._validation: WeightedSum | None = None
         self._validation_lost = False
         self._nonfinite.in_round = {}
+        self._row_counts.clear()
         self._losses = LossMeans()
-        self._parts = ScoreParts()
+        self._scores = RoundScores()
+        self._points_lost = 0

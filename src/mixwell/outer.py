@@ -45,13 +45,16 @@ class OuterStep:
         allowed = constraining.constrain(weights.names, weights.log, self.constraints)
         return Weights(weights.names, np.maximum(allowed, TINY).tolist())
 
-    def move(self, weights: Weights, scores: Vector | None, clock: RoundClock) -> float:
+    def move(
+        self, weights: Weights, scores: Vector | None, clock: RoundClock, *, noise: Vector | None = None
+    ) -> float:
         """End a round: one step against the scores.
 
         Args:
             weights: of the round that ends; they are advanced.
             scores: finite, shape ``(m,)``; ``None`` leaves the weights as they are.
             clock: of the run, at the end of the round.
+            noise: the standard errors of the scores, where they are known, shape ``(m,)``.
 
         Returns:
             The step size that was taken.
@@ -64,6 +67,7 @@ class OuterStep:
                 round_index=clock.round_index,
                 rounds=clock.rounds,
                 fraction=clock.round_length / clock.horizon,
+                noise=noise,
             )
         if alpha > 0:
             log = constraining.apply(weights.names, log, self.constraints, step_size=alpha)

@@ -22,9 +22,12 @@ class RoundRecord:
         losses: the mean of the losses that were observed, by domain, where they were.
         skipped: how many non-finite contributions were left out, by domain, where there were any;
             ``"validation"`` where the whole update was.
-        noise: the standard error of each score, from the parts of the validation batch, where there were several.
-            It tells the noise of the validation gradient, not that of the training batches.
-        measured: more numbers of the signal, such as the measured curvature.
+        noise: the standard error of each score, from the spread of the scores at the round's validation points; of
+            one point from the parts of its batch, where there were several. It contains the noise of the iterates
+            (of one point: not even that) and of the validation batches, not that of the traces.
+        points: the number of validation points whose mean the scores are; 0 where they had to be left out.
+        measured: more numbers of the signal and the update: the measured curvature, the trust in the scores
+            (:func:`mixwell.updates.trust`), the gain of the step size.
     """
 
     index: int
@@ -37,6 +40,7 @@ class RoundRecord:
     losses: dict[str, float] = field(default_factory=dict[str, float])
     skipped: dict[str, int] = field(default_factory=dict[str, int])
     noise: dict[str, float] = field(default_factory=dict[str, float])
+    points: int = 1
     measured: dict[str, float] = field(default_factory=dict[str, float])
 
     def to_json(self) -> dict[str, Any]:

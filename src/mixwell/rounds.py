@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import final
+
+POINTS, SPAN = 8, 0.5
+"""The iterates of a round at which a validation gradient is taken by default, and the part of the round that they
+are in."""
+
+
+def validation_points(length: int, *, points: int = POINTS, span: float = SPAN) -> tuple[int, ...]:
+    """The steps of a round after which a validation gradient is due: evenly spaced in its later part.
+
+    Args:
+        length: the number of steps in the round.
+        points: how many; fewer where that part of the round has no more steps.
+        span: the part of the round, at its end, in (0, 1].
+
+    Returns:
+        Increasing; the last one is ``length``.
+
+    Example:
+        >>> validation_points(84, points=4), validation_points(3, points=4), validation_points(84, points=1)
+        ((53, 63, 74, 84), (2, 3), (84,))
+    """
+    later = max(1, math.ceil(span * length))
+    count = min(points, later)
+    return tuple(length - later + math.ceil(later * (i + 1) / count) for i in range(count))
 
 
 @final
@@ -49,7 +74,7 @@ class RoundClock:
 
     def __repr__(self) -> str:
         of = "" if self.rounds is None else f" of {self.rounds}"
-        inside = max(0, self.steps_done - self.round_start)
+        inside = self.steps_in_round
         return f"step {self.steps_done}, round {self.round_index}{of}, {inside} of {self.round_length} steps"
 
     @property
@@ -68,6 +93,11 @@ class RoundClock:
     def in_round(self) -> bool:
         """Whether the next step belongs to a round (and not to the warm-up)."""
         return self.steps_done >= self.warmup
+
+    @property
+    def steps_in_round(self) -> int:
+        """Steps of this round so far."""
+        return max(0, self.steps_done - self.round_start)
 
     @property
     def remaining(self) -> int:

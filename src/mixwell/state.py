@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mixwell import files, processes, shards
 
-FORMAT = 1
+FORMAT = 2
 PLAIN = "mixwell.json"
 State = dict[str, Any]
 """``{"format": int, "settings": {...}, "values": {...}, "tensors": {name: Tensor}}``"""
@@ -88,6 +88,10 @@ def own_of(plain: Sequence[State]) -> State:
     together = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
     here: dict[str, int] = {} if processes.rank() else together
     skipped = {name: before.get(name, 0) + here.get(name, 0) for name in before | here}
+    # A process that had no rows of a domain has a sum of zero, not none: it counts in the mean.
+    seen = dict.fromkeys(name for one in values for name in one["losses"])
+    for one in values:
+        one["losses"] = {name: one["losses"].get(name, [0.0, 0.0]) for name in seen}
     return {
         **plain[0],
         "values": {

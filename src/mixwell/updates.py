@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import final
+from typing import cast, final
 
 import numpy as np
 
@@ -14,6 +14,13 @@ from mixwell.weights import LOWEST_LOG, TINY, Vector, normalise
 SMALLEST_SPREAD = 1e-290
 """Scores that differ by less are taken for equal; their step size would not be finite."""
 
+
+FACTOR = 4.0
+"""Of the self-tuned step size."""
+LEAST_GAIN = 0.125
+"""Of the self-tuned step size, where rounds contradict each other."""
+UpdateState = dict[str, float | list[float]]
+"""What an update remembers, as plain values."""
 
 FURTHEST = 1e6
 """A step in any direction that is longer ends at the same vertex of the simplex."""
@@ -46,7 +53,14 @@ class Update(ABC):
 
     @abstractmethod
     def move(
-        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+        self,
+        log: Vector,
+        scores: Vector,
+        *,
+        round_index: int,
+        rounds: int | None,
+        fraction: float = 1.0,
+        noise: Vector | None = None,
     ) -> tuple[Vector, float]:
         """The weights after a round.
 
@@ -56,6 +70,7 @@ class Update(ABC):
             round_index: the number of this round, from 0.
             rounds: how many rounds the run has, if that is known.
             fraction: the length of this round over the horizon; below one for a short last round.
+            noise: the standard errors of the scores, where they are known, shape ``(m,)``.
 
         Returns:
             Log-weights that need not be normalised, shape ``(m,)``, and the step size that was taken; with a step
@@ -65,11 +80,15 @@ class Update(ABC):
     def reset(self) -> None:
         """A run begins; forget what was seen before."""
 
-    def state(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
+        """Numbers of the last move for the round's record."""
+        return {}
+
+    def state(self) -> UpdateState:
         """What a resumed run needs to know."""
         return {}
 
-    def load_state(self, state: dict[str, float]) -> None:
+    def load_state(self, state: UpdateState) -> None:
         """Take up what :meth:`state` gave.
 
         Args:
@@ -81,7 +100,14 @@ class MirrorUpdate(Update):
     """Entropic mirror descent, ``w_j ~ w_j exp(-alpha h_j)``; a rule for alpha is left to choose."""
 
     def move(
-        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+        self,
+        log: Vector,
+        scores: Vector,
+        *,
+        round_index: int,
+        rounds: int | None,
+        fraction: float = 1.0,
+        noise: Vector | None = None,
     ) -> tuple[Vector, float]:
         """One step of mirror descent.
 
@@ -91,16 +117,23 @@ class MirrorUpdate(Update):
             round_index: the number of this round, from 0.
             rounds: how many rounds the run has, if that is known.
             fraction: the length of this round over the horizon.
+            noise: the standard errors of the scores, where they are known.
 
         Returns:
             Log-weights, shape ``(m,)``, and alpha.
         """
-        alpha = self.step_size(scores, round_index=round_index, rounds=rounds, fraction=fraction)
+        alpha = self.step_size(scores, round_index=round_index, rounds=rounds, fraction=fraction, noise=noise)
         return (mirror_step(log, scores, alpha) if alpha > 0 else log), alpha
 
     @abstractmethod
     def step_size(
-        self, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+        self,
+        scores: Vector,
+        *,
+        round_index: int,
+        rounds: int | None,
+        fraction: float = 1.0,
+        noise: Vector | None = None,
     ) -> float:
         """The step size alpha of this round.
 
@@ -109,6 +142,7 @@ class MirrorUpdate(Update):
             round_index: the number of this round, from 0.
             rounds: how many rounds the run has, if that is known.
             fraction: the length of this round over the horizon; below one for a short last round.
+            noise: the standard errors of the scores, where they are known, shape ``(m,)``.
 
         Returns:
             alpha >= 0.
@@ -135,7 +169,13 @@ class MirrorDescent(MirrorUpdate):
         return f"MirrorDescent({self.alpha!r})"
 
     def step_size(
-        self, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+        self,
+        scores: Vector,
+        *,
+        round_index: int,
+        rounds: int | None,
+        fraction: float = 1.0,
+        noise: Vector | None = None,
     ) -> float:
         """The given step size.
 
@@ -144,6 +184,7 @@ class MirrorDescent(MirrorUpdate):
             round_index: not used.
             rounds: not used.
             fraction: not used; a short round has small scores already.
+            noise: not used.
 
         Returns:
             alpha.
@@ -151,14 +192,54 @@ class MirrorDescent(MirrorUpdate):
         return self.alpha
 
 
+def trust(scores: Vector, noise: Vector | None) -> float:
+    r"""The part of a round's scores that is signal: the factor of the positive-part James-Stein estimator.
+
+    ``max(0, 1 - (1 - 1/m) sum_j s_j^2 / sum_j (h_j - mean h)^2)`` with the standard errors ``s_j``: the expected
+    squared length of what noise alone would leave in the simplex's tangent space, over the squared length that is
+    there. Scores without noise have 1; scores that noise explains have 0.
+
+    Args:
+        scores: of a round, finite, shape ``(m,)``.
+        noise: their standard errors; ``None`` where they are not known.
+
+    Returns:
+        In [0, 1]; 1 where the noise is not known.
+
+    Example:
+        >>> trust(np.array([1.0, -1.0]), np.array([0.0, 0.0])), trust(np.array([0.1, -0.1]), np.array([1.0, 1.0]))
+        (1.0, 0.0)
+    """
+    if noise is None:
+        return 1.0
+    size = float(np.abs(scores).max())
+    if size < SMALLEST_SPREAD:
+        return 0.0
+    # In units of the largest score, so that nothing overflows.
+    centered = scores / size - (scores / size).mean()
+    length = float((centered**2).sum())
+    if length == 0:
+        return 0.0
+    with np.errstate(over="ignore"):
+        explained = (1 - 1 / len(scores)) * float(((noise / size) ** 2).sum())
+    return max(0.0, 1.0 - explained / length)
+
+
 @final
 class SelfTunedMirrorDescent(MirrorUpdate):
     r"""Mirror descent whose step size follows from the hypergradients seen; it needs no setting.
 
-    ``alpha_k = factor * sqrt(log m / K) / S_k``, the theorems' step size with their bound ``G G_V / mu_hat``
-    of the hypergradient replaced by the size that is seen,
-    ``S_k = max(M_k, S_{k-1} / 2)`` with ``M_k = max_j |h_j - mean h|``. With an unknown number of rounds K is
-    the number of rounds so far.
+    ``alpha_k = factor * gain_k * trust_k * sqrt(log m / K) / S_k``: the theorems' step size with their bound
+    ``G G_V / mu_hat`` of the hypergradient replaced by the size that is seen,
+    ``S_k = max(M_k, S_{k-1} / 2)`` with ``M_k = max_j |h_j - mean h|``, and two factors:
+
+    - ``trust_k`` (:func:`trust`): the part of the scores that is not explained by their standard errors.
+    - ``gain_k = gain_{k-1} 2^(c trust_k trust_{k-1})`` with the cosine c of the scores of this round and of the
+      last one in the simplex's tangent space, between 1/8 and 1, which it begins with: rounds that contradict each
+      other, as they do around the best weights, shorten the steps, rounds that agree lengthen them again
+      (hypergradient descent of the learning rate, Baydin et al. 2018).
+
+    With an unknown number of rounds K is the number of rounds so far.
 
     The scores of a short last round are taken for a whole one's, so that it moves the weights proportionally
     less. No round moves a log-weight by more than ``factor * sqrt(log m / K)`` from the mean, and a large
@@ -167,26 +248,38 @@ class SelfTunedMirrorDescent(MirrorUpdate):
 
     Args:
         factor: multiplies the theorem's step size.
+        shrink: whether steps are shortened by the noise of the scores.
 
     Raises:
         ValueError: the factor is not positive and finite.
+
+    References:
+        Baydin, Cornish, Rubio, Schmidt, Wood 2018, Online learning rate adaptation with hypergradient descent.
     """
 
-    def __init__(self, factor: float = 2.0) -> None:
+    def __init__(self, factor: float = FACTOR, *, shrink: bool = True) -> None:
         if not (math.isfinite(factor) and factor > 0):
             raise ValueError(f"the factor of the step size must be positive and finite, got {factor}")
-        self.factor = float(factor)
-        self._size = 0.0
+        self.factor, self.shrink = float(factor), bool(shrink)
+        self.reset()
 
     def __repr__(self) -> str:
-        return f"SelfTunedMirrorDescent({self.factor!r})"
+        return f"SelfTunedMirrorDescent({self.factor!r}, shrink={self.shrink!r})"
 
     def reset(self) -> None:
-        """Forget the size of former hypergradients."""
-        self._size = 0.0
+        """Forget former hypergradients."""
+        self._size, self._gain, self._trusted = 0.0, 1.0, 1.0
+        # The direction of the last round's scores, times the trust in them.
+        self._last: Vector | None = None
 
     def step_size(
-        self, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+        self,
+        scores: Vector,
+        *,
+        round_index: int,
+        rounds: int | None,
+        fraction: float = 1.0,
+        noise: Vector | None = None,
     ) -> float:
         """The step size that fits this round's hypergradient and the recent ones.
 
@@ -195,9 +288,10 @@ class SelfTunedMirrorDescent(MirrorUpdate):
             round_index: the number of this round, from 0.
             rounds: how many rounds the run has, if that is known.
             fraction: the length of this round over the horizon.
+            noise: the standard errors of the scores, where they are known.
 
         Returns:
-            alpha, 0 where all scores are equal.
+            alpha, 0 where all scores are equal or noise explains them.
         """
         # Scores near the largest float: the mean must not overflow, the spread may and is then cut.
         with np.errstate(over="ignore"):
@@ -207,20 +301,39 @@ class SelfTunedMirrorDescent(MirrorUpdate):
         if spread <= max(rounding, SMALLEST_SPREAD):
             return 0.0
         self._size = max(min(spread, float(np.finfo(np.float64).max)), self._size / 2)
+        trusted = self._trusted = trust(scores, noise) if self.shrink else 1.0
+        self._adapt(scores, trusted)
         count = max(rounds or 0, round_index + 1)
-        return self.factor * mirror_step_size(rounds=count, domains=len(scores), size=self._size)
+        alpha = self.factor * mirror_step_size(rounds=count, domains=len(scores), size=self._size)
+        return alpha * self._gain * trusted
 
-    def state(self) -> dict[str, float]:
-        """The size of the recent hypergradients."""
-        return {"size": self._size}
+    def _adapt(self, scores: Vector, trusted: float) -> None:
+        size = float(np.abs(scores).max())
+        centered = scores / size - (scores / size).mean()
+        direction = trusted * centered / float(np.linalg.norm(centered))
+        if self._last is not None:
+            self._gain *= 2 ** float(direction @ self._last)
+            self._gain = min(max(self._gain, LEAST_GAIN), 1.0)
+        self._last = direction
 
-    def load_state(self, state: dict[str, float]) -> None:
-        """Take up the size of the recent hypergradients.
+    def summary(self) -> dict[str, float]:
+        """The trust in the last scores and the gain of the last step."""
+        return {"trust": self._trusted, "gain": self._gain}
+
+    def state(self) -> UpdateState:
+        """The size and the direction of the recent hypergradients, and the gain."""
+        last = [] if self._last is None else self._last.tolist()
+        return {"size": self._size, "gain": self._gain, "last": last}
+
+    def load_state(self, state: UpdateState) -> None:
+        """Take up size, direction and gain.
 
         Args:
             state: what :meth:`state` gave.
         """
-        self._size = float(state["size"])
+        self._size, self._gain = float(cast("float", state["size"])), float(cast("float", state["gain"]))
+        last = cast("list[float]", state["last"])
+        self._last = np.array(last, dtype=np.float64) if last else None
 
 
 @final
@@ -248,7 +361,14 @@ class ProjectedDescent(Update):
         return f"ProjectedDescent({self.eta!r})"
 
     def move(
-        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+        self,
+        log: Vector,
+        scores: Vector,
+        *,
+        round_index: int,
+        rounds: int | None,
+        fraction: float = 1.0,
+        noise: Vector | None = None,
     ) -> tuple[Vector, float]:
         """One step, and back to the simplex.
 
@@ -258,6 +378,7 @@ class ProjectedDescent(Update):
             round_index: not used.
             rounds: not used.
             fraction: not used.
+            noise: not used.
 
         Returns:
             Log-weights, shape ``(m,)``, and eta.
@@ -292,7 +413,14 @@ class Assigned(Update):
         return f"Assigned({self.memory!r})"
 
     def move(
-        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+        self,
+        log: Vector,
+        scores: Vector,
+        *,
+        round_index: int,
+        rounds: int | None,
+        fraction: float = 1.0,
+        noise: Vector | None = None,
     ) -> tuple[Vector, float]:
         """The weights that the scores say.
 
@@ -302,6 +430,7 @@ class Assigned(Update):
             round_index: not used.
             rounds: not used.
             fraction: not used.
+            noise: not used.
 
         Returns:
             Log-weights, shape ``(m,)``, and 1.
@@ -337,7 +466,14 @@ class Smoothed(Update):
         self.update.reset()
 
     def move(
-        self, log: Vector, scores: Vector, *, round_index: int, rounds: int | None, fraction: float = 1.0
+        self,
+        log: Vector,
+        scores: Vector,
+        *,
+        round_index: int,
+        rounds: int | None,
+        fraction: float = 1.0,
+        noise: Vector | None = None,
     ) -> tuple[Vector, float]:
         """Move, then mix with uniform weights.
 
@@ -347,12 +483,13 @@ class Smoothed(Update):
             round_index: the number of this round, from 0.
             rounds: how many rounds the run has, if that is known.
             fraction: the length of this round over the horizon.
+            noise: the standard errors of the scores, where they are known.
 
         Returns:
             Log-weights, shape ``(m,)``, and the step size of the other update.
         """
         moved, alpha = self.update.move(
-            log, scores, round_index=round_index, rounds=rounds, fraction=fraction
+            log, scores, round_index=round_index, rounds=rounds, fraction=fraction, noise=noise
         )
         if alpha == 0 or self.share == 0:
             return moved, alpha
@@ -361,11 +498,15 @@ class Smoothed(Update):
             math.log(self.share / len(log)),
         ), alpha
 
-    def state(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
+        """Those of the other update."""
+        return self.update.summary()
+
+    def state(self) -> UpdateState:
         """What the other update remembers."""
         return self.update.state()
 
-    def load_state(self, state: dict[str, float]) -> None:
+    def load_state(self, state: UpdateState) -> None:
         """Take up what :meth:`state` gave.
 
         Args:

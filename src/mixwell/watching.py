@@ -44,6 +44,8 @@ class Watcher:
     """Watches the layers of a model while a mixed batch runs forward and backward.
 
     Hooks are there only while it watches, so that the model stays as it was: it can be copied, saved and exported.
+    (In a compiled model they stay: what the compiler makes of a validation pass without them would also run in the
+    next training step.)
     A forward hook keeps what a layer needs of its inputs, and a hook on the output adds up its gradients.
     Activation checkpointing, autocast, shared modules and data parallelism need nothing more.
 
@@ -87,6 +89,7 @@ class Watcher:
             self._unchecked = False
             self.uncovered |= known
         self._sums: Sums | None = None
+        self._hooked = False
         self._paused = False
         self._probe: Callable[[str, Layer, Any, Tensor], None] | None = None
         self.tell()
@@ -118,8 +121,11 @@ class Watcher:
             for module, layer, hook in self._layers:
                 if whole is not None and isinstance(layer, LinearLayer):
                     stack.enter_context(fused_linear(module, layer.weight, layer.bias, whole))
-                else:
-                    stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+                elif not self._hooked:
+                    handle = module.register_forward_hook(hook, with_kwargs=True)
+                    if not self._compiled:
+                        stack.callback(handle.remove)
+            self._hooked = self._compiled
             yield _Watch(self, sums)
         if not sums.touched:
             compiled = ". If it is compiled it must not have been run before" if self._compiled else ""

@@ -15,7 +15,6 @@ from mixwell import loggers, processes
 from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, settings_for
 from mixwell.integrations.datasets import Interleaved
 from mixwell.mixer import Mixer
-from mixwell.records import RoundRecord
 
 __all__ = ["Interleaved", "MixerCallback"]
 Loss = Callable[[LightningModule, Any], Tensor]
@@ -184,11 +183,13 @@ class MixerCallback(Callback):
             raise RuntimeError(
                 "training_step gave no loss that was differentiated; return mixing.weigh(losses)"
             )
-        if self._stepping:
-            self._stepping = False
+        stepped, self._stepping = self._stepping, False
+        if stepped:
             self.mixer.after_step()
-        if self.mixer.round_done:
-            record = self._end_round(trainer, pl_module)
+        if self.mixer.validation_due:
+            self._validate(trainer, pl_module)
+        record = self.mixer.round_ended
+        if record is not None and stepped:
             self.rows.weights = self.mixer.weights.last
             pl_module.log_dict(loggers.named(record))
 
@@ -243,7 +244,7 @@ class MixerCallback(Callback):
 
     # ------------------------------------------------------------------------------------------- inside
 
-    def _end_round(self, trainer: Trainer, module: LightningModule) -> RoundRecord:
+    def _validate(self, trainer: Trainer, module: LightningModule) -> None:
         precision: Any = trainer.precision_plugin
         batch = module.transfer_batch_to_device(self._validation.next(), module.device, 0)
         module.eval()
@@ -253,7 +254,6 @@ class MixerCallback(Callback):
             loss.backward()
             scope.observe(loss)
         module.train()
-        return self.mixer.update()
 
     def _mean_loss(self, module: LightningModule, batch: Any) -> Tensor:
         with torch.enable_grad():

@@ -154,8 +154,12 @@ class MixedLoop:
 
     def _after_step(self, *_: Any) -> None:
         self.mixer.after_step()
-        if not self.mixer.round_done:
-            return
+        if self.mixer.validation_due:
+            self._validate()
+        if self.mixer.round_ended is not None:
+            self.rows.weights = self.mixer.weights.last
+
+    def _validate(self) -> None:
         training = self._model.training
         self._model.eval()
         with self.mixer.validation() as scope, torch.enable_grad():
@@ -163,8 +167,6 @@ class MixedLoop:
             loss.backward()
             scope.observe(loss)
         self._model.train(training)
-        self.mixer.update()
-        self.rows.weights = self.mixer.weights.last
 
 
 def _found_in(loader: Any) -> Interleaved:

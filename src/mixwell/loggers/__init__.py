@@ -4,7 +4,8 @@ In a loop of one's own::
 
     logger = TensorBoardLogger("runs/tensorboard")
     ...
-    logger.round(mixer.update())
+    if mixer.round_ended is not None:
+        logger.round(mixer.round_ended)
 
 The names are those of :mod:`mixwell.loggers.names`, whatever the tool. A tool is imported when its logger is made.
 """

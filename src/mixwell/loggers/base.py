@@ -45,7 +45,7 @@ class Logger(ABC):
         """Log a round at the step at which it ended.
 
         Args:
-            record: what ``mixer.update()`` gave.
+            record: ``mixer.round_ended``.
         """
         self.log(record.first_step + record.steps, named(record))
 

@@ -10,7 +10,7 @@ name                                    written       what
 ``mixwell/loss/validation``             round         loss of the validation gradient's rows
 ``mixwell/skipped/<domain>``            round         non-finite contributions left out, where there were any
 ``mixwell/step_size``                   round         alpha of the update
-``mixwell/measured/<what>``             round         more numbers of the signal, such as ``curvature``
+``mixwell/measured/<what>``             round         more numbers: ``trust``, ``gain``, ``curvature``
 ``mixwell/rows/<domain>``               step          rows trained on so far
 ``mixwell/step_loss/<domain>``          step          mean training loss since the step that was logged before
 ``mixwell/training_loss``               step          the same, of the domains together, by their weights
@@ -46,7 +46,7 @@ def named(record: RoundRecord) -> dict[str, float]:
     """The numbers of a round by their names.
 
     Args:
-        record: what ``mixer.update()`` gave.
+        record: an entry of ``mixer.rounds``.
 
     Returns:
         Values for any logger, at the step ``record.first_step + record.steps``.

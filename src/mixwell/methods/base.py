@@ -235,7 +235,7 @@ class Method:
         memory: what it holds besides the model, in words.
         recipe: makes it for a run.
         options: its own settings.
-        horizon: the T that its authors use, of N steps; ``None`` for ``ceil(sqrt(N log N))``.
+        horizon: the T that its authors use, of N steps; ``None`` for ``ceil(sqrt(N log N))``, the paper's.
         stages: what it trains before, if anything.
         extra: what it computes beside plain training.
     """
@@ -273,7 +273,7 @@ class Method:
             return steps
         if chosen == "auto" and self.horizon is not None:
             return max(1, min(self.horizon(steps), steps))
-        return horizons.resolve(chosen if isinstance(chosen, int) else None, steps)
+        return horizons.resolve(chosen if isinstance(chosen, int) else horizons.Stochastic(), steps)
 
     def learns(self, options: Options) -> bool:
         """Whether weights are learned in the run itself.

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mixwell.costs import VALIDATION_BATCHES
+from mixwell.costs import validation_rows
 from mixwell.methods.base import (
     Extra,
     Method,
@@ -115,10 +115,11 @@ def extra(task: Task) -> Extra:
     horizon = METHODS[0].length(min(chosen, steps) if isinstance(chosen, int) else chosen, steps)
     rounds = -(-(steps - min(task.mixer.warmup, steps - 1)) // horizon)
     rows = task.mixer.validation_rows
-    gradient = min(VALIDATION_BATCHES, horizon) if rows == "auto" else rows / task.batch_rows
+    if rows == "auto":
+        rows = validation_rows(task.batch_rows, steps=horizon, points=1)
     if task.held_out is not None:
-        gradient = min(gradient, task.held_out / task.batch_rows)
-    return Extra(before=steps + rounds * gradient)
+        rows = min(rows, task.held_out)
+    return Extra(before=steps + rounds * rows / task.batch_rows)
 
 
 METHODS = (

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
-from mixwell.methods.base import Method, Needs, Recipe, Task
+from pydantic import Field
+
+from mixwell.horizons import DEFAULT
+from mixwell.methods.base import Method, Needs, Options, Positive, Recipe, Task, Whole
+from mixwell.rounds import POINTS, SPAN
+from mixwell.updates import FACTOR
 
 if TYPE_CHECKING:
     from mixwell.signals import Hypergradient, Signal
 
 
-def signal(task: Task, *, window: int | None = None) -> Hypergradient:
+class MixwellOptions(Options):
+    """Of the default method."""
+
+    points: Whole = POINTS
+    """Validation gradients of a round, at as many iterates of its later part; 1 is the paper's, at its end."""
+    span: Annotated[float, Field(gt=0, le=1)] = SPAN
+    """The part of the round, at its end, in which they are taken."""
+    factor: Positive = FACTOR
+    """Multiplies the self-tuned step size."""
+    shrink: bool = True
+    """Whether self-tuned steps are shortened by the noise of the scores."""
+
+
+def signal(task: Task, *, points: int = 1, span: float = SPAN, window: int | None = None) -> Hypergradient:
     """The signal that settings ask for.
 
     Args:
         task: of a run.
+        points: validation gradients of a round.
+        span: the part of the round in which they are taken.
         window: how many of a round's last steps count; ``None`` for all.
 
     Returns:
@@ -32,19 +53,39 @@ def signal(task: Task, *, window: int | None = None) -> Hypergradient:
             traces = SketchedTraces(task.mixer.sketch_size)
         case _:
             traces = DenseTraces()
-    return Hypergradient(task.mixer.curvature, traces, window=window)
+    return Hypergradient(task.mixer.curvature, traces, points=points, span=span, window=window)
+
+
+def averaged_signal(task: Task) -> Hypergradient:
+    """The signal of the default method.
+
+    Args:
+        task: with :class:`MixwellOptions`.
+
+    Returns:
+        A new one.
+    """
+    options: MixwellOptions = task.options
+    return signal(task, points=options.points, span=options.span)
 
 
 def recipe(task: Task) -> Recipe:
-    """Mirror descent along the hypergradient of a round (Algorithm 3).
+    """Mirror descent along the hypergradient of a round (Algorithm 3), averaged over iterates of the round.
 
     Args:
-        task: of a run.
+        task: with :class:`MixwellOptions`.
 
     Returns:
         The recipe.
     """
-    return descent(task, signal(task))
+    from mixwell.updates import SelfTunedMirrorDescent
+
+    options: MixwellOptions = task.options
+    made = descent(task, averaged_signal(task))
+    if made.update is not None:
+        return made
+    update = SelfTunedMirrorDescent(options.factor, shrink=options.shrink)
+    return replace(made, update=update)
 
 
 def descent(task: Task, found: Signal) -> Recipe:
@@ -70,5 +111,7 @@ METHODS = (
         needs=Needs(validation=True),
         memory="one trace per domain: a copy of the parameters, half of one, or a sketch",
         recipe=recipe,
+        options=MixwellOptions,
+        horizon=DEFAULT.length,
     ),
 )

@@ -32,7 +32,7 @@ def recipe(task: Task) -> Recipe:
 
     options: TruncatedOptions = task.options
     if options.curvature == "exact":
-        found = Hypergradient(ExactCurvature(), window=options.window)
+        found = Hypergradient(ExactCurvature(), points=1, window=options.window)
     else:
         found = signal(task, window=options.window)
     return descent(task, found)

@@ -23,6 +23,8 @@ Looks = Mapping[str, Look]
 NAMED = 6
 POINTS, GREY_POINTS = 120, 40
 MARKED = 8
+FEW_POINTS = 4
+"""Of a curve with fewer of them the first fall is shown too."""
 EARLY = 0.1
 HANDLE, PAD, GAP = 2.8, 0.6, 1.5  # of a legend, in letters
 
@@ -104,11 +106,13 @@ def late_limits(courses: Sequence[Course], end: float) -> tuple[float, float] | 
         end: the last step.
 
     Returns:
-        The least and the greatest after the first tenth, with some room; ``None`` where nothing is there.
+        The least and the greatest after the first tenth, with some room; ``None``, for all, where too few points
+        are there to see a course.
     """
-    values = np.concatenate([np.zeros(0), *(y[(x > EARLY * end) & np.isfinite(y)] for x, y in courses)])
-    if not len(values):
+    late = [y[(x > EARLY * end) & np.isfinite(y)] for x, y in courses]
+    if max((len(one) for one in late), default=0) < FEW_POINTS:
         return None
+    values = np.concatenate(late)
     room = 0.05 * float(values.max() - values.min()) or 0.05 * abs(float(values[0])) or 1.0
     return float(values.min()) - room, float(values.max()) + room
 

@@ -16,10 +16,10 @@ MANY = 12
 """A table with more rows is folded up, and its first rows are shown."""
 TOP = 8
 HYPERGRADIENT = (
-    "The hypergradient tells how the validation loss at the end of a round would change with the weight of each "
-    "domain in it; the weights move against it, so a domain below the others gains. Bars (where there are few "
-    "rounds) are standard errors over the parts of the validation batch; they leave out the noise of the training "
-    "batches."
+    "The hypergradient tells how the validation loss in the later part of a round would change with the weight of "
+    "each domain in it; the weights move against it, so a domain below the others gains. Bars (where there are "
+    "few rounds) are standard errors over the points of the round at which it was measured; what noise explains "
+    "moves the weights less, or not at all."
 )
 SCORES = (
     "The weights move against the score of a domain, which its method defines; see the page of the method."
@@ -242,21 +242,35 @@ def _top(rows: Sequence[Any]) -> int:
 def _fidelity_section(measured: Sequence[tuple[Told, dict[str, Any]]]) -> Section:
     text = (
         "The same steps were trained again with every weight moved up and down a little, which gives the exact "
-        "hypergradient. A tangent cosine of 1 means that the estimate moves the weights in the right direction."
+        "hypergradient. A tangent cosine of 1 means that the estimate moves the weights in the right direction. "
+        "Replicates are estimates of the same steps with other rows; the true effect is what the weights do to "
+        "the loss on held-out rows at the end of the steps."
     )
-    columns = ["run", "after step", "steps", "tangent cosine", "signs that agree", "relative error"]
+    columns = [
+        "run",
+        "after step",
+        "steps",
+        "exact, same rows",
+        "relative error",
+        "replicates agree",
+        "true effect",
+    ]
     rows = [
         [
             run.name,
             str(line["step"]),
             str(line["horizon"]),
             _number(line["cosine"]),
-            f"{line['sign_agreement']:.0%}",
             _number(line["relative_error"]),
+            _number(line.get("replication", {}).get("agreement")),
+            _number(line.get("replication", {}).get("effect_cosine")),
         ]
         for run, line in measured
     ]
-    return Section("Is the hypergradient right?", [text], sheets=[Sheet(columns, rows)])
+    words = [
+        f"{run.name}, after step {line['step']}: {one}." for run, line in measured for one in line["verdict"]
+    ]
+    return Section("Is the hypergradient right?", [text, *words], sheets=[Sheet(columns, rows)])
 
 
 def _number(value: float | None) -> str:

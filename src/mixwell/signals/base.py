@@ -66,6 +66,19 @@ class Signal(ABC):
         """Whether the scores are linear in the validation gradient, so that parts of it tell their noise."""
         return False
 
+    def validation_points(self, length: int) -> tuple[int, ...]:
+        """The steps of a round after which a validation gradient is due.
+
+        With several points the round's scores are the mean of the scores at each.
+
+        Args:
+            length: the number of steps in the round.
+
+        Returns:
+            Increasing, each in ``1..length``, the last one ``length``; empty where none is needed.
+        """
+        return (length,) if self.needs_validation else ()
+
     def attach(
         self,
         optimizer: Optimizer,
@@ -170,7 +183,9 @@ class Signal(ABC):
 
     @abstractmethod
     def scores(self, validation: Gradients | None) -> Vector:
-        """The score of every domain in the round that ends; the weights move against it.
+        """The score of every domain in the steps of the round so far; the weights move against it.
+
+        It is called after the steps that :meth:`validation_points` names, or at the end of the round.
 
         Args:
             validation: the validation gradient at the current parameters; ``None`` where none is needed.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mixwell import curvature as curvatures
-from mixwell import processes
+from mixwell import processes, rounds
 from mixwell.curvature import Curvature, RoundStart
 from mixwell.optimizers import Response, model_of
 from mixwell.parameters import Gradients, Parameters
@@ -36,16 +36,28 @@ class Hypergradient(Signal):
     and for any optimiser ``z_j = -d theta / d w_j`` with ``h_j = -<grad L_V, z_j>``
     (:mod:`mixwell.optimizers`).
 
+    The paper's objective is the validation loss at the round's last iterate. One noisy iterate says little: the
+    validation gradient there depends mostly on where it happens to be along directions of high curvature. So by
+    default the objective is the mean of the validation loss over several iterates ``t`` in S of the later part of
+    the round, ``F_k = mean_{t in S} L_V(theta_{k,t})``, and the scores are its hypergradient
+
+        ``h_j = -mean_{t in S} <grad L_V(theta_{k,t}), z_{j,t}>``
+
+    with the traces as they are after step t. They take no more memory. ``points=1`` is the paper's S = {T}.
+
     Args:
         curvature: H; a number is the gamma of :class:`mixwell.IsotropicCurvature`, the default is the paper's
             0.01.
         traces: where the traces live; by default :class:`mixwell.DenseTraces`, or
             :class:`mixwell.CarriedTraces` where the curvature needs them.
+        points: the number of iterates in S; fewer in a round that has no more steps.
+        span: the part of the round, at its end, over which they are spaced evenly, in (0, 1].
         window: how many of a round's last steps leave a trace, as if those before did not depend on the weights
             (Shaban et al. 2019); ``None`` for all.
 
     Raises:
-        ValueError: the curvature takes exact products and the traces cannot, or the window has no step.
+        ValueError: the curvature takes exact products and the traces cannot, the window has no step, or there are
+            no points.
     """
 
     def __init__(
@@ -53,6 +65,8 @@ class Hypergradient(Signal):
         curvature: Curvature | float | None = None,
         traces: Traces | None = None,
         *,
+        points: int = rounds.POINTS,
+        span: float = rounds.SPAN,
         window: int | None = None,
     ) -> None:
         self.curvature = curvatures.resolve(curvature)
@@ -62,6 +76,11 @@ class Hypergradient(Signal):
             raise ValueError(f"ExactCurvature needs CarriedTraces, got {self.traces!r}; leave traces out")
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 step, got {window}; leave it out for all steps")
+        if points < 1 or int(points) != points:
+            raise ValueError(f"points must be a whole number of at least 1, got {points}")
+        if not 0 < span <= 1:
+            raise ValueError(f"span must be a part of the round, in (0, 1], got {span}")
+        self.points, self.span = int(points), float(span)
         self.window = window
         self._clip = 1.0
         self._traced = True
@@ -69,7 +88,8 @@ class Hypergradient(Signal):
 
     def __repr__(self) -> str:
         window = "" if self.window is None else f", window={self.window}"
-        return f"Hypergradient({self.curvature!r}, {self.traces!r}{window})"
+        points = f", points={self.points}, span={self.span}" if self.points > 1 else ", points=1"
+        return f"Hypergradient({self.curvature!r}, {self.traces!r}{points}{window})"
 
     @property
     def needs_graph(self) -> bool:
@@ -90,6 +110,17 @@ class Hypergradient(Signal):
     def linear(self) -> bool:
         """The scores are inner products with the validation gradient."""
         return True
+
+    def validation_points(self, length: int) -> tuple[int, ...]:
+        """Evenly spaced over the last ``span`` of the round, with the end of the round.
+
+        Args:
+            length: the number of steps in the round.
+
+        Returns:
+            Increasing step numbers.
+        """
+        return rounds.validation_points(length, points=self.points, span=self.span)
 
     def attach(
         self,
@@ -193,10 +224,10 @@ class Hypergradient(Signal):
         self._clip = combined.clip
 
     def scores(self, validation: Gradients | None) -> Vector:
-        """``h_j = -<grad L_V, z_j>``.
+        """``h_j = -<grad L_V, z_j>``, with the traces as they are now.
 
         Args:
-            validation: the validation gradient at the end of the round.
+            validation: the validation gradient at the current parameters.
 
         Returns:
             The hypergradient, shape ``(m,)``.

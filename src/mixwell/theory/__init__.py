@@ -11,6 +11,7 @@ With the constants of a problem at hand::
     theory.best_deterministic_horizon(constants, budget=10_000, learning_rate=0.05)
 """
 
+from mixwell.theory.averaging import averaging_factor, iterate_variance, persistence, unconverged_part
 from mixwell.theory.bounds import (
     Bound,
     deterministic_bound,
@@ -31,15 +32,19 @@ from mixwell.theory.solvers import best_deterministic_horizon, best_stochastic_h
 __all__ = [
     "Bound",
     "Constants",
+    "averaging_factor",
     "best_deterministic_horizon",
     "best_stochastic_horizon",
     "deterministic_bound",
     "deterministic_horizon",
     "hypergradient_error_bound",
+    "iterate_variance",
     "mirror_step_size",
     "noisy_learning_rate",
+    "persistence",
     "shortest_horizon",
     "shortest_noisy_horizon",
     "stochastic_bound",
     "stochastic_horizon",
+    "unconverged_part",
 ]

@@ -14,7 +14,7 @@ from mixwell import processes
 from mixwell.data import tokenizer as tokenizers
 from mixwell.engines import LOCAL, Engine
 from mixwell.terminal import say, show
-from mixwell.training import data, fidelity, metrics, plan, settings, several
+from mixwell.training import data, fidelity, metrics, mixing, plan, settings, several
 from mixwell.training.config import Config
 from mixwell.training.data import TEXT
 from mixwell.training.display import Tokenising
@@ -114,37 +114,43 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
 def _show_shared(console: Console, config: Config, trainable: Trainable, made: Plan, processes: int) -> None:
     trained = [p for p in trainable.model.parameters() if p.requires_grad]
     training, held = plan.shared(config, trained, processes=processes)
-    parts = math.ceil(validation_rows(config, made.horizon) / config.batch.rows)
+    points = len(mixing.hypergradient(config).validation_points(made.horizon))
+    parts = math.ceil(validation_rows(config, made.horizon, points=points) / config.batch.rows)
+    counts = {"parts": parts, "points": points}
     kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in held.items())
     say(console, f"processes      {processes}, {config.parallel.way}; traces in each: {kinds}")
     plain, step = (one.sent(processes) for one in (training.plain_step, training.step))
     say(
         console,
         f"exchange       each sends {_bytes(step)} in a step (plain training {_bytes(plain)}) and "
-        f"{_bytes(training.round(parts=parts).sent(processes))} at the end of a round: "
-        f"{training.ratio(made.horizon, parts=parts):.3f} times plain training",
+        f"{_bytes(training.round(**counts).sent(processes))} for the validation of a round: "
+        f"{training.ratio(made.horizon, **counts):.3f} times plain training",
     )
 
 
-def measure_fidelity(folder: Path, *, steps: int) -> None:
-    """Measure how good the estimated hypergradient is where a run stands, and keep it beside the run.
+def measure_fidelity(folder: Path, *, steps: int, replicates: int) -> None:
+    """Measure how good the estimated hypergradient is where a run stands, and keep it with the run.
 
     Args:
         folder: the run's directory.
         steps: T of the comparison.
+        replicates: how often the steps are repeated with other rows; 0 for the exact comparison alone.
 
     Raises:
-        ValueError: there are no steps.
+        ValueError: there are no steps, or there is one replicate.
     """
     if steps < 1:
         raise ValueError(f"--steps must be at least 1, got {steps}")
+    if replicates < 0 or replicates == 1:
+        raise ValueError(f"--replicates must be 0, or at least 2 to agree with each other, got {replicates}")
     console = Console()
     trainer = open_run(folder, console=console).last()
     weights = len(trainer.mixer.weights)
     if weights < 2:
         raise ValueError(f"{folder} has one domain: its weight cannot move, so there is nothing to compare")
-    say(console, f"training {steps} steps {2 * weights + 1} times, from step {trainer.steps_done} on")
-    measured = trainer.fidelity(steps=steps)
+    times = (2 * weights + 1) * (1 + replicates)
+    say(console, f"training {steps} steps {times} times, from step {trainer.steps_done} on")
+    measured = trainer.fidelity(steps=steps, replicates=replicates)
     fidelity.add(folder, trainer.steps_done, measured)
     say(console, str(measured))
     _report(folder, console)

@@ -204,7 +204,7 @@ class MixerConfig(Section):
     """At the beginning: all the same, by size, or numbers by domain."""
     horizon: Whole | Literal["auto", "long"] = "auto"
     """T, training steps per weight update; `long` is sqrt(N log N), `auto` what the method's authors use (of
-    `mixwell` the same)."""
+    `mixwell` half of that)."""
     step_size: Positive | Literal["auto"] = "auto"
     """alpha of mirror descent; `auto` is tuned from the hypergradients seen."""
     curvature: NotNegative = 0.01
@@ -229,7 +229,8 @@ class MixerConfig(Section):
     max_epochs: Positive | dict[str, Positive] | None = None
     """How often the rows of a domain may be seen, for all domains or by domain."""
     validation_rows: Whole | Literal["auto"] = "auto"
-    """Of a validation gradient; `auto` is eight batches (T where that is less), at most the whole set."""
+    """Of each validation gradient; `auto` is a twentieth of a round's training rows, divided by the gradients of a
+    round (`options.points` of `mixwell`), at most the whole set."""
     on_nonfinite: Literal["raise", "skip"] = "raise"
     """A gradient that is not finite stops the run, or its domain is left out of that step and counted."""
 

@@ -33,7 +33,7 @@ def add(folder: Path, step: int, measured: Fidelity) -> None:
         step: training steps done before it.
         measured: what was measured.
     """
-    line = {
+    line: dict[str, Any] = {
         "step": step,
         "horizon": measured.horizon,
         "cosine": measured.cosine,
@@ -42,5 +42,15 @@ def add(folder: Path, step: int, measured: Fidelity) -> None:
         "relative_error": measured.relative_error,
         "estimate": dict(zip(measured.domains, measured.estimate.tolist(), strict=True)),
         "exact": dict(zip(measured.domains, measured.exact.tolist(), strict=True)),
+        "verdict": measured.verdict(),
     }
+    if measured.replication is not None:
+        found = measured.replication
+        line["replication"] = {
+            "replicates": len(found.estimates),
+            "agreement": found.agreement,
+            "worst": found.worst,
+            "effect": dict(zip(measured.domains, found.effect.tolist(), strict=True)),
+            "effect_cosine": found.effect_cosine,
+        }
     files.write(folder / FILE, json.dumps([*read(folder), line], indent=1) + "\n")

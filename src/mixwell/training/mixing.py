@@ -11,7 +11,7 @@ from mixwell import methods
 from mixwell.constraints import Cap, Constraint, EpochCap, Floor, Prior
 from mixwell.data.sampler import Sampler
 from mixwell.methods import Task
-from mixwell.methods.hypergradient import signal as hypergradient_signal
+from mixwell.methods.hypergradient import averaged_signal
 from mixwell.mixer import Mixer
 from mixwell.outer import OuterStep
 from mixwell.probes import Probes
@@ -129,10 +129,12 @@ def hypergradient(config: Config) -> Hypergradient:
     Returns:
         A new one.
     """
+    mixer = config.mixer
+    own = mixer.options if mixer.method == "mixwell" else {}
     plain = config.model_copy(
-        update={"mixer": config.mixer.model_copy(update={"method": "mixwell", "options": {}})}
+        update={"mixer": mixer.model_copy(update={"method": "mixwell", "options": own})}
     )
-    return hypergradient_signal(task(plain, dict.fromkeys(config.domains, 1)))
+    return averaged_signal(task(plain, dict.fromkeys(config.domains, 1)))
 
 
 def _least(config: Config, signal: Signal) -> int | None:

@@ -55,11 +55,23 @@ def describe(
             {"step": step, "weights": dict(zip(weights.names, row.tolist(), strict=True))}
             for step, row in zip(_steps(mixer), weights.history, strict=True)
         ],
+        "signal": [
+            {
+                "step": record.first_step + record.steps,
+                "scores": record.scores,
+                "noise": record.noise,
+                "points": record.points,
+                "step_size": record.step_size,
+            }
+            for record in mixer.rounds
+        ],
         "method": method,
         "horizon": mixer.horizon,
         "budget": mixer.budget,
         "steps_done": mixer.steps_done,
-        "finished": mixer.budget is not None and mixer.steps_done >= mixer.budget and not mixer.round_done,
+        "finished": mixer.budget is not None
+        and mixer.steps_done >= mixer.budget
+        and not mixer.validation_due,
         "seed": seed,
         "rows": counted,
         "memory": mixer.nbytes if memory is None else memory,

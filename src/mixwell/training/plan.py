@@ -109,7 +109,8 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     held = trainer.held
     if learned and method.needs.reference:
         held += sum(t.nbytes for t in (*trainable.model.parameters(), *trainable.model.buffers()))
-    computed = updates * (trainer.validation_rows + extra.per_round * config.batch.rows)
+    points = len(trainer.mixer.signal.validation_points(horizon))
+    computed = updates * (points * trainer.validation_rows + extra.per_round * config.batch.rows)
     weights = trainer.mixer.weights.values
     shares = dict(zip(trainer.sampler.names, trainer.sampler.shares(weights), strict=True))
     needed = config.steps * config.batch.rows
@@ -232,8 +233,6 @@ def _seconds(trainers: Sequence[Trainer]) -> list[float]:
     taken: list[list[float]] = [[] for _ in trainers]
     for _ in range(1 + TIMED_STEPS):
         for trainer, times in zip(trainers, taken, strict=True):
-            if trainer.mixer.round_done:
-                trainer.end_round()
             if trainer.finished:
                 continue
             begun = time.perf_counter()

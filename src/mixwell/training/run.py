@@ -371,7 +371,7 @@ class Run:
             outcome = trainer.step()
             done = trainer.steps_done
             self._window.add(outcome.loss, outcome.losses, outcome.counts)
-            record = trainer.end_round() if trainer.mixer.round_done else None
+            record = trainer.mixer.round_ended
             self._seconds += time.perf_counter() - begun
             watch.step(done, outcome.loss * processes.count(), outcome.losses)
             # At fixed steps only, so that a run that was stopped writes the same lines as one that was not.

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mixwell import methods, processes, state
-from mixwell.costs import FORWARD, VALIDATION_BATCHES
+from mixwell import costs, methods, processes, state
+from mixwell.costs import FORWARD
 from mixwell.data.cuts import cut
 from mixwell.data.loader import joined
 from mixwell.data.rows import Rows, moved
 from mixwell.data.shuffles import Cursor, Indices
 from mixwell.fidelity import Fidelity, measure_fidelity
-from mixwell.records import RoundRecord
 from mixwell.signals import Hypergradient
 from mixwell.training import checkpoints, mixing, noise, optimization, randomness, schedules, several
 from mixwell.training.checkpoints import Checkpoint
@@ -121,10 +120,11 @@ class Trainer:
         self._rows_computed = 0.0
         self._cursor: Cursor | None = None
         self.validation_rows = 0
-        """Rows of a validation gradient; 0 where none is needed."""
+        """Rows of one validation gradient; 0 where none is needed."""
         if validation is not None and self.mixer.signal.needs_validation:
             self._cursor = Cursor(len(validation), f"seed {config.seed}, validation set")
-            self.validation_rows = min(validation_rows(config, self.mixer.horizon), len(validation))
+            given, rows = config.mixer.validation_rows, self.mixer.validation_rows(config.batch.rows)
+            self.validation_rows = min(rows if given == "auto" else given, len(validation))
         several.expect_possible(config, validation=self.validation_rows)
         if processes.rank():  # so that no two drop out the same
             randomness.seed(self._own_seed)
@@ -158,7 +158,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------- training
 
     def step(self) -> StepOutcome:
-        """One training step; a round that is done must have been ended before.
+        """One training step, with the validation gradient and the update of the weights that are due after it.
 
         Returns:
             What it saw.
@@ -181,6 +181,8 @@ class Trainer:
                 else:
                     losses |= self._backward(name, own.rows.get(name, indices[:0]), drawn[name])
         self.mixer.step()
+        if self.mixer.validation_due:
+            self._validate()
         signal, rows = self.mixer.signal, sum(len(indices) for indices in drawn.values())
         products = len(weights) if isinstance(signal, Hypergradient) and signal.takes_products else 0
         self._rows_computed += rows * (1 + 2 * products)
@@ -190,19 +192,13 @@ class Trainer:
         counts = {name: len(indices) for name, indices in own.rows.items()}
         return StepOutcome(float(loss), losses, counts, rate)
 
-    def end_round(self) -> RoundRecord:
-        """A validation gradient where the method needs one, and one update of the weights.
-
-        Returns:
-            The record of the round.
-        """
+    def _validate(self) -> None:
+        """The validation gradient that is due."""
+        assert self._cursor is not None
+        assert self._validation is not None
         self.model.eval()
         processes.same_tensors(self.model.buffers())
-        if self._cursor is not None and self._validation is not None:
-            self._validation_gradient(self._cursor.take(self.validation_rows), self._validation)
-        return self.mixer.update()
-
-    def _validation_gradient(self, indices: Indices, rows: Rows) -> None:
+        indices, rows = self._cursor.take(self.validation_rows), self._validation
         own = indices[processes.rank() :: processes.count()]
         for piece in self._pieces(own, indices, most=self._most_rows):
             self.mixer.portions = {"validation": piece.portion}
@@ -234,39 +230,59 @@ class Trainer:
                     total += float(self._mean_loss(model, rows.batch(piece.rows))) * piece.own
         return float(processes.total(np.array([total]), self.device)[0]) / len(chosen)
 
-    def fidelity(self, *, steps: int) -> Fidelity:
+    def fidelity(self, *, steps: int, replicates: int = 0) -> Fidelity:
         """Compare the estimated hypergradient with the exact one over the coming steps; nothing changes.
 
         Args:
             steps: T of the comparison. It takes ``2 m + 1`` times as many training steps.
+            replicates: how often the steps are also estimated with other rows; each takes as many.
 
         Returns:
             Both, and how well they agree.
+
+        Raises:
+            ValueError: there is no validation set.
         """
+        if self._validation is None:
+            raise ValueError("the run has no validation set, by which a hypergradient could be measured")
+        points = len(mixing.hypergradient(self._config).validation_points(steps))
+        wanted = min(points * validation_rows(self._config, steps, points=points), len(self._validation))
+        chosen = Cursor(len(self._validation), "fidelity").take(wanted)
+        held_out = np.sort(Cursor(len(self._validation), "effect").take(min(4096, len(self._validation))))
+        self._set_learning_rate()
+        return measure_fidelity(
+            self.model,
+            self._optimizer,
+            self._loss,
+            self._batches_of_all("fidelity", steps),
+            moved(self._validation.batch(chosen), self.device),
+            signal=lambda: mixing.hypergradient(self._config),
+            weights=self.mixer.weights.last,
+            clip_norm=self._config.optimizer.clip_norm,
+            replicates=[self._replicate(k, steps, wanted) for k in range(replicates)],
+            held_out=[
+                moved(self._validation.batch(part), self.device)
+                for part in self._parts(held_out, at_most=self._most_rows)
+            ],
+        )
+
+    def _replicate(self, number: int, steps: int, wanted: int) -> tuple[list[dict[str, Any]], Any]:
+        assert self._validation is not None
+        key = f"fidelity, replicate {number}"
+        rows = self._validation.batch(Cursor(len(self._validation), key).take(wanted))
+        return self._batches_of_all(key, steps), moved(rows, self.device)
+
+    def _batches_of_all(self, key: str, steps: int) -> list[dict[str, Any]]:
+        """For every step as many rows of each domain, drawn by a key."""
         rows = max(self._config.batch.rows // len(self._domains), 1)
-        cursors = {name: Cursor(len(own), f"fidelity, {name}") for name, own in self._domains.items()}
-        batches = [
+        cursors = {name: Cursor(len(own), f"{key}, {name}") for name, own in self._domains.items()}
+        return [
             {
                 name: moved(own.batch(cursors[name].take(rows)), self.device)
                 for name, own in self._domains.items()
             }
             for _ in range(steps)
         ]
-        if self._validation is None:
-            raise ValueError("the run has no validation set, by which a hypergradient could be measured")
-        wanted = min(validation_rows(self._config, steps), len(self._validation))
-        validation = self._validation.batch(Cursor(len(self._validation), "fidelity").take(wanted))
-        self._set_learning_rate()
-        return measure_fidelity(
-            self.model,
-            self._optimizer,
-            self._loss,
-            batches,
-            moved(validation, self.device),
-            signal=lambda: mixing.hypergradient(self._config),
-            weights=self.mixer.weights.last,
-            clip_norm=self._config.optimizer.clip_norm,
-        )
 
     # ------------------------------------------------------------------------------------------- state
 
@@ -545,18 +561,21 @@ class Trainer:
         return self.steps_done == begin
 
 
-def validation_rows(config: Config, horizon: int) -> int:
-    """Rows of a validation gradient, where there are so many.
+def validation_rows(config: Config, horizon: int, *, points: int) -> int:
+    """Rows of one validation gradient, where there are so many.
 
     Args:
         config: the settings.
-        horizon: T; a gradient that is needed often is one of fewer rows.
+        horizon: T.
+        points: validation gradients in a round.
 
     Returns:
         Their number.
     """
     wanted = config.mixer.validation_rows
-    return min(VALIDATION_BATCHES, horizon) * config.batch.rows if wanted == "auto" else wanted
+    if wanted != "auto":
+        return wanted
+    return costs.validation_rows(config.batch.rows, steps=horizon, points=points)
 
 
 def choose_device(name: str) -> torch.device:

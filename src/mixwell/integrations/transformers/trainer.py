@@ -15,7 +15,6 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from mixwell import loggers, processes
 from mixwell.constraints import EpochCap
-from mixwell.costs import VALIDATION_BATCHES
 from mixwell.data import readers
 from mixwell.integrations.batches import default_settings
 from mixwell.integrations.transformers import checkpoints, refusals
@@ -23,7 +22,6 @@ from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.domains import CollateWithout, by_domain
 from mixwell.integrations.transformers.feed import LABELS, Cut, Feed
 from mixwell.mixer import Mixer
-from mixwell.records import RoundRecord
 from mixwell.training import mixture, randomness
 
 RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
@@ -61,7 +59,8 @@ class MixedTrainer(Trainer):
         domain_column: the column of ``train_dataset`` that names the domain of each row.
         mixer: settings of :class:`mixwell.Mixer` by keyword, such as ``horizon``, ``constraints``, ``weights``,
             ``update``, ``warmup``, ``signal`` (by default a hypergradient with projected traces).
-        validation_rows: rows of a validation gradient; by default eight steps' worth, or the whole set.
+        validation_rows: rows of each validation gradient; by default those of a round take a twentieth of its
+            training rows in all.
         row_losses: the loss of each row, from the model and a batch, for models whose loss is not known.
         least: rows that each domain has in every step; by default a quarter of an equal share.
         block: rows of a stream that are shuffled together.
@@ -176,10 +175,7 @@ class MixedTrainer(Trainer):
             (self._validation, cut.process) if self._streamed else (range(len(self._validation)), (0, 1))
         )
         self._reader = readers.reader(source, "the validation set", key=key, process=process)
-        wanted = self._validation_rows or VALIDATION_BATCHES * cut.step_rows
-        if not self._streamed:
-            wanted = min(wanted, len(self._validation))
-        self._own_validation_rows = max(wanted // args.world_size, 1)
+        self._step_rows = cut.step_rows
         pin = args.dataloader_pin_memory and torch.cuda.is_available()
         return DataLoader(self._feed, batch_size=None, collate_fn=_as_it_is, pin_memory=pin)
 
@@ -265,13 +261,10 @@ class MixedTrainer(Trainer):
         self._clipped = None
         self.mixer.before_step(norm=norm, clip_norm=limit)
 
-    def end_round(self) -> RoundRecord:
-        """A validation gradient and one update of the weights.
-
-        Returns:
-            The record of the round.
-        """
-        rows = self._validation_batch()
+    def validate(self) -> None:
+        """The validation gradient that is due."""
+        rows, portion = self._validation_batch()
+        self.mixer.portions = {"validation": portion}
         model: Any = self.model_wrapped
         # Models of transformers keep all activations outside of training, whatever checkpointing was asked for.
         model.train(self.args.gradient_checkpointing)
@@ -284,10 +277,9 @@ class MixedTrainer(Trainer):
             with self.mixer.validation(share=len(part) / len(rows)) as scope:
                 with self.compute_loss_context_manager():
                     loss = self._losses(model, self._prepare_inputs(dict(inputs))).mean()
-                self.accelerator.backward(loss)
-                scope.observe(loss)
+                self.accelerator.backward(scope.weigh(loss))
+        self.mixer.portions = {}
         model.train()
-        return self.mixer.update()
 
     def save_mixing(self, folder: Path) -> None:
         """Put the mixer and the place in the data into a checkpoint.
@@ -323,13 +315,19 @@ class MixedTrainer(Trainer):
         collate = self._get_collator_with_removed_columns(self.data_collator, description=what)
         return CollateWithout(collate, self._column)
 
-    def _validation_batch(self) -> list[Any]:
-        """This process's rows of the next validation gradient."""
+    def _validation_batch(self) -> tuple[list[Any], float]:
+        """This process's rows of the next validation gradient, and their number over the mean of all processes."""
+        wanted, (rank, count) = self._validation_rows, self._process
+        if wanted is None:
+            wanted = self.mixer.validation_rows(self._step_rows)
+        each = -(-wanted // count)
         if self._streamed:
-            return self._reader.take(self._own_validation_rows)
-        rank, count = self._process
-        numbers = self._reader.take(self._own_validation_rows * count)
-        return readers.fetch(self._validation, numbers[rank::count])
+            return self._reader.take(each), 1.0
+        # As many rows in all as one process takes, unless all must run the model equally often.
+        wanted = each * count if self.mixer.lockstep else max(min(wanted, len(self._validation)), count)
+        numbers = self._reader.take(wanted)
+        own = numbers[rank::count]
+        return readers.fetch(self._validation, own), count * len(own) / wanted
 
     def _losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         if self._row_losses is not None:
@@ -384,10 +382,12 @@ class _Hooks(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if self._trainer.mixer.round_done:
-            record, due = self._trainer.end_round(), control.should_log
-            if args.logging_strategy != "no":
-                self._trainer.log(loggers.named(record))
+        mixer = self._trainer.mixer
+        if mixer.validation_due:
+            self._trainer.validate()
+        record, due = mixer.round_ended, control.should_log
+        if record is not None and args.logging_strategy != "no":
+            self._trainer.log(loggers.named(record))
             control.should_log = due  # logging takes it for done
 
     def on_save(
