@@ -13,7 +13,7 @@ from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, processe
 from mixwell.communication import Bytes, Counted
 from process_work import wrapped
 
-DOMAINS, LONG = 4, 150
+DOMAINS, LONG, POINTS = 4, 150, 4
 ARMS = [
     ("ddp", "plain"),
     ("ddp", "dense"),
@@ -39,12 +39,13 @@ def count(folder: str) -> None:
     """Train in all ways, and write what was exchanged."""
     found: dict[str, Any] = {}
     for way, kind in ARMS:
-        torch.manual_seed(0)
-        found[f"{way}-{kind}"] = train(wrapped(Net(), way), kind)
+        for points in (1, POINTS):
+            torch.manual_seed(0)
+            found[f"{way}-{kind}-{points}"] = train(wrapped(Net(), way), kind, points)
     Path(folder, f"{processes.rank()}.json").write_text(json.dumps(found))
 
 
-def train(model: nn.Module, kind: str) -> dict[str, Any]:
+def train(model: nn.Module, kind: str, points: int) -> dict[str, Any]:
     """A round, or two of which the second is counted."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows, labels = torch.randn(8, 160), torch.arange(8) % DOMAINS
@@ -52,7 +53,8 @@ def train(model: nn.Module, kind: str) -> dict[str, Any]:
     if kind != "plain":
         traces = DenseTraces() if kind == "dense" else ProjectedTraces(8)
         names = [str(number) for number in range(DOMAINS)]
-        mixer = Mixer(model, optimizer, names, horizon=LONG, signal=Hypergradient(traces=traces))
+        signal = Hypergradient(traces=traces, points=points)
+        mixer = Mixer(model, optimizer, names, horizon=LONG, signal=signal)
     found = Bytes()
     for _ in range(2 if kind == "projected" else 1):  # the first has no validation gradient to project around
         with Counted() as counted:
@@ -70,9 +72,8 @@ def train(model: nn.Module, kind: str) -> dict[str, Any]:
                     with mixer.batch(labels) as batch:
                         batch.weigh(model(rows).square()).backward()
                     mixer.step()
-            if mixer is not None:
-                with mixer.validation():
-                    model(rows).square().mean().backward()
-                mixer.update()
+                if mixer is not None and mixer.validation_due:
+                    with mixer.validation():
+                        model(rows).square().mean().backward()
         found = counted.bytes
     return vars(found)

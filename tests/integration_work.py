@@ -23,6 +23,8 @@ from mixwell.integrations.datasets import Interleaved
 from regression_rows import SOURCES, draw
 
 HORIZON, STEPS, ROWS, WANTED = 4, 12, 8, 10
+POINTS = 2  # validation gradients of a round, after its third and its fourth step
+STOP = HORIZON + 3  # between the two
 CLIP = 0.5
 PROCESSES = 2
 
@@ -186,7 +188,7 @@ def with_accelerate(case: Case, folder: Path, *, resumed: bool = False) -> Outco
             accelerator.backward(loop.weigh(losses(model, batch)))
             optimizer.step()
             optimizer.zero_grad()
-        if len(trained) == (HORIZON + 2) * case.accumulation and not resumed:
+        if len(trained) == STOP * case.accumulation and not resumed:
             torch.save({name: part.state_dict() for name, part in parts.items()}, checkpoint)
     return loop.mixer, model, trained, losses.wanted
 
@@ -204,12 +206,12 @@ def by_domain(case: Case, model: nn.Module, optimizer: Any, backward: Callable[[
                 backward(scope.weigh(row_losses(model, batch).mean()))
             trained.append(Ran(batch["x"], batch["y"], [name] * len(batch["x"])))
         mixer.step()
-        if mixer.round_done:
-            batch = list(own_wanted())[len(mixer.rounds)]
+        if mixer.validation_due:
+            batches = list(own_wanted())
+            batch = batches[len(wanted) % len(batches)]
             with mixer.validation() as scope:
                 backward(scope.weigh(row_losses(model, batch).mean()))
             wanted.append(Ran(batch["x"], batch["y"]))
-            mixer.update()
     return mixer, model, trained, wanted
 
 
@@ -247,7 +249,7 @@ def with_lightning(case: Case, folder: Path, *, resumed: bool = False) -> Outcom
         def on_train_batch_end(
             self, trainer: lightning.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
         ) -> None:
-            if batch_idx + 1 == (HORIZON + 2) * case.accumulation:
+            if batch_idx + 1 == STOP * case.accumulation:
                 trainer.save_checkpoint(folder / f"{case.name}.ckpt")
 
     mixing = MixerCallback(rows, own_wanted(), mixer=settings(case))
@@ -324,7 +326,7 @@ def with_trainer(case: Case, folder: Path, *, resumed: bool = False) -> Outcome:
         report_to=[],
         disable_tqdm=True,
         save_strategy="no" if resumed else "steps",
-        save_steps=HORIZON + 2,
+        save_steps=STOP,
         dataloader_pin_memory=False,
         remove_unused_columns=False,
     )
@@ -338,7 +340,7 @@ def with_trainer(case: Case, folder: Path, *, resumed: bool = False) -> Outcome:
         data_collator=collate,
         mixer=settings(case),
     )
-    saved = folder / case.name / f"checkpoint-{HORIZON + 2}"
+    saved = folder / case.name / f"checkpoint-{STOP}"
     trainer.train(resume_from_checkpoint=str(saved) if resumed else None)
     return trainer.mixer, trainer.model, trained, losses.wanted  # type: ignore[return-value]
 
@@ -358,6 +360,7 @@ def described(mixer: Mixer, model: nn.Module) -> dict[str, Any]:
     """What came out, as plain values."""
     return {
         "scores": [list(record.scores.values()) for record in mixer.rounds],
+        "points": [record.points for record in mixer.rounds],
         "losses": [record.losses for record in mixer.rounds],
         "weights": mixer.weights.values.tolist(),
         "parameters": [processes.whole(p.detach()).flatten().tolist() for p in model.parameters()],
@@ -416,7 +419,8 @@ def alone(case: Case, ran: Sequence[Sequence[list[Ran]]]) -> dict[str, Any]:
     """A plain loop with a mixer in one process, on what processes ran."""
     trained = [together(parts) for parts in zip(*(one[0] for one in ran), strict=True)]
     wanted = [together(parts) for parts in zip(*(one[1] for one in ran), strict=True)]
-    often = len(wanted) * HORIZON // STEPS  # parts of a validation batch
+    often = len(wanted) * HORIZON // (STEPS * POINTS)  # parts of a validation batch
+    given = 0
     model = Regression()
     mixer = Mixer(model, new_optimizer(model), SOURCES, clip_norm=case.clip_norm, **settings(case))
     counted = case.integration in ("trainer", "streams")  # the counts are those of a whole step
@@ -433,9 +437,9 @@ def alone(case: Case, ran: Sequence[Sequence[list[Ran]]]) -> dict[str, Any]:
         if (number + 1) % per_step:
             continue
         mixer.step()
-        if mixer.round_done:
-            batch = together(wanted[len(mixer.rounds) * often :][:often])
+        if mixer.validation_due:
+            batch = together(wanted[given * often :][:often])
+            given += 1
             with mixer.validation() as scope:
                 scope.weigh(row_losses(model, {"x": batch.x, "y": batch.y}).mean()).backward()
-            mixer.update()
     return described(mixer, model)

@@ -48,9 +48,10 @@ def quadratic_round(
             with mixer.domain(name):
                 problem.losses(model.theta, t)[index].backward(create_graph=mixer.needs_graph)
         mixer.step()
-    with mixer.validation():
-        problem.validation(model.theta).backward()
-    return np.array(list(mixer.update().scores.values()))
+        if mixer.validation_due:
+            with mixer.validation():
+                problem.validation(model.theta).backward()
+    return np.array(list(mixer.rounds[-1].scores.values()))
 
 
 def two_layer(seed: int, *, hidden: int = 16, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -95,7 +96,6 @@ def train(
             with mixer.domain(name):
                 loss(model, batch).backward(create_graph=mixer.needs_graph)
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             with mixer.validation():
                 loss(model, validation).backward()
-            mixer.update()

@@ -70,7 +70,7 @@ def new_traces(kind: str) -> Traces:
 
 
 def all_rows(case: Case) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
-    """Of every step the rows of each domain, and of every round those of the validation set, of all processes."""
+    """Of every step the rows of each domain, and those of the validation set after it, of all processes."""
     generator = torch.Generator().manual_seed(0)
 
     def some(number: int) -> Tensor:
@@ -78,7 +78,7 @@ def all_rows(case: Case) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
 
     numbers = dict(zip(DOMAINS, UNEVEN if case.uneven else EVEN, strict=True))
     steps = [{name: some(number) for name, number in numbers.items()} for _ in range(STEPS * case.rounds)]
-    return steps, [some(12) for _ in range(case.rounds)]
+    return steps, [some(12) for _ in steps]
 
 
 def row_losses(model: nn.Module, batch: Tensor) -> Tensor:
@@ -141,16 +141,17 @@ def train(case: Case, model: nn.Module, mixer: Mixer, *, until: int | None = Non
         row_losses(model, validation[0])
     while mixer.steps_done < (len(steps) if until is None else until):
         take_step(case, model, mixer, steps[mixer.steps_done])
-        if mixer.round_done:
-            rows = validation[len(mixer.rounds)][processes.rank() :: processes.count()]
+        if mixer.validation_due:
+            rows = validation[mixer.steps_done - 1][processes.rank() :: processes.count()]
             for batch in (rows, rows.flip(1)):
                 with mixer.validation(share=0.5) as scope:
                     loss = row_losses(model, batch).mean()
                     loss.backward()
                     scope.observe(loss)
-            mixer.update()
     return {
         "scores": [list(record.scores.values()) for record in mixer.rounds],
+        "noise": [list(record.noise.values()) for record in mixer.rounds],
+        "points": [record.points for record in mixer.rounds],
         "losses": [record.losses for record in mixer.rounds],
         "weights": mixer.weights.values.tolist(),
         "nbytes": mixer.nbytes,
@@ -284,10 +285,10 @@ def lose(folder: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 mixer.step()
-            if mixer.round_done:
+            if mixer.validation_due:
                 with mixer.validation():
-                    row_losses(model, validation[len(mixer.rounds)][rank::PROCESSES]).mean().backward()
-                mixer.update()
+                    rows = validation[mixer.steps_done - 1][rank::PROCESSES]
+                    row_losses(model, rows).mean().backward()
         weights = mixer.weights.values.tolist()
         found[way] = {"weights": weights, "skipped": mixer.skipped, "first": mixer.rounds[0].skipped}
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
@@ -312,10 +313,9 @@ def load_rows(workers: int, folder: str) -> None:
                 with mixer.domain(name) as scope:
                     scope.weigh(model(rows[:, None].float() / 100).mean()).backward()
             mixer.step()
-            if mixer.round_done:
+            if mixer.validation_due:
                 with mixer.validation():
                     model(torch.ones(1, 1)).mean().backward()
-                mixer.update()
             if mixer.steps_done == until:
                 break
 

@@ -146,14 +146,9 @@ class Run:
             loss.backward()
         self.seen.append(float(loss.detach()))
         self.mixer.step()
-        if self.mixer.round_done:
-            self.end_round()
-
-    def end_round(self) -> None:
-        if self.signal.needs_validation:
+        if self.mixer.validation_due:
             with self.mixer.validation():
                 mean_loss(self.model, self.validation()).backward()
-        self.mixer.update()
 
     def go(self, steps: int) -> Run:
         for _ in range(steps):

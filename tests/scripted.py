@@ -23,7 +23,7 @@ class Script:
     Args:
         losses: of each domain in each step, shape ``(steps, m)``; NaN where the domain is not in the step.
         gradients: of each domain in each step, shape ``(steps, m, d)``; zeros by default.
-        validation: the validation gradient after each step, shape ``(steps, d)``; those that end a round count.
+        validation: the validation gradient after each step, shape ``(steps, d)``; those that are due count.
         reference: losses of a reference model, shape ``(steps, m)``.
         parts: of the parts of each domain's batch, shape ``(steps, m, parts, d)``, in place of `gradients`.
         part_rows: rows of each of those parts.
@@ -127,10 +127,8 @@ def play(
                     scope.observe(loss, reference=reference)
         mixer.step()
         path.append(model.theta.detach().numpy().copy())
-        if mixer.round_done:
-            if signal.needs_validation:
-                assert script.validation is not None
-                with mixer.validation() as scope:
-                    value(0.0, script.validation[t]).backward()
-            mixer.update()
+        if mixer.validation_due:
+            assert script.validation is not None
+            with mixer.validation() as scope:
+                value(0.0, script.validation[t]).backward()
     return Played(mixer.weights.history, np.stack(path), mixer)

@@ -156,8 +156,7 @@ def feed(model: Point, mixer: mixwell.Mixer, losses, *, counts=(1, 1, 1)):
         with mixer.batch(labels) as batch:
             batch.weigh(torch.tensor(step[labels]) + 0 * model.theta.sum()).backward()
         mixer.step()
-        if mixer.round_done:
-            mixer.update()
+        if mixer.round_ended is not None:
             laws.append(mixer.signal.laws)
     return laws
 

@@ -175,11 +175,9 @@ def drive(model: Point, optimizer, mixer: mixwell.Mixer, script: Any, steps: ran
             with mixer.domain(name):
                 (torch.from_numpy(script.gradients[t, j]) @ model.theta).backward()
         mixer.step()
-        if mixer.round_done:
-            if mixer.signal.needs_validation:
-                with mixer.validation():
-                    (torch.from_numpy(script.validation[t]) @ model.theta).backward()
-            mixer.update()
+        if mixer.validation_due:
+            with mixer.validation():
+                (torch.from_numpy(script.validation[t]) @ model.theta).backward()
 
 
 def test_every_step_counts_by_its_own_learning_rate() -> None:
@@ -306,6 +304,9 @@ def test_what_the_proxy_costs() -> None:
     # 20 steps, a validation gradient of half a batch after every 6th: 4 of them.
     mixer = MixerConfig(method="doge", horizon=6, validation_rows=8)
     assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 4 / 2)
-    # With a warm-up of 8 there are 2, of at most 8 batches.
+    # With a warm-up of 8 there are 2, of one batch: a twentieth of 10 steps is less.
     mixer = MixerConfig(method="doge", horizon=10, warmup=8)
-    assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 2 * 8)
+    assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 2)
+    # Of rounds of 40 steps a twentieth is 2 batches.
+    mixer = MixerConfig(method="doge", horizon=40)
+    assert extra(task(proxy_steps=80, mixer=mixer)) == Extra(before=80 + 2 * 2)

@@ -103,8 +103,6 @@ def feed(model: Point, mixer: mixwell.Mixer, losses, reference, way: str) -> Non
                         values[j, part].mean().backward(retain_graph=True)
                         scope.observe(values[j, part], reference=other[j, part])
         mixer.step()
-        if mixer.round_done:
-            mixer.update()
 
 
 @pytest.mark.parametrize("clip", ["element", "domain", "none"])
@@ -163,8 +161,6 @@ def test_the_last_excess_survives_a_stop() -> None:
                     (0 * model.theta.sum()).backward()
                     scope.observe(torch.tensor(2.0 if name == "b" else 1.5), reference=1.0)
             mixer.step()
-            if mixer.round_done:
-                mixer.update()
         return mixer
 
     expected = published([[0.5, 1.0]] + [[0.5, np.nan]] * 3, 1.0, 1e-3, horizon=2)

@@ -65,13 +65,13 @@ class Run:
                 with self.mixer.domain(name):
                     self.problem.losses(self.model.theta, 0)[index].backward()
             self.mixer.step()
-            if self.mixer.round_done:
+            if self.mixer.validation_due:
                 self.ends.append(
                     (self.model.theta.detach().clone(), torch.from_numpy(self.mixer.weights.values))
                 )
                 with self.mixer.validation():
                     self.problem.validation(self.model.theta).backward()
-                self.scores.append(np.array(list(self.mixer.update().scores.values())))
+                self.scores.append(np.array(list(self.mixer.rounds[-1].scores.values())))
 
 
 def pieces(quadratic: Quadratic, theta: Tensor, w: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -247,7 +247,7 @@ def network_round(
     mixer.step()
     with mixer.validation():
         loss(model, validation).backward()
-    return np.array(list(mixer.update().scores.values())), drawn
+    return np.array(list(mixer.rounds[-1].scores.values())), drawn
 
 
 def whole(model: nn.Module, loss: Callable, batches: list, validation, damping: float) -> np.ndarray:
@@ -336,7 +336,7 @@ def test_losses_without_curvature_and_mixed_batches() -> None:
     with mixer.validation():
         loss(model, rows[3]).backward()
     slopes = rows.mean(dim=1).numpy()
-    assert list(mixer.update().scores.values()) == pytest.approx(-slopes[:3] @ slopes[3] / 4.0)
+    assert list(mixer.rounds[-1].scores.values()) == pytest.approx(-slopes[:3] @ slopes[3] / 4.0)
 
 
 SIGNALS = {
@@ -413,7 +413,6 @@ def test_what_overflows_is_told_and_not_carried_on() -> None:
             run.mixer.step()
             with run.mixer.validation():
                 run.problem.validation(run.model.theta).backward()
-            run.mixer.update()
     _, tensors = signal.state()
     assert bool(tensors["carried"].isfinite().all())
 

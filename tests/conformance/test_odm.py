@@ -102,8 +102,6 @@ def feed(model: Point, mixer: mixwell.Mixer, steps, parts=(slice(0, 6),)) -> Non
             with mixer.batch(labels[part], counts=counts) as batch:
                 batch.weigh(values).backward()
         mixer.step()
-        if mixer.round_done:
-            mixer.update()
 
 
 def means(steps):

@@ -153,7 +153,6 @@ def measured(*batches: list[tuple[Any, int]], **settings) -> Any:
     found: list[Any] = []
     for parts in batches:
         step(mixer, model, {"d0": parts, "d1": parts})
-        mixer.update()
         size, noise = signal._last
         found.append((size[0], noise[0]))
     return np.array(found)
@@ -205,7 +204,6 @@ def test_a_parameter_without_gradient_in_one_part_has_a_zero_there() -> None:
         with mixer.domain(name, share=0.5, rows=1):
             (3 * model.a.sum()).backward()
     mixer.step()
-    mixer.update()
     size, noise = signal._last
     np.testing.assert_allclose([size[0], noise[0]], [9 + 0.25 - 0.25, 0.5])
 
@@ -342,8 +340,6 @@ def drive(model: Point, mixer: mixwell.Mixer, script: Any, steps: range) -> None
                     (torch.from_numpy(part) @ model.theta).backward()
                     scope.observe(script.losses[t, j])
         mixer.step()
-        if mixer.round_done:
-            mixer.update()
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
@@ -382,9 +378,8 @@ def test_what_is_not_told_is_asked_for() -> None:
     for name in names(3):
         with mixer.domain(name, rows=4):
             model.theta.sum().backward()
-    mixer.step()
     with pytest.raises(ValueError, match="every batch of this round was whole"):
-        mixer.update()
+        mixer.step()
 
 
 @pytest.mark.parametrize("bound", [None, DescentBound(1.0)])
@@ -395,7 +390,6 @@ def test_single_rows_alone_say_nothing(bound: DescentBound | None) -> None:
         with mixer.domain(name, rows=1):
             model.theta.sum().backward()
     mixer.step()
-    mixer.update()
     np.testing.assert_allclose(mixer.weights.values, [0.5, 0.3, 0.2])
 
 

@@ -189,8 +189,6 @@ def play(losses: Losses, horizon: int, signal: AffinitySignal, update: mixwell.U
             with mixer.domain(name):
                 losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
         mixer.step()
-        if mixer.round_done:
-            mixer.update()
     return mixer
 
 
@@ -265,7 +263,7 @@ def test_one_round_by_hand() -> None:
                 loss(model, torch.tensor([sign])).backward()
         mixer.step()  # with equal weights nothing moves
         assert model["theta"].item() == 2.0
-        scores = mixer.update().scores
+        scores = mixer.rounds[-1].scores
         assert model["theta"].item() == 2.0
         return scores
 
@@ -296,7 +294,7 @@ def test_mixtures_are_unmixed(smoothing: float, chained: bool) -> None:
         with mixer.domain(name):
             loss(model, torch.tensor([j])).backward()
     mixer.step()
-    found = np.array(list(mixer.update().scores.values()))
+    found = np.array(list(mixer.rounds[-1].scores.values()))
     affinity = 2 * ETA * slopes @ slopes.T
     affinity -= affinity.min()
     assert found == pytest.approx(-(affinity / affinity.sum()).sum(axis=1), abs=1e-12)
@@ -339,7 +337,6 @@ def test_a_given_affinity_sets_the_first_weights_too() -> None:
             with mixer.domain(name):
                 losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
         mixer.step()
-        mixer.update()
     assert feed.taken == [0, 0, 0, 2]
     with pytest.raises(ValueError, match="a row for each of the 3 domains, with 1 numbers"):
         bad = method.recipe(task(method, affinity=[[1.0, 2.0]] * M))
@@ -409,30 +406,32 @@ def build(signal: mixwell.Signal, *, horizon: int = 4, seen: list[bool] | None =
     return model, optimizer, mixer, feed
 
 
-def train(mixer: mixwell.Mixer, model: nn.Module, steps: range, *, end: bool = True) -> None:
+def train(mixer: mixwell.Mixer, model: nn.Module, steps: range) -> None:
     for t in steps:
-        if mixer.round_done:
-            mixer.update()
         model.train()
         for name, batch in TRAIN[t].items():
             with mixer.domain(name):
                 mse(model, batch).backward()
         mixer.step()
-        model.eval()  # as trainers do before a round ends
-    if end and mixer.round_done:
-        mixer.update()
 
 
 def test_copies_are_trained_as_the_model_is_and_looked_at_without_dropout() -> None:
     seen: list[bool] = []
     model, optimizer, mixer, _ = build(KeptAffinity(probe_steps=3, targets="domains"), horizon=2, seen=seen)
-    train(mixer, model, range(2), end=False)
+    train(mixer, model, range(1))
+    for name, batch in TRAIN[1].items():
+        with mixer.domain(name):
+            mse(model, batch).backward()
+    mixer.before_step()
+    optimizer.step()
+    optimizer.zero_grad()
     before, random = copy.deepcopy((model, optimizer)), torch.get_rng_state()
     seen.clear()
-    scores = np.array(list(mixer.update().scores.values()))
+    mixer.after_step()
+    scores = np.array(list(mixer.rounds[-1].scores.values()))
     look, step = [False] * M, [True]
     assert seen == look + (step * 3 + look) * M
-    assert not any(module.training for module in model.modules())
+    assert all(module.training for module in model.modules())
     assert torch.equal(torch.get_rng_state(), random)
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[0].state_dict()[key]), key
@@ -474,17 +473,15 @@ SIGNALS = {
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
-@pytest.mark.parametrize(("stop", "ended"), [(2, True), (4, True), (4, False), (7, True), (8, False)])
-def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(
-    signal: str, stop: int, ended: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("stop", [2, 4, 7, 8])
+def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(signal: str, stop: int, tmp_path: Path) -> None:
     model, _, whole, _ = build(SIGNALS[signal]())
     torch.manual_seed(3)
     train(whole, model, range(12))
 
     first, first_optimizer, mixer, first_feed = build(SIGNALS[signal]())
     torch.manual_seed(3)
-    train(mixer, first, range(stop), end=ended)
+    train(mixer, first, range(stop))
     mixer.save(tmp_path / "mixer")
     random = torch.get_rng_state()
     second, second_optimizer, resumed, feed = build(SIGNALS[signal]())
@@ -569,7 +566,6 @@ def test_losses_that_are_not_finite_are_not_kept() -> None:
                     with mixer.domain(name):
                         losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
                 mixer.step()
-                mixer.update()
                 wrong[0] = False
         history = mixer.weights.history
         np.testing.assert_array_equal(history[0], history[1])

@@ -133,8 +133,6 @@ def run(losses: Losses, horizon: int, signal: Twins) -> mixwell.Mixer:
             with mixer.domain(name):
                 losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
         mixer.step()
-        if mixer.round_done:
-            mixer.update()
     return mixer
 
 
@@ -178,7 +176,7 @@ def test_one_step_by_hand() -> None:
         with mixer.domain(name):
             loss(model, batch).backward()
     mixer.step()
-    record = mixer.update()
+    record = mixer.rounds[-1]
     assert record.scores == pytest.approx({"near": -0.095, "far": 0.105})
     assert mixer.weights.last == pytest.approx({"near": 0.6, "far": 0.4})
 
@@ -230,24 +228,19 @@ def build(
     return model, optimizer, mixer, feed
 
 
-def train(mixer: mixwell.Mixer, model: nn.Module, steps: range, *, end: bool = True) -> None:
+def train(mixer: mixwell.Mixer, model: nn.Module, steps: range) -> None:
     for t in steps:
-        if mixer.round_done:
-            mixer.update()
         model.train()
         for name, batch in TRAIN[t].items():
             with mixer.domain(name):
                 mse(model, batch).backward()
         mixer.step()
-        model.eval()  # as trainers do before a round ends
-    if end and mixer.round_done:
-        mixer.update()
 
 
 def test_the_twin_is_trained_as_the_model_is() -> None:
     """AdamW with its moments, dropout, BatchNorm and clipping: the same with plain torch."""
     model, optimizer, mixer, _ = build(Twins(probe_steps=2))
-    train(mixer, model, range(2), end=False)
+    train(mixer, model, range(2))
     twin, twin_optimizer = copy.deepcopy((model, optimizer))
     twin.train()
     for t in (2, 3):
@@ -270,13 +263,14 @@ def test_the_twin_is_trained_as_the_model_is() -> None:
             p.grad *= clip
         twin_optimizer.step()
         torch.set_rng_state(state)
-        train(mixer, model, range(t, t + 1), end=False)
+        train(mixer, model, range(t, t + 1))
         assert torch.equal(torch.get_rng_state(), after)
         assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     twin.eval()
+    model.eval()
     with torch.no_grad():
         expected = [float(mse(twin, PROBES[j][2]) - mse(model, PROBES[j][2])) for j in range(M)]
-    assert list(mixer.update().scores.values()) == pytest.approx(expected, rel=1e-4)
+    assert list(mixer.rounds[-1].scores.values()) == pytest.approx(expected, rel=1e-4)
 
 
 def test_training_itself_is_left_alone() -> None:
@@ -285,7 +279,7 @@ def test_training_itself_is_left_alone() -> None:
         model, _, mixer, _ = build(signal, horizon=12)
         torch.manual_seed(5)
         train(mixer, model, range(12))
-        assert not any(module.training for module in model.modules())
+        assert all(module.training for module in model.modules())
         runs.append(({**model.state_dict()}, torch.get_rng_state()))
     for key, tensor in runs[0][0].items():
         assert torch.equal(tensor, runs[1][0][key]), key
@@ -293,8 +287,7 @@ def test_training_itself_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 6, 7, 10])
-@pytest.mark.parametrize("ended", [True, False])
-def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, ended: bool, tmp_path: Path) -> None:
+def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Path) -> None:
     def make() -> tuple:
         return build(Twins(probe_steps=3))
 
@@ -304,7 +297,7 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, ended: bool, 
 
     first, first_optimizer, mixer, first_feed = make()
     torch.manual_seed(3)
-    train(mixer, first, range(stop), end=ended)
+    train(mixer, first, range(stop))
     mixer.save(tmp_path / "mixer")
     random = torch.get_rng_state()
     second, second_optimizer, resumed, feed = make()
@@ -334,8 +327,6 @@ def test_an_optimiser_with_a_scheduler_and_mixed_batches() -> None:
             batch.weigh((model(inputs) - targets).square().mean(dim=1)).backward()
         mixer.step()
         schedule.step()
-        if mixer.round_done:
-            mixer.update()
     assert len(mixer.rounds) == 2
     assert all(abs(score) > 0 for score in mixer.rounds[1].scores.values())
     # The twin is a copy of the parameters, with one moment for each.
@@ -387,8 +378,7 @@ def test_a_twin_that_diverges_ends_the_round_without_an_update() -> None:
                 with mixer.domain(name):
                     losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
             mixer.step()
-            if mixer.round_done:
-                mixer.update()
+            if mixer.round_ended is not None:
                 wrong[0] = False
     history = mixer.weights.history
     np.testing.assert_array_equal(history[0], history[1])

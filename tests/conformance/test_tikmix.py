@@ -326,10 +326,9 @@ def drive(model: Point, mixer: mixwell.Mixer, script: Any, steps: range) -> None
             with mixer.domain(name):
                 (torch.from_numpy(script.gradients[t, j]) @ model.theta).backward()
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             with mixer.validation():
                 (torch.from_numpy(script.validation[t]) @ model.theta).backward()
-            mixer.update()
 
 
 SLOPES = np.random.default_rng(7).normal(size=(3, 4))

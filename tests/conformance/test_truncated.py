@@ -35,7 +35,7 @@ def setting(seed: int) -> tuple[Quadratic, torch.Tensor, torch.Tensor]:
 def test_exact_products_give_truncated_back_propagation(window: int) -> None:
     for seed in range(3):
         quadratic, theta, w = setting(seed)
-        signal = mixwell.Hypergradient(mixwell.ExactCurvature(), window=window)
+        signal = mixwell.Hypergradient(mixwell.ExactCurvature(), points=1, window=window)
         found = quadratic_round(quadratic, theta, w, learning_rate=ETA, horizon=T, signal=signal)
         reference = exact.truncated_reverse(
             quadratic.problem(), theta, w, learning_rate=ETA, horizon=T, window=min(window, T)
@@ -51,7 +51,7 @@ def test_exact_products_give_truncated_back_propagation(window: int) -> None:
 def test_isotropic_traces_are_the_literal_recursion(window: int, horizon: int) -> None:
     """u_j <- (1 - eta gamma) u_j + g_j over the last steps, h_j = -eta <g_V, u_j>, in plain numpy."""
     quadratic, theta, w = setting(3)
-    signal = mixwell.Hypergradient(2.0, window=window)
+    signal = mixwell.Hypergradient(2.0, points=1, window=window)
     found = quadratic_round(quadratic, theta, w, learning_rate=ETA, horizon=horizon, signal=signal)
     hessians, centers, point = quadratic.hessians.numpy(), quadratic.centers.numpy(), theta.numpy()
     u = np.zeros((4, 7))
@@ -114,10 +114,9 @@ def test_mixed_batches_outside_of_the_window_are_not_watched(traces) -> None:
         with mixer.batch(labels) as batch:
             batch.weigh((model(inputs) - targets).square().mean(dim=1)).backward()
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             with mixer.validation():
                 mse(model, validation).backward()
-            mixer.update()
     train(apart, apart_model, steps, validation)
     assert watched == [4, 5, 10, 11]
     for a, b in zip(mixer.rounds, apart.rounds, strict=True):
@@ -189,11 +188,14 @@ def test_what_the_method_makes() -> None:
     assert repr(signal).endswith("window=10)")
     assert extra == methods.Extra()
     signal, extra = made("dense", curvature="exact", window=3)
-    assert repr(signal) == "Hypergradient(ExactCurvature(), CarriedTraces(), window=3)"
+    assert repr(signal) == "Hypergradient(ExactCurvature(), CarriedTraces(), points=1, window=3)"
     assert extra.per_round == 2 * 2 * 3
 
 
 def test_without_a_window_nothing_is_new() -> None:
-    assert repr(mixwell.Hypergradient()) == "Hypergradient(IsotropicCurvature(0.01), DenseTraces())"
+    assert (
+        repr(mixwell.Hypergradient())
+        == "Hypergradient(IsotropicCurvature(0.01), DenseTraces(), points=8, span=0.5)"
+    )
     with pytest.raises(ValueError, match="window must be at least 1 step, got 0"):
         mixwell.Hypergradient(window=0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from communication_work import ARMS, DOMAINS, LONG, Net, count
+from communication_work import ARMS, DOMAINS, LONG, POINTS, Net, count
 from mixwell.communication import Bytes, Training
 from mixwell.parameters import Parameters
 from mixwell.projections import Projections
@@ -33,11 +33,12 @@ def test_a_long_round_takes_a_hundredth_more_than_plain_training(
     way: str, kind: str, found: dict[str, Bytes]
 ) -> None:
     limit = 1.01 if way == "ddp" else 1.02  # shards are put together to be projected
-    assert found[f"{way}-{kind}"].total <= limit * found[f"{way}-plain"].total
+    assert found[f"{way}-{kind}-1"].total <= limit * found[f"{way}-plain-1"].total
 
 
+@pytest.mark.parametrize("points", [1, POINTS])
 @pytest.mark.parametrize(("way", "kind"), ARMS)
-def test_the_formula_is_what_is_counted(way: Any, kind: str, found: dict[str, Bytes]) -> None:
+def test_the_formula_is_what_is_counted(way: Any, kind: str, points: int, found: dict[str, Bytes]) -> None:
     model = Net()
     parameters = Parameters.of(model, torch.optim.AdamW(model.parameters()))
     training = Training(
@@ -51,7 +52,7 @@ def test_the_formula_is_what_is_counted(way: Any, kind: str, found: dict[str, By
         preconditioned=True,
         kept=sum(p.nbytes for p in model.last.parameters()),
     )
-    mixed = training.step * LONG + training.round()
+    mixed = training.step * LONG + training.round(points=points)
     expected = training.plain_step * LONG if kind == "plain" else mixed
     # Sums begin at multiples of 16 numbers, and shards of an odd size are filled up.
-    assert found[f"{way}-{kind}"].total == pytest.approx(expected.total, rel=0.01)
+    assert found[f"{way}-{kind}-{points}"].total == pytest.approx(expected.total, rel=0.01)

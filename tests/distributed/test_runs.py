@@ -91,17 +91,12 @@ def almost(found: Any, expected: Any, where: str = "") -> None:
         assert found == expected, where
 
 
-def without_noise(folder: Path) -> list[dict[str, Any]]:
-    """The spread of scores over the parts of a validation batch, which several processes do not measure."""
-    return [{key: value for key, value in line.items() if key != "noise"} for line in lines(folder)]
-
-
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", list(WAYS))
 def test_two_processes_write_what_one_writes(name: str, way: str, folder: Path) -> None:
     if not (folder / f"{name}-{way}").exists():
         pytest.skip("not trained so")
-    almost(without_noise(folder / f"{name}-{way}"), without_noise(folder / f"{name}-one"))
+    almost(lines(folder / f"{name}-{way}"), lines(folder / f"{name}-one"))
     of_two, of_one = (
         json.loads((folder / f"{name}-{who}" / "mixture.json").read_text()) for who in (way, "one")
     )
@@ -121,12 +116,12 @@ def test_stopped_and_continued_by_as_many_it_is_the_same_run(way: str, folder: P
 
 @pytest.mark.parametrize("name", ["ddp-moved-1", "ddp-moved-3", "fsdp-moved-1", "fsdp-moved-3"])
 def test_other_numbers_of_processes_go_on(name: str, folder: Path) -> None:
-    almost(without_noise(folder / name), without_noise(folder / "dense-one"))
+    almost(lines(folder / name), lines(folder / "dense-one"))
 
 
 @pytest.mark.parametrize("name", ["one-moved-2", "ddp-moved-2"])
 def test_what_was_whole_goes_on_in_parts(name: str, folder: Path) -> None:
-    almost(without_noise(folder / name), without_noise(folder / "dense-one"))
+    almost(lines(folder / name), lines(folder / "dense-one"))
 
 
 def torchrun(folder: Path, *args: str, restarts: int = 0) -> subprocess.Popen[str]:
@@ -166,7 +161,8 @@ def test_a_killed_process_stops_the_run_which_restarts_to_the_same_end(folder: P
     os.kill(random.choice(ranks_of(running.pid)), signal.SIGKILL)
     said, _ = running.communicate(timeout=120)
     assert running.returncode == 0, said
-    assert "of 2 lost the others: one died, or did not answer" in said
+    # Who notices first is chance: the process that is left, or torchrun, which then stops it.
+    assert "of 2 lost the others: one died, or did not answer" in said or "closing signal SIGTERM" in said
     assert "continuing killed after step" in said
     assert lines(tmp_path / "killed") == lines(folder / "dense-ddp")
     assert model(tmp_path / "killed") == model(folder / "dense-ddp")

@@ -27,7 +27,8 @@ CASES = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states")
-    in_processes(save_cases, CASES, STEPS + 2, str(folder))
+    # After step 3 of 4: between the two validation points of the second round.
+    in_processes(save_cases, CASES, STEPS + 3, str(folder))
     for count in (2, 3):
         in_processes(resume_cases, CASES, str(folder), count=count)
     resume_cases(CASES, str(folder))
@@ -43,6 +44,7 @@ def read(folder: Path, *names: object) -> dict[str, Any]:
 def test_as_many_processes_go_on_bit_for_bit(case: Case, folder: Path) -> None:
     for rank in range(PROCESSES):
         assert read(folder, case.name, 2, rank) == read(folder, case.name, rank)
+        assert read(folder, case.name, rank)["points"] == [2, 2]
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import mixwell
-from problems import mse, regression_batches, two_layer
+from problems import mse, names, regression_batches, two_layer
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -38,21 +38,24 @@ def test_a_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_ten_lines() -> None:
-    block = blocks()[1]
+    block = blocks()[1].replace("20_000", "900")
     batches, validation = regression_batches(0, steps=30)
-    model = two_layer(0)
-    renamed = [dict(zip(("web", "code", "wiki"), step.values(), strict=True)) for step in batches]
+    model = two_layer(0).float()
+    datasets = {
+        name: tuple(torch.cat([step[own][part] for step in batches]).float() for part in range(2))
+        for name, own in zip(("web", "code", "wiki"), names(3), strict=True)
+    }
     scope: dict[str, Any] = {
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01),
-        "loader": renamed * 30,
+        "datasets": datasets,
         "loss": mse,
-        "validation": itertools.repeat(validation),
+        "validation": itertools.repeat(tuple(part.float() for part in validation)),
     }
     exec(block, scope)
     mixer = scope["mixer"]
     assert mixer.steps_done == 900
-    assert len(mixer.rounds) == 900 // mixer.horizon == 2
+    assert len(mixer.rounds) == -(-900 // mixer.horizon) == 23
     assert mixer.weights.last["code"] > 1 / 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_accelerate_accumulates_as_a_mixer_does() -> None:
     plain = torch.optim.AdamW(own.parameters(), lr=0.01)
     signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
     mixer = mixwell.Mixer(own, plain, SOURCES, budget=20, horizon=10, signal=signal)
-    validation = iter(DataLoader(draw("shifted", 60), batch_size=20))
+    validation = itertools.cycle(DataLoader(draw("shifted", 60), batch_size=20))
     for number, batch in enumerate(kept):
         counts = {name: weight * 12 for name, weight in mixer.weights.last.items()}
         with mixer.batch(batch["domain"], counts=counts) as mixed:
@@ -79,10 +80,9 @@ def test_accelerate_accumulates_as_a_mixer_does() -> None:
         if number % 3 < 2:
             continue
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             with mixer.validation():
                 row_losses(own, next(validation)).mean().backward()
-            mixer.update()
     for a, b in zip(mixer.rounds, loop.mixer.rounds, strict=True):
         np.testing.assert_allclose(list(a.scores.values()), list(b.scores.values()), rtol=1e-5)
     for one, other in zip(own.parameters(), model.parameters(), strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from integration_work import PROCESSES, Case, alone, train_plans, written
+from integration_work import HORIZON, POINTS, PROCESSES, STEPS, Case, alone, train_plans, written
 from process_work import in_processes
 
 pytestmark = [
@@ -76,6 +76,7 @@ def test_two_processes_agree_with_one(case: Case, folder: Path) -> None:
     ran = [torch.load(folder / "two" / f"{name}.pt", weights_only=False) for name in names]
     assert not torch.equal(ran[0][0][0].x, ran[1][0][0].x)
     assert np.ptp(one["weights"]) > 0.1
+    assert one["points"] == [POINTS] * (STEPS // HORIZON)
     agree(one, alone(case, ran))
 
 

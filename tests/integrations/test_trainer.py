@@ -81,7 +81,8 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
         "gradient_accumulation_steps": accumulation,
         "max_grad_norm": 0.7,
     }
-    trainer = new_trainer(tmp_path, args={**settings, "weight_decay": 0.0}, callbacks=[seen])
+    chosen = {**settings, "weight_decay": 0.0}
+    trainer = new_trainer(tmp_path, args=chosen, callbacks=[seen], validation_rows=40)
     batches: list[tuple[dict[str, Any], dict[str, float]]] = []
     step = trainer.training_step
 
@@ -113,10 +114,9 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
         if (number + 1) % accumulation:
             continue
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             with mixer.validation():
                 model(**wanted).loss.backward()
-            mixer.update()
     assert len(set(seen.rates)) > 10
     for own, other in zip(mixer.rounds, trainer.mixer.rounds, strict=True):
         np.testing.assert_allclose(
@@ -163,7 +163,7 @@ def test_resumed_is_as_if_it_had_not_been_stopped(case: str, tmp_path: Path) -> 
     whole = trainer()
     whole.train()
     expected = {name: p.detach().clone() for name, p in whole.model.named_parameters()}
-    for step in (3, 12):  # in the middle of the first round, and of the second
+    for step in (3, 6, 12):  # in the middle of the first round, between two validation points, in the second
         resumed = trainer()
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert resumed.mixer.rounds == whole.mixer.rounds
@@ -291,7 +291,8 @@ def test_losses_of_rows_may_be_given(tmp_path: Path) -> None:
     plain.train()
     given.train()
     assert calls.count(12) == 20  # the others are validation batches
-    assert calls.count(8) == 3 * 5
+    # A twentieth of a round's rows would be less than a batch of 12, which 4 points share; the last round has 2.
+    assert calls.count(3) == 4 + 4 + 2
     assert given.mixer.weights.last == pytest.approx(plain.mixer.weights.last, rel=1e-4)
 
 

@@ -38,7 +38,7 @@ def by_mixwell(make_optimizer, seed: int, horizon: int) -> np.ndarray:
         mse,
         batches,
         validation,
-        signal=lambda: mixwell.Hypergradient(mixwell.ExactCurvature()),
+        signal=lambda: mixwell.Hypergradient(mixwell.ExactCurvature(), points=1),
         weights=WEIGHTS,
         difference=1e-5,
     ).estimate

@@ -13,7 +13,11 @@ from mixwell import Hypergradient
 from problems import Batch, regression_batches, train, two_layer
 
 ESTIMATORS = {
+    "default": Hypergradient,
+    "every step": lambda: Hypergradient(0.3, points=8, span=1.0),
+    "last iterate": lambda: Hypergradient(0.3, points=1),
     "isotropic": lambda: Hypergradient(0.3),
+    "projected": lambda: Hypergradient(0.3, mixwell.ProjectedTraces(64)),
     "per-tensor": lambda: Hypergradient(mixwell.PerTensorCurvature({"0.weight": 0.5}, default=0.1)),
     "diagonal": lambda: Hypergradient(mixwell.DiagonalCurvature({"2.bias": torch.ones(4)})),
     "exact": lambda: Hypergradient(mixwell.ExactCurvature()),

@@ -8,14 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
-from rich.console import Console
 
 import commands
 from mixwell import tables
-from mixwell.experiments.compare import budgets, problems, results
+from mixwell.experiments import problems
+from mixwell.experiments.compare import budgets, results
 from mixwell.experiments.compare.contestants import choose, horizons_of
 from mixwell.methods import base as methods_base
 from mixwell.tables import Row
@@ -268,30 +267,7 @@ def test_bad_input_is_one_line_and_nothing_is_trained(
 def test_a_config_that_is_not_there(tmp_path: Path) -> None:
     _, error = commands.mixwell("compare", "nothing.yaml", cwd=tmp_path, status=2)
     assert "there is no config nothing.yaml" in error
-    assert "demo, mnist" in error
-
-
-# ---------------------------------------------------------------------------------------------------- problems
-
-
-def test_the_text_problem_is_written_with_its_variants(tmp_path: Path) -> None:
-    config = settings.read(problems.find("demo", tmp_path, Console(quiet=True)))
-    assert config.compare["doge-online"] == {"method": "doge", "options": {"transfer": False}}
-    chosen, refused = choose(config, ["all"])
-    assert not refused
-    assert "learning-to-reweight-domains" in {one.name for one in chosen}
-
-
-def test_images_of_the_quick_mnist_problem(mnist_images: Any) -> None:
-    problems.digits.cache_clear()
-    images, labels = problems.digits("vanilla", 8)
-    again, noisy = problems.digits("noisy", 8, wrong=0.5)
-    assert images.shape == again.shape == (8, 1, 28, 28)
-    assert labels.shape == noisy.shape == (8,)
-    turned, same = problems.digits("vanilla", 8, angle=45.0)
-    assert same.tolist() == labels.tolist()
-    assert not np.allclose(turned, images)
-    problems.digits.cache_clear()
+    assert ", ".join(problems.PROBLEMS) in error
 
 
 # ---------------------------------------------------------------------------------------------------- budgets

@@ -212,9 +212,8 @@ def test_wrong_order() -> None:
     model = two_layer(0)
     mixer = make(model)
     batches, validation = regression_batches(0, steps=2)
-    with pytest.raises(RuntimeError, match=r"mixer.update\(\) before the round is done \(step 0, round 0"):
-        mixer.update()
-    with pytest.raises(RuntimeError, match="before the round is done"), mixer.validation():
+    not_due = r"no validation gradient is due \(step 0, round 0.*only where mixer.validation_due is true"
+    with pytest.raises(RuntimeError, match=not_due), mixer.validation():
         pass
     with pytest.raises(RuntimeError, match="'d1' was called inside the `with` block of 'd0'"):
         with mixer.domain("d0"), mixer.domain("d1"):
@@ -227,18 +226,43 @@ def test_wrong_order() -> None:
             with mixer.domain(name):
                 mse(model, batch).backward()
         mixer.step()
-    assert mixer.round_done
-    with pytest.raises(RuntimeError, match=r"round 0 is done after step 2: .*mixer.update\(\)"):
+    assert mixer.validation_due
+    due = r"a validation gradient is due after step 2: .*`with mixer.validation\(\):`"
+    with pytest.raises(RuntimeError, match=due):
         give(mixer, model, "d0")
-    with pytest.raises(RuntimeError, match="the round is done"):
+    with pytest.raises(RuntimeError, match=due):
         mixer.step()
-    with pytest.raises(RuntimeError, match=r"needs the validation gradient \(share 0 of 1"):
-        mixer.update()
-    with mixer.validation():
-        mse(model, validation).backward()
-    with pytest.raises(ValueError, match="'validation' is given twice"), mixer.validation():
+    with pytest.raises(RuntimeError, match=due), mixer.batch(["d0"]):
         pass
-    mixer.update()
+    with mixer.validation(share=0.5):
+        mse(model, validation).backward()
+    assert mixer.validation_due
+    assert mixer.round_ended is None
+    with pytest.raises(RuntimeError, match=due):
+        mixer.step()
+    with (
+        pytest.raises(ValueError, match="'validation' is given twice in step 2"),
+        mixer.validation(share=0.6),
+    ):
+        pass
+    with mixer.validation(share=0.5):
+        mse(model, validation).backward()
+    assert mixer.round_ended is mixer.rounds[0]
+    not_due = r"no validation gradient is due \(step 2, round 1"
+    with pytest.raises(RuntimeError, match=not_due), mixer.validation():
+        pass
+
+
+def test_no_validation_gradient_is_due_for_a_signal_that_needs_none() -> None:
+    model = two_layer(0)
+    mixer = make(model, signal=mixwell.Still())
+    batches, validation = regression_batches(0, steps=2)
+    train(mixer, model, batches, validation)
+    assert not mixer.validation_due
+    assert len(mixer.rounds) == 1
+    with pytest.raises(RuntimeError, match="needs no validation gradient; .*mixer.validation_due"):
+        with mixer.validation():
+            pass
 
 
 def test_gradients_from_elsewhere() -> None:
@@ -299,7 +323,7 @@ def test_unknown_optimiser_warns_once_and_is_treated_as_its_lr_says() -> None:
             mixer.step()
         with mixer.validation():
             model.theta.square().sum().backward()
-        scores.append(list(mixer.update().scores.values()))
+        scores.append(list(mixer.rounds[-1].scores.values()))
     assert scores[0] == scores[1]
 
 
@@ -389,13 +413,14 @@ def test_an_overflowing_hypergradient_can_be_skipped() -> None:
                 (model.theta[0] * 1e308).backward()
         mixer._optimizer.param_groups[0]["lr"] = 1e-200
         mixer.step()
-        with mixer.validation():
-            (model.theta[0] * 1e305).backward()
         if policy == "raise":
             with pytest.raises(FloatingPointError, match="score of d0, d1 overflowed in round 0"):
-                mixer.update()
+                with mixer.validation():
+                    (model.theta[0] * 1e305).backward()
         else:
-            with pytest.warns(UserWarning, match="overflowed"):
-                record = mixer.update()
+            with pytest.warns(UserWarning, match="overflowed"), mixer.validation():
+                (model.theta[0] * 1e305).backward()
+            record = mixer.rounds[-1]
             assert record.scores == {}
+            assert record.points == 0
             assert mixer.weights.values == pytest.approx(0.5)

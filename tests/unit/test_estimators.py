@@ -13,7 +13,7 @@ from mixwell import exact
 from mixwell.comparison import tangent_cosine
 from mixwell.fidelity import measure_fidelity
 from mixwell.quadratics import Quadratic
-from problems import mse, quadratic_round, regression_batches, two_layer
+from problems import mse, quadratic_round, regression_batches, train, two_layer
 
 ETA, T = 0.05, 12
 
@@ -45,7 +45,7 @@ def test_exact_curvature_equals_every_exact_reference(seed: int) -> None:
         w,
         learning_rate=ETA,
         horizon=T,
-        signal=mixwell.Hypergradient(mixwell.ExactCurvature()),
+        signal=mixwell.Hypergradient(mixwell.ExactCurvature(), points=1),
     )
     assert relative(mixer, closed) < 1e-9
     problem = quadratic.problem()
@@ -123,7 +123,7 @@ def literal(quadratic: Quadratic, theta, w, horizon: int, shrink) -> np.ndarray:
 def test_isotropic_traces_are_the_literal_recursion(gamma: float) -> None:
     quadratic, theta, w = setting(1)
     got = quadratic_round(
-        quadratic, theta, w, learning_rate=ETA, horizon=40, signal=mixwell.Hypergradient(gamma)
+        quadratic, theta, w, learning_rate=ETA, horizon=40, signal=mixwell.Hypergradient(gamma, points=1)
     )
     assert relative(got, literal(quadratic, theta, w, 40, lambda u: (1 - ETA * gamma) * u)) < 1e-9
 
@@ -139,7 +139,7 @@ def test_diagonal_and_per_tensor_traces_are_the_literal_recursion(carried: bool)
         w,
         learning_rate=ETA,
         horizon=T,
-        signal=mixwell.Hypergradient(mixwell.DiagonalCurvature({"theta": diagonal}), traces()),
+        signal=mixwell.Hypergradient(mixwell.DiagonalCurvature({"theta": diagonal}), traces(), points=1),
     )
     assert relative(got, literal(quadratic, theta, w, T, lambda u: (1 - ETA * diagonal) * u)) < 1e-9
     got = quadratic_round(
@@ -148,7 +148,7 @@ def test_diagonal_and_per_tensor_traces_are_the_literal_recursion(carried: bool)
         w,
         learning_rate=ETA,
         horizon=T,
-        signal=mixwell.Hypergradient(mixwell.PerTensorCurvature({"theta": 2.0}), traces()),
+        signal=mixwell.Hypergradient(mixwell.PerTensorCurvature({"theta": 2.0}), traces(), points=1),
     )
     assert relative(got, literal(quadratic, theta, w, T, lambda u: (1 - ETA * 2.0) * u)) < 1e-9
 
@@ -164,7 +164,8 @@ def test_two_layer_network_against_the_exact_unroll(rate: float, horizon: int) -
         w = torch.full((3,), 1 / 3, dtype=torch.float64)
         reference = exact.reverse_unroll(problem, theta, w, learning_rate=rate, horizon=horizon).numpy()
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-        mixer = mixwell.Mixer(model, optimizer, list(batches[0]), horizon=horizon, update=1.0)
+        signal = mixwell.Hypergradient(points=1)
+        mixer = mixwell.Mixer(model, optimizer, list(batches[0]), horizon=horizon, signal=signal, update=1.0)
         for step in batches:
             for name, batch in step.items():
                 with mixer.domain(name):
@@ -172,7 +173,7 @@ def test_two_layer_network_against_the_exact_unroll(rate: float, horizon: int) -
             mixer.step()
         with mixer.validation():
             mse(model, validation).backward()
-        cosines.append(tangent_cosine(np.array(list(mixer.update().scores.values())), reference))
+        cosines.append(tangent_cosine(np.array(list(mixer.rounds[-1].scores.values())), reference))
     assert statistics.median(cosines) >= 0.98
 
 
@@ -212,7 +213,7 @@ def test_carried_traces_are_exact(kind: str, start: int, clip_norm: float | None
         mse,
         batches,
         validation,
-        signal=lambda: mixwell.Hypergradient(mixwell.ExactCurvature()),
+        signal=lambda: mixwell.Hypergradient(mixwell.ExactCurvature(), points=1),
         weights=[0.5, 0.2, 0.3],
         clip_norm=clip_norm,
         difference=1e-5,
@@ -240,3 +241,101 @@ def test_folded_clipping_follows_a_clipped_run() -> None:
         report = measure_fidelity(model, optimizer, mse, batches, validation, clip_norm=0.2, difference=1e-4)
         cosines.append(report.cosine)
     assert statistics.median(cosines) >= 0.9
+
+
+# ---------------------------------------------------------------------------- the mean over several iterates
+
+SETS = [(1, 0.5), (3, 0.5), (8, 0.5), (4, 1.0), (12, 1.0)]
+
+
+def mean_loss(quadratic: Quadratic, theta: torch.Tensor, w: torch.Tensor, points: tuple[int, ...]) -> float:
+    """``mean_{t in S} L_V(theta_t)`` of plain SGD."""
+    return float(np.mean([run(quadratic, theta, w, t) for t in points]))
+
+
+@pytest.mark.parametrize(("points", "span"), SETS)
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_of_several_points_are_the_derivative_of_the_mean_loss(
+    seed: int, points: int, span: float
+) -> None:
+    quadratic, theta, w = setting(seed)
+    signal = mixwell.Hypergradient(mixwell.ExactCurvature(), points=points, span=span)
+    chosen = signal.validation_points(T)
+    found = quadratic_round(quadratic, theta, w, learning_rate=ETA, horizon=T, signal=signal)
+    closed = [quadratic.unrolled(theta, w, learning_rate=ETA, horizon=t).numpy() for t in chosen]
+    assert relative(found, np.mean(closed, axis=0)) < 1e-9
+    eps, differences = 1e-5, []
+    for j in range(len(w)):
+        step = torch.zeros_like(w)
+        step[j] = eps
+        difference = mean_loss(quadratic, theta, w + step, chosen)
+        difference -= mean_loss(quadratic, theta, w - step, chosen)
+        differences.append(difference / (2 * eps))
+    assert relative(found, np.array(differences)) < 1e-6
+
+
+@pytest.mark.parametrize(("points", "span"), SETS)
+@pytest.mark.parametrize(("kind", "start"), [("sgd", 0), ("momentum", 3), ("nesterov", 0), ("adamw", 3)])
+def test_carried_traces_are_exact_at_several_points(kind: str, start: int, points: int, span: float) -> None:
+    """Against differences of real training of a network, with the optimiser's moments and clipping."""
+    model, optimizer = warmed_up(kind, 5, start)
+    batches, validation = regression_batches(5, steps=6)
+    report = measure_fidelity(
+        model,
+        optimizer,
+        mse,
+        batches,
+        validation,
+        signal=lambda: mixwell.Hypergradient(mixwell.ExactCurvature(), points=points, span=span),
+        weights=[0.5, 0.2, 0.3],
+        clip_norm=0.1,
+        difference=1e-5,
+    )
+    assert report.relative_error < 1e-6
+
+
+TRACES = {
+    "carried": (mixwell.CarriedTraces, 1e-9),
+    "projected": (lambda: mixwell.ProjectedTraces(1000), 1e-9),
+    "sketched": (lambda: mixwell.SketchedTraces(100_000), 1e-9),
+    "subset": (lambda: mixwell.SubsetTraces(["*"]), 1e-12),
+    "audited": (lambda: mixwell.AuditedTraces(mixwell.DenseTraces()), 1e-12),
+    "bfloat16": (mixwell.BFloat16Traces, 0.05),
+}
+
+
+@pytest.mark.parametrize("kind", TRACES)
+@pytest.mark.parametrize(("points", "span"), [(3, 0.5), (8, 1.0)])
+def test_every_kind_of_traces_agrees_with_dense_ones_at_several_points(
+    kind: str, points: int, span: float
+) -> None:
+    make, tolerance = TRACES[kind]
+    batches, validation = regression_batches(3, steps=8)
+    found = []
+    for traces in (mixwell.DenseTraces(), make()):
+        model = two_layer(3)
+        mixer = mixwell.Mixer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            list(batches[0]),
+            horizon=8,
+            signal=mixwell.Hypergradient(0.3, traces, points=points, span=span),
+            update=1.0,
+        )
+        train(mixer, model, batches, validation)
+        found.append(mixer.rounds[0])
+    dense, other = (np.array(list(record.scores.values())) for record in found)
+    assert relative(other, dense) < tolerance
+    assert other.tolist() != [0.0] * 3
+    noise = [np.array(list(record.noise.values())) for record in found]
+    assert relative(noise[1], noise[0]) < max(20 * tolerance, 1e-6)
+
+
+def test_the_literal_mean_of_isotropic_traces() -> None:
+    """Eq. 26 at every point, word by word, and the mean of them."""
+    quadratic, theta, w = setting(1)
+    signal = mixwell.Hypergradient(3.0, points=4)
+    found = quadratic_round(quadratic, theta, w, learning_rate=ETA, horizon=40, signal=signal)
+    each = [literal(quadratic, theta, w, t, lambda u: (1 - ETA * 3.0) * u) for t in (25, 30, 35, 40)]
+    assert signal.validation_points(40) == (25, 30, 35, 40)
+    assert relative(found, np.mean(each, axis=0)) < 1e-9

@@ -270,10 +270,10 @@ def test_two_lines_in_a_loop_of_ones_own(tmp_path: Path) -> None:
                     model(torch.randn(4, 3)).square().mean().backward()
             mixer.step()
             logger.step(mixer.steps_done, rows={"web": 4 * mixer.steps_done}, learning_rate=0.1)
-            if mixer.round_done:
+            if mixer.validation_due:
                 with mixer.validation():
                     model(torch.randn(4, 3)).square().mean().backward()
-                logger.round(mixer.update())
+                logger.round(mixer.rounds[-1])
     read = of_jsonl(tmp_path / "deep" / "log.jsonl")
     assert [step for step, _ in read["mixwell/weight/web"]] == [2, 4]
     assert read["mixwell/weight/code"][-1] == (4, mixer.weights.last["code"])

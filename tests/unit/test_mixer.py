@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 
 import numpy as np
 import pytest
@@ -41,8 +42,9 @@ def test_weight_moves_to_the_domain_that_validation_is_like() -> None:
     model = two_layer(1)
     mixer = make(model, budget=200, horizon=None)
     train(mixer, model, batches, validation)
-    assert mixer.horizon == 33
-    assert [r.steps for r in mixer.rounds] == [33, 33, 33, 33, 33, 33, 2]
+    assert mixer.horizon == 17
+    assert [r.steps for r in mixer.rounds] == [17] * 11 + [13]
+    assert [r.points for r in mixer.rounds] == [8] * 11 + [7]
     assert mixer.weights["d1"] > 0.7
     assert mixer.weights.average["d1"] > 0.5
 
@@ -66,10 +68,11 @@ def test_micro_batches_average_to_the_whole_batch(shares: list[float], kind) -> 
                     mse(parts, (x[start:stop], y[start:stop])).backward()
             start = stop
         mixer.step()
-    for part in range(2):
-        with mixer.validation(share=0.5):
-            mse(parts, (validation[0][part::2], validation[1][part::2])).backward()
-    mixer.update()
+        if mixer.validation_due:
+            for part in range(2):
+                with mixer.validation(share=0.5):
+                    mse(parts, (validation[0][part::2], validation[1][part::2])).backward()
+    assert mixer.rounds[0].points == 2
     np.testing.assert_allclose(mixer.weights.log, reference.weights.log, rtol=1e-6)
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
@@ -92,14 +95,14 @@ def test_an_absent_domain_stays_unbiased() -> None:
         mixer.step()
     with mixer.validation():
         (model.theta @ torch.tensor([1.0, 1.0], dtype=torch.float64)).backward()
-    scores = mixer.update().scores
+    scores = mixer.rounds[-1].scores
     # d1's gradient is (3, 0) when it is there: mean 3 per step, standard error 3 sqrt(.7/.3/4000) = 0.072
     assert scores["d1"] / (1e-12 * steps) == pytest.approx(-3.0, abs=0.25)
     assert scores["d0"] / (1e-12 * steps) == pytest.approx(-2.0)
 
 
 def _no_decay() -> mixwell.Hypergradient:
-    return mixwell.Hypergradient(0.0)
+    return mixwell.Hypergradient(0.0, points=1)
 
 
 def test_warm_up_leaves_the_weights_and_no_trace() -> None:
@@ -136,7 +139,7 @@ def test_learning_rate_schedules_are_followed() -> None:
         schedule.step()
     with mixer.validation():
         (2 * model.theta[0] + 5 * model.theta[1]).backward()
-    scores = mixer.update().scores
+    scores = mixer.rounds[-1].scores
     total = 0.1 + 0.05 + 0.025
     assert list(scores.values()) == pytest.approx([-2 * total, -5 * total])
 
@@ -157,9 +160,9 @@ def test_skipping_leaves_a_contribution_out_and_counts_it() -> None:
                 with reference.domain(name):
                     mse(clean, batch).backward()
         reference.step()
-    with reference.validation():
-        mse(clean, validation).backward()
-    reference.update()
+        if reference.validation_due:
+            with reference.validation():
+                mse(clean, validation).backward()
     np.testing.assert_array_equal(mixer.weights.log, reference.weights.log)
     assert mixer.skipped == {"d2": 1}
     assert mixer.rounds[0].skipped == {"d2": 1}
@@ -183,7 +186,7 @@ def test_a_step_in_which_everything_is_skipped_does_not_move_the_model() -> None
 def test_a_non_finite_validation_gradient_leaves_the_weights() -> None:
     model = two_layer(6)
     batches, validation = regression_batches(6, steps=8)
-    mixer = make(model, on_nonfinite="skip")
+    mixer = make(model, on_nonfinite="skip", signal=mixwell.Hypergradient(points=1))
     train(mixer, model, batches[:3], validation)
     with pytest.warns(UserWarning, match="non-finite gradient .* in 'validation'"):
         train(mixer, model, batches[3:4], (validation[0] * torch.nan, validation[1]))
@@ -194,11 +197,48 @@ def test_a_non_finite_validation_gradient_leaves_the_weights() -> None:
     assert mixer.weights.values != pytest.approx(1 / 3)
 
 
+def test_a_lost_point_leaves_the_mean_of_the_others() -> None:
+    """Of the points after steps 2, 3 and 4 the second is not finite."""
+    batches, validation = regression_batches(6, steps=8)
+    found = {}
+    for lost in ((), (3,), (2, 3, 4)):
+        model = two_layer(6)
+        signal = mixwell.Hypergradient(points=4, span=0.75)
+        mixer = make(model, on_nonfinite="skip", signal=signal)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for t, step in enumerate(batches[:4], 1):
+                wrong = torch.nan if t in lost else 1.0
+                train(mixer, model, [step], (validation[0] * wrong, validation[1]))
+        found[lost] = mixer.rounds[0]
+    whole, some, none = (found[lost] for lost in ((), (3,), (2, 3, 4)))
+    assert (whole.points, some.points, none.points) == (3, 2, 0)
+    assert (whole.skipped, some.skipped, none.skipped) == ({}, {"validation": 1}, {"validation": 3})
+    # Validation does not change the model, so that each point alone has the scores that it has among others.
+    each = {}
+    for t in (2, 4):
+        model = two_layer(6)
+        others = [s for s in (2, 3, 4) if s != t]
+        mixer = make(model, on_nonfinite="skip", signal=mixwell.Hypergradient(points=4, span=0.75))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for number, step in enumerate(batches[:4], 1):
+                wrong = torch.nan if number in others else 1.0
+                train(mixer, model, [step], (validation[0] * wrong, validation[1]))
+        each[t] = mixer.rounds[0].scores
+    for name, score in some.scores.items():
+        assert score == pytest.approx((each[2][name] + each[4][name]) / 2)
+    assert len(some.noise) == 3
+    assert none.scores == none.noise == {}
+    assert none.new_weights == none.weights
+    assert none.step_size == 0
+
+
 def test_observed_losses_are_recorded() -> None:
     model = two_layer(7)
     batches, validation = regression_batches(7, steps=4)
     mixer = make(model)
-    seen = []
+    seen, wanted = [], []
     for step in batches:
         for name, batch in step.items():
             with mixer.domain(name) as scope:
@@ -208,13 +248,16 @@ def test_observed_losses_are_recorded() -> None:
             if name == "d1":
                 seen.append(loss.item())
         mixer.step()
-    with mixer.validation() as scope:
-        loss = mse(model, validation)
-        scope.observe(loss)
-        loss.backward()
-    record = mixer.update()
+        if mixer.validation_due:
+            with mixer.validation() as scope:
+                loss = mse(model, validation)
+                scope.observe(loss)
+                loss.backward()
+            wanted.append(loss.item())
+    record = mixer.rounds[-1]
     assert record.losses["d1"] == pytest.approx(np.mean(seen))
-    assert record.losses["validation"] == pytest.approx(loss.item())
+    assert len(wanted) == 2
+    assert record.losses["validation"] == pytest.approx(np.mean(wanted))
 
 
 def test_no_more_than_one_domains_gradient_is_alive() -> None:
@@ -326,7 +369,8 @@ def test_a_trainer_may_call_the_optimiser_itself(clip: float | None) -> None:
     for halves, model in zip((False, True), models, strict=True):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         own_clip = None if halves else clip
-        mixer = mixwell.Mixer(model, optimizer, names(3), horizon=4, clip_norm=own_clip)
+        signal = mixwell.Hypergradient(points=1)
+        mixer = mixwell.Mixer(model, optimizer, names(3), horizon=4, signal=signal, clip_norm=own_clip)
         labels = [name for name, batch in batches[0].items() for _ in range(len(batch[0]))]
         for step in batches:
             rows = tuple(torch.cat(parts) for parts in zip(*step.values(), strict=True))
@@ -343,7 +387,7 @@ def test_a_trainer_may_call_the_optimiser_itself(clip: float | None) -> None:
             mixer.after_step()
         with mixer.validation():
             mse(model, validation).backward()
-        scores.append(mixer.update().scores)
+        scores.append(mixer.rounds[-1].scores)
     assert scores[0] == scores[1]
     assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import mixwell
+from mixwell import state
 from problems import Batch, mse, names, regression_batches, train, two_layer
 
 OPTIMIZERS = {
@@ -79,10 +80,9 @@ def test_resume_of_mixed_batches_bit_for_bit() -> None:
             with mixer.batch(labels) as batch:
                 batch.weigh((model(x) - y).square().mean(dim=1)).backward()
             mixer.step()
-            if mixer.round_done:
+            if mixer.validation_due:
                 with mixer.validation():
                     mse(model, validation).backward()
-                mixer.update()
 
     model, _, whole = build("adamw", SIGNALS["dense"])
     train_mixed(whole, model, batches)
@@ -101,12 +101,13 @@ def test_resume_of_mixed_batches_bit_for_bit() -> None:
 def test_resume_between_the_end_of_a_round_and_its_update() -> None:
     batches, validation = data()
     model, _, mixer = build("sgd", SIGNALS["dense"])
-    for step in batches[:5]:
-        for name, batch in step.items():
-            with mixer.domain(name):
-                mse(model, batch).backward()
-        mixer.step()
-    assert mixer.round_done
+    train(mixer, model, batches[:4], validation)
+    for name, batch in batches[4].items():
+        with mixer.domain(name):
+            mse(model, batch).backward()
+    mixer.step()
+    assert mixer.validation_due
+    assert mixer.round_left == 0
     saved = copy.deepcopy(mixer.state_dict())
     other, _, resumed = build("sgd", SIGNALS["dense"])
     other.load_state_dict(model.state_dict())
@@ -114,8 +115,94 @@ def test_resume_between_the_end_of_a_round_and_its_update() -> None:
     for one, net in ((mixer, model), (resumed, other)):
         with one.validation():
             mse(net, validation).backward()
-        one.update()
     np.testing.assert_array_equal(mixer.weights.log, resumed.weights.log)
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("validated", [False, True])
+def test_resume_between_two_validation_points_bit_for_bit(
+    signal: str, validated: bool, tmp_path: Path
+) -> None:
+    """After step 3 of a round of 4, before or after its validation gradient; steps 2 and 4 have others."""
+    batches, validation = data()
+
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, mixwell.Mixer]:
+        made = SIGNALS[signal]()
+        made.points, made.span = 3, 0.75
+        return build("adamw", lambda: made)
+
+    model, _, whole = make()
+    train(whole, model, batches, validation)
+
+    first, first_opt, mixer = make()
+    train(mixer, first, batches[:3], validation)
+    for name, batch in batches[3].items():
+        with mixer.domain(name):
+            mse(first, batch).backward(create_graph=mixer.needs_graph)
+    mixer.step()
+    assert mixer.validation_due
+    if validated:
+        with mixer.validation():
+            mse(first, validation).backward()
+    mixer.save(tmp_path / "mixer.safetensors")
+    second, second_opt, resumed = make()
+    second.load_state_dict(first.state_dict())
+    second_opt.load_state_dict(copy.deepcopy(first_opt.state_dict()))
+    resumed.load(tmp_path / "mixer.safetensors")
+    assert resumed.validation_due is not validated
+    assert resumed.round_ended is None
+    if not validated:
+        with resumed.validation():
+            mse(second, validation).backward()
+    train(resumed, second, batches[4:], validation)
+    assert [record.points for record in resumed.rounds] == [3, 3, 2]
+    assert resumed.rounds == whole.rounds
+    for a, b in zip(model.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_lost_point_is_still_lost_after_a_resume() -> None:
+    batches, validation = data()
+    model, _, mixer = build("sgd", SIGNALS["dense"], on_nonfinite="skip")
+    train(mixer, model, batches[:3], validation)
+    with pytest.warns(UserWarning, match="'validation'"):
+        train(mixer, model, batches[3:4], (validation[0] * torch.nan, validation[1]))
+    other, _, resumed = build("sgd", SIGNALS["dense"], on_nonfinite="skip")
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(mixer.state_dict()))
+    for one, net in ((mixer, model), (resumed, other)):
+        assert not one.validation_due
+        train(one, net, batches[4:5], validation)
+        assert one.rounds[0].points == 1
+        assert one.rounds[0].skipped == {"validation": 1}
+
+
+def test_a_file_of_the_format_before_is_refused(tmp_path: Path) -> None:
+    _, _, mixer = build("sgd", SIGNALS["dense"])
+    old = {**mixer.state_dict(), "format": 1}
+    state.write(tmp_path / "old", old)
+    with pytest.raises(
+        ValueError,
+        match="the state has format 1, this version of mixwell reads format 2; load it with the version",
+    ):
+        mixer.load(tmp_path / "old")
+
+
+def test_no_state_between_the_parts_of_a_validation_gradient() -> None:
+    batches, validation = data()
+    model, _, mixer = build("sgd", SIGNALS["dense"])
+    train(mixer, model, batches[:3], validation)
+    for name, batch in batches[3].items():
+        with mixer.domain(name):
+            mse(model, batch).backward()
+    mixer.step()
+    with mixer.validation(share=0.5):
+        mse(model, validation).backward()
+    with pytest.raises(RuntimeError, match=r"after the block of mixer.validation\(\)"):
+        mixer.state_dict()
+    with mixer.validation(share=0.5):
+        mse(model, validation).backward()
+    assert mixer.state_dict()["values"]["points"]
 
 
 @pytest.mark.parametrize("shape", ["isotropic", "per-tensor", "diagonal"])
@@ -150,9 +237,9 @@ def test_state_survives_torch_save_without_code(tmp_path: Path) -> None:
     model, _, mixer = build("sgd", SIGNALS["dense"])
     train(mixer, model, batches[:6], validation)
     torch.save(mixer.state_dict(), tmp_path / "state.pt")
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
     _, _, resumed = build("sgd", SIGNALS["dense"])
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(loaded)
     assert resumed.steps_done == 6
 
 
@@ -203,7 +290,7 @@ def test_no_state_in_the_middle_of_a_step() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.update(format=99), r"format 99, this version of mixwell reads format 1"),
+        (lambda s: s.update(format=99), r"format 99, this version of mixwell reads format 2"),
         (
             lambda s: s["settings"].update(domains=["web", "code", "wiki"]),
             r"domains: \['web', 'code', 'wiki'\] in the state, \['d0', 'd1', 'd2'\] here",
@@ -225,11 +312,11 @@ def test_other_states_are_refused_and_nothing_changes(change, message: str) -> N
     batches, validation = data()
     model, _, mixer = build("sgd", SIGNALS["dense"])
     train(mixer, model, batches[:6], validation)
-    state = copy.deepcopy(mixer.state_dict())
-    change(state)
+    changed = copy.deepcopy(mixer.state_dict())
+    change(changed)
     _, _, fresh = build("sgd", SIGNALS["dense"])
     with pytest.raises(ValueError, match=message):
-        fresh.load_state_dict(state)
+        fresh.load_state_dict(changed)
     assert fresh.steps_done == 0
     assert fresh.rounds == []
 

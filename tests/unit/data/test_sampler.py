@@ -168,10 +168,9 @@ def test_a_loader_follows_a_mixer() -> None:
             with mixer.domain(name):
                 torch.nn.functional.mse_loss(model(inputs), targets).backward()
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             with mixer.validation():
                 model(torch.ones(4, 3)).square().mean().backward()
-            mixer.update()
     assert mixer.steps_done == 20
     assert seen == 240
 
@@ -224,10 +223,9 @@ def test_a_loader_keeps_a_cap_on_epochs() -> None:
             with mixer.domain(name):
                 model(torch.ones(1, 1)).square().mean().backward()
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             with mixer.validation():
                 model(torch.ones(1, 1)).square().mean().backward()
-            mixer.update()
     assert mixer.steps_done == 30
     assert loader.sampler.taken == {"few": 20, "many": 220}
 

@@ -81,8 +81,6 @@ def test_projected_traces_need_the_losses_of_rows() -> None:
 def advance(one: Trainer, steps: int) -> None:
     for _ in range(steps):
         one.step()
-        if one.mixer.round_done:
-            one.end_round()
 
 
 def copied(checkpoint: Checkpoint) -> Checkpoint:

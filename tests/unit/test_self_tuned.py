@@ -1,0 +1,109 @@
+"""How far the default update moves the weights along scripted scores: signal, noise, and both."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mixwell.updates import FACTOR, LEAST_GAIN, SelfTunedMirrorDescent, trust
+
+M, ROUNDS = 5, 12
+UNIT = FACTOR * math.sqrt(math.log(M) / ROUNDS)
+"""How far a gain of 1 moves the log-weight of the largest score in a round."""
+
+
+def path(scores: np.ndarray, noise: np.ndarray | None, **settings) -> np.ndarray:
+    """Log-weights after every round, less their mean, shape ``(rounds + 1, m)``."""
+    update, log = SelfTunedMirrorDescent(**settings), np.zeros(M)
+    found = [log]
+    for k, row in enumerate(scores):
+        known = None if noise is None else noise[k]
+        log, _ = update.move(log, row, round_index=k, rounds=len(scores), noise=known)
+        found.append(log - log.mean())
+    return np.array(found)
+
+
+def constant() -> np.ndarray:
+    row = np.array([1.0, -1.0, 0.5, -0.5, 0.0])
+    return np.tile(row, (ROUNDS, 1))
+
+
+def test_a_constant_signal_without_noise_moves_by_the_whole_factor_in_every_round() -> None:
+    found = path(constant(), np.zeros((ROUNDS, M)))
+    expected = -UNIT * constant()
+    np.testing.assert_allclose(np.diff(found, axis=0), expected, rtol=1e-12, atol=1e-12)
+    # Without standard errors the scores are taken at their word.
+    np.testing.assert_allclose(path(constant(), None), found)
+
+
+def test_the_first_round_moves_less_than_a_tenth_of_the_path() -> None:
+    moves = np.abs(np.diff(path(constant(), None), axis=0)).max(axis=1)
+    assert moves[0] < 0.1 * moves.sum()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_noise_moves_the_weights_no_further_than_a_random_walk_of_short_steps(seed: int) -> None:
+    """Standard errors are those that the scores have; a constant signal of the same size is the measure."""
+    noise = np.ones((ROUNDS, M))
+    scores = np.random.default_rng(seed).normal(size=(ROUNDS, M))
+    walked, taken_for_signal = path(scores, noise), path(scores, noise, shrink=False)
+    straight = np.abs(path(constant(), np.zeros((ROUNDS, M)))[-1]).max()
+    assert np.abs(walked[-1]).max() < straight / math.sqrt(ROUNDS)
+    lengths = [np.abs(np.diff(one, axis=0)).max(axis=1).sum() for one in (walked, taken_for_signal)]
+    assert lengths[0] < lengths[1]
+
+
+def test_a_signal_in_noise_is_followed() -> None:
+    random = np.random.default_rng(0)
+    noise = np.full((ROUNDS, M), 0.2)
+    found = path(constant() + random.normal(size=(ROUNDS, M)) * noise, noise)[-1]
+    assert np.argmax(found) == 1
+    assert np.argmin(found) == 0
+    assert found[1] > 0.5 * path(constant(), None)[-1][1]
+
+
+def test_rounds_that_contradict_each_other_shorten_the_steps() -> None:
+    signs = (-1.0) ** np.arange(ROUNDS)
+    moves = np.abs(np.diff(path(constant() * signs[:, None], None), axis=0)).max(axis=1)
+    np.testing.assert_allclose(moves, UNIT * np.maximum(0.5 ** np.arange(ROUNDS), LEAST_GAIN))
+
+
+def test_a_short_last_round_moves_less() -> None:
+    """It has a quarter of the steps, so a quarter of the scores."""
+    for fraction in (1.0, 0.25):
+        update, before, log = SelfTunedMirrorDescent(), np.zeros(M), np.zeros(M)
+        for k, row in enumerate(constant()):
+            last = fraction if k == ROUNDS - 1 else 1.0
+            before = log
+            log, _ = update.move(log, last * row, round_index=k, rounds=ROUNDS, fraction=last)
+        step = log - before
+        moved = np.abs(step - step.mean()).max()
+        assert moved == pytest.approx(fraction * UNIT)
+
+
+def test_a_resumed_update_goes_on_as_it_was() -> None:
+    random = np.random.default_rng(3)
+    scores, noise = random.normal(size=(ROUNDS, M)), np.full(M, 0.3)
+    update, resumed = SelfTunedMirrorDescent(), SelfTunedMirrorDescent()
+    for k in range(5):
+        update.step_size(scores[k], round_index=k, rounds=ROUNDS, noise=noise)
+    resumed.load_state(update.state())
+    for k in range(5, ROUNDS):
+        one, other = (
+            each.step_size(scores[k], round_index=k, rounds=ROUNDS, noise=noise) for each in (update, resumed)
+        )
+        assert one == other
+
+
+def test_trust_is_the_positive_part_james_stein_factor() -> None:
+    scores, noise = np.array([3.0, -1.0, -2.0]), np.array([0.5, 1.0, 0.2])
+    length = (scores**2).sum()  # their mean is zero
+    assert trust(scores, noise) == pytest.approx(1 - (2 / 3) * (0.25 + 1 + 0.04) / length)
+    assert trust(scores + 7, noise) == pytest.approx(trust(scores, noise))
+    assert trust(1e200 * scores, 1e200 * noise) == pytest.approx(trust(scores, noise))
+    assert trust(scores, 100 * noise) == 0
+    assert trust(scores, np.full(3, 1e300)) == 0
+    assert trust(np.zeros(3), noise) == 0
+    assert trust(scores, None) == 1
