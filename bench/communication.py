@@ -79,7 +79,7 @@ def train(kind: str, model: nn.Module, steps: int) -> dict[str, Any]:
     mixer = None
     if kind != "plain":
         traces = DenseTraces() if kind == "dense" else ProjectedTraces(RANK)
-        mixer = Mixer(model, optimizer, names, horizon=steps, signal=Hypergradient(traces=traces))
+        mixer = Mixer(model, optimizer, names, horizon=steps, signal=Hypergradient(traces=traces, points=1))
 
     def step() -> None:
         if mixer is None:
@@ -100,7 +100,6 @@ def train(kind: str, model: nn.Module, steps: int) -> dict[str, Any]:
         if mixer is not None:
             with mixer.validation():
                 row_losses(model, rows).mean().backward()
-            mixer.update()
 
     found: dict[str, Any] = {}
     for _ in range(2):  # the first round also takes memory and looks at the layers

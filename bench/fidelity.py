@@ -27,8 +27,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW .003 wd .1": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1),
 }
 SIGNALS: dict[str, Callable[[], mixwell.Signal]] = {
-    "folded": mixwell.Hypergradient,
-    "carried": lambda: mixwell.Hypergradient(traces=mixwell.CarriedTraces()),
+    "folded": lambda: mixwell.Hypergradient(points=1),
+    "carried": lambda: mixwell.Hypergradient(traces=mixwell.CarriedTraces(), points=1),
 }
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -174,7 +174,7 @@ def mixed(traces: Callable[[], mixwell.Traces], workload: Workload, data: Data) 
 def _mixer(workload: Workload, traces: mixwell.Traces) -> tuple[nn.Module, Optimizer, mixwell.Mixer]:
     model = workload.model()
     optimizer = workload.optimizer(model.parameters())
-    signal = mixwell.Hypergradient(traces=traces)
+    signal = mixwell.Hypergradient(traces=traces, points=1)  # as those that it is compared with
     mixer = mixwell.Mixer(
         model, optimizer, workload.names, horizon=workload.horizon, signal=signal, update=workload.update
     )
@@ -189,7 +189,7 @@ def _round(
     def finish() -> None:
         with mixer.validation():
             mean_loss(trained[0], data.validation).backward()
-        scores.append(list(mixer.update().scores.values()))
+        scores.append(list(mixer.rounds[-1].scores.values()))
 
     return Round(train, finish, scores, mixer.nbytes, trained)
 

@@ -1,0 +1,136 @@
+"""The default against uniform weights at equal compute, on all embedded problems, with intervals.
+
+Settings were chosen on one half of the problems (demo, mnist, drama, synthetic) and are shown on the other
+(fashion, manuals, finetune, repetition). Every comparison is one of `mixwell compare`, which continues where
+it was stopped, so this can be stopped and called again; finished comparisons are only read.
+
+    python bench/defaults.py --steps 300,own --seeds 5 --out results/problems
+
+Printed for every problem and number of steps: the mean test loss of uniform weights and of each other arm,
+the mean difference by seed with its 95% interval (Student's t), and in how many seeds it was lower. `own` are
+the steps of the problem's config. The same is written to `defaults.csv` and drawn in `defaults.png`. With
+--set horizons and other settings of the mixer can be compared: --set mixer.horizon=84.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import matplotlib as mpl
+
+from mixwell import tables
+from mixwell.experiments.compare.results import RUNS
+from mixwell.intervals import interval
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+DEVELOPMENT = ("synthetic", "mnist", "demo", "drama")
+SHOWN = ("fashion", "finetune", "manuals", "repetition")
+
+
+def compare(problem: str, steps: str, methods: str, given: argparse.Namespace) -> Path:
+    out = given.out / (problem if steps == "own" else f"{problem}-{steps}")
+    words = [sys.executable, "-m", "mixwell", "compare", problem, "--methods", methods, "--out", str(out)]
+    words += ["--seeds", str(given.seeds), "--no-figures"]
+    words += [] if given.workers is None else ["--workers", str(given.workers)]
+    words += [] if steps == "own" else ["--set", f"steps={steps}"]
+    for one in given.set:
+        words += ["--set", one]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL if given.quiet else None)
+    return out
+
+
+def summary(problem: str, steps: str, out: Path) -> list[tables.Row]:
+    """One row for each arm but uniform weights: means, the mean difference by seed and its interval."""
+    losses: dict[str, dict[int, float]] = {}
+    for row in tables.read(out / RUNS):
+        losses.setdefault(str(row["arm"]), {})[int(row["seed"])] = float(row["test_loss"])
+    uniform = losses.pop("uniform")
+    rows: list[tables.Row] = []
+    for arm, own in losses.items():
+        seeds = sorted(own.keys() & uniform.keys())
+        differences = [own[seed] - uniform[seed] for seed in seeds]
+        found = interval(differences)
+        rows.append(
+            {
+                "problem": problem,
+                "half": "developed" if problem in DEVELOPMENT else "shown",
+                "steps": steps,
+                "arm": arm,
+                "seeds": len(seeds),
+                "lower": sum(difference < 0 for difference in differences),
+                "uniform": round(fmean(uniform[seed] for seed in seeds), 4),
+                "loss": round(fmean(own[seed] for seed in seeds), 4),
+                "difference": round(found.mean, 4),
+                "low": round(found.low, 4),
+                "high": round(found.high, 4),
+                "verdict": "better" if found.high < 0 else "worse" if found.low > 0 else "within the noise",
+            }
+        )
+    return rows
+
+
+def show(row: tables.Row) -> None:
+    print(
+        f"{row['problem']:12}{row['half']:11}{row['steps']:>6}  {row['arm']:18}{row['uniform']:9.4f}"
+        f"{row['loss']:9.4f}  {row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]  "
+        f"{row['lower']} of {row['seeds']}  {row['verdict']}"
+    )
+
+
+def draw(rows: Sequence[tables.Row], path: Path) -> None:
+    """Differences with their intervals, in per cent of the loss of uniform weights; one line for each."""
+    names = [f"{row['problem']}, {'config' if row['steps'] == 'own' else row['steps']} steps" for row in rows]
+    figure, axis = plt.subplots(figsize=(6.4, 0.6 + 0.28 * len(rows)), layout="constrained")
+    for place, row in enumerate(reversed(rows)):
+        mean, low, high = (
+            100 * float(row[key]) / float(row["uniform"]) for key in ("difference", "low", "high")
+        )
+        colour = {"better": "#0072b2", "worse": "#d55e00"}.get(str(row["verdict"]), "#777777")
+        axis.plot([low, high], [place, place], color=colour, lw=2)
+        axis.plot(mean, place, "o" if row["half"] == "shown" else "s", color=colour, ms=5)
+    axis.axvline(0, color="#333333", lw=0.8)
+    axis.set_yticks(range(len(rows)), names[::-1], fontsize=8)
+    axis.set_xlabel("test loss against uniform weights, per cent (95% interval)", fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--problems", default=",".join((*DEVELOPMENT, *SHOWN)))
+    parser.add_argument("--steps", default="own", help="with commas; own: those of the problem")
+    parser.add_argument("--methods", default="mixwell", help="besides uniform")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--set", action="append", default=[], help="key=value")
+    parser.add_argument("--out", type=Path, default=Path("runs/defaults"))
+    parser.add_argument("--quiet", action="store_true", help="print the table alone")
+    parser.add_argument("--only-show", action="store_true", help="read what is there, run nothing")
+    given = parser.parse_args()
+    if not given.only_show:
+        for steps in given.steps.split(","):
+            for problem in given.problems.split(","):
+                compare(problem, steps, f"uniform,{given.methods}", given)
+    found: list[tables.Row] = []
+    for problem in given.problems.split(","):
+        for steps in given.steps.split(","):
+            out = given.out / (problem if steps == "own" else f"{problem}-{steps}")
+            if (out / RUNS).exists():
+                found += summary(problem, steps, out)
+    head = f"{'problem':12}{'half':11}{'steps':>6}  {'arm':18}{'uniform':>9}{'loss':>9}"
+    print(f"{head}  difference to uniform [95%]")
+    for row in found:
+        show(row)
+    tables.write(given.out / "defaults.csv", found)
+    draw([row for row in found if row["arm"] == "mixwell"], given.out / "defaults.png")
+
+
+if __name__ == "__main__":
+    main()

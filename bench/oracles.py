@@ -1,0 +1,165 @@
+"""How good could weights be? The best static mixture and the best two-phase schedule that a search finds.
+
+Half of the static mixtures are drawn at random (Dirichlet, with more and less concentration), half around the
+best so far (by the validation loss). Two-phase schedules have one mixture in the first part of the steps and
+another after it, both drawn around the best static one, uniform weights and each other. All runs have the
+seed 0; the best of each kind is run again with other seeds, since the best of many runs is partly luck.
+Everything is kept in a table, so that a search that was stopped continues.
+
+    python bench/oracles.py fashion --static 30 --phases 20 --seeds 5 --out bench/results/oracles
+
+Printed: the test loss of the best static mixture and of the best schedule, less that of uniform weights, by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from mixwell.experiments import problems
+from mixwell.training import randomness, settings
+from mixwell.training.config import Config
+from mixwell.training.run import Run
+from mixwell.training.trainer import Trainer
+
+Array = NDArray[np.float64]
+SPLITS = (0.25, 0.5, 0.75)
+
+
+def losses(config: Config, first: Array, second: Array, split: float, seed: int) -> dict[str, float]:
+    """Validation and test loss of a run with one mixture, then another."""
+    plain = config.model_dump(mode="json")
+    names = list(config.domains)
+    plain["seed"] = seed
+    plain["mixer"] |= {
+        "method": "fixed",
+        "weights": dict(zip(names, first.tolist(), strict=True)),
+        "options": {},
+    }
+    made = settings.check(plain, where="oracle")
+    randomness.seed(seed)
+    trainable, data = Run(made, Path("oracle"), console=Console(quiet=True)).load()
+    trainer = Trainer(made, trainable, data.domains, data.validation)
+    switch = int(split * made.steps)
+    while not trainer.finished:
+        if trainer.steps_done == switch:
+            trainer.mixer.weights.advance(np.log(second), steps=switch)
+        trainer.step()
+    most = made.output.evaluate_rows
+    found = {"validation": data.validation, "test": data.test}
+    return {name: trainer.evaluate(rows, at_most=most) for name, rows in found.items() if rows is not None}
+
+
+class Table:
+    """Runs that were done, in a CSV file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                self.rows = list(csv.DictReader(file))
+
+    def run(self, config: Config, kind: str, first: Array, second: Array, split: float, seed: int) -> float:
+        """The validation loss of a run, from the table where it is there."""
+        key = {
+            "kind": kind,
+            "seed": str(seed),
+            "split": f"{split:g}",
+            "first": json.dumps(first.round(4).tolist()),
+            "second": json.dumps(second.round(4).tolist()),
+        }
+        known = [row for row in self.rows if all(row[name] == value for name, value in key.items())]
+        if not known:
+            found = losses(config, first, second, split, seed)
+            row = {**key, **{name: f"{value:.6f}" for name, value in found.items()}}
+            self.rows.append(row)
+            with self.path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, fieldnames=list(row))
+                writer.writeheader()
+                writer.writerows(self.rows)
+            print(
+                f"{len(self.rows):4d} {kind:8} {row['first']} {row['second']} {split:g}: {found}", flush=True
+            )
+            known = [row]
+        return float(known[0]["validation"])
+
+    def best(self, kind: str) -> tuple[Array, Array, float]:
+        """The mixtures and the split of the best run of a kind, of seed 0."""
+        own = [row for row in self.rows if row["kind"] == kind and row["seed"] == "0"]
+        row = min(own, key=lambda one: float(one["validation"]))
+        return np.array(json.loads(row["first"])), np.array(json.loads(row["second"])), float(row["split"])
+
+    def test(self, kind: str, chosen: tuple[Array, Array, float], seed: int) -> float:
+        """The test loss of a run that is in the table."""
+        first, second = (json.dumps(one.round(4).tolist()) for one in chosen[:2])
+        row = next(
+            row
+            for row in self.rows
+            if (row["kind"], row["seed"], row["first"], row["second"]) == (kind, str(seed), first, second)
+            and float(row["split"]) == chosen[2]
+        )
+        return float(row["test"])
+
+
+def around(random: np.random.Generator, mixture: Array, size: float) -> Array:
+    moved = np.maximum(mixture, 1e-3) * np.exp(size * random.standard_normal(len(mixture)))
+    return moved / moved.sum()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("problem")
+    parser.add_argument("--static", type=int, default=30)
+    parser.add_argument("--phases", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--set", action="append", default=[], help="key=value")
+    parser.add_argument("--out", type=Path, default=Path("runs/oracles"))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = given.out / Path(given.problem).stem
+    config = settings.read(problems.find(given.problem, folder, Console()), given.set)
+    table, m = Table(folder / f"oracles-{config.steps}.csv"), len(config.domains)
+    uniform, random = np.full(m, 1 / m), np.random.default_rng(0)
+    table.run(config, "uniform", uniform, uniform, 0.5, 0)
+    for k in range(given.static):
+        wide = random.dirichlet(np.full(m, (0.5, 1.0, 3.0)[k % 3]))
+        mixture = (
+            wide if k < given.static // 2 else around(random, table.best("static")[0], (0.7, 0.3)[k % 2])
+        )
+        mixture = np.maximum(mixture, 1e-4) / np.maximum(mixture, 1e-4).sum()
+        table.run(config, "static", mixture, mixture, 0.5, 0)
+    best = table.best("static")
+    for k in range(given.phases):
+        if k < given.phases // 2:
+            first, second = (around(random, (uniform, best[0])[k % 2], 0.5), around(random, best[0], 0.5))
+            split = SPLITS[k % 3]
+        else:
+            one, other, split = table.best("phases")
+            first, second = around(random, one, 0.4), around(random, other, 0.4)
+        table.run(config, "phases", first, second, split, 0)
+    chosen = {"static": best, "phases": table.best("phases")} if given.phases else {"static": best}
+    for kind, one in chosen.items():
+        differences: list[float] = []
+        for seed in range(given.seeds):
+            table.run(config, kind, *one, seed)
+            table.run(config, "uniform", uniform, uniform, 0.5, seed)
+            differences.append(
+                table.test(kind, one, seed) - table.test("uniform", (uniform, uniform, 0.5), seed)
+            )
+        shown = ", ".join(f"{d:+.4f}" for d in differences)
+        print(f"{kind}: {one[0].round(3)}, then {one[1].round(3)} after {one[2]:g} of the steps")
+        print(f"  test loss to uniform weights: {shown}; mean {np.mean(differences):+.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Test loss against the horizon T, for validation at the last iterate of a round and for the averaged default.
+
+`end` takes one validation gradient at the end of a round, with equal steps of the self-tuned size (factor 2, as
+before averaging); `averaged` is the default. Both at equal compute.
+
+    python bench/valley.py fashion --horizons 5,10,21,42,84,168,336 --seeds 5 --out results/valley/fashion
+
+Writes the tables of `mixwell compare`, `valley.csv` (means and standard errors) and `valley.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import matplotlib as mpl
+from rich.console import Console
+
+from mixwell import tables
+from mixwell.experiments import problems
+from mixwell.experiments.compare import command
+from mixwell.experiments.compare.results import RUNS
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+ARMS = """
+compare:
+  averaged: {method: mixwell}
+  end: {method: mixwell, options: {points: 1, shrink: false, factor: 2}}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("problem", choices=list(problems.PROBLEMS))
+    parser.add_argument("--horizons", default="5,10,21,42,84,168,336")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--set", action="append", default=[], help="key=value")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    path = given.out / "valley.yaml"
+    if not path.exists():
+        text = problems.find(given.problem, given.out, Console()).read_text(encoding="utf-8")
+        path.write_text(text.split("\n# Other ways to run")[0] + ARMS, encoding="utf-8")
+    command.main(
+        str(path),
+        names=["uniform", "averaged", "end"],
+        seeds=given.seeds,
+        horizons=given.horizons,
+        equal="compute",
+        out=given.out,
+        workers=given.workers,
+        overrides=given.set,
+        figures=False,
+    )
+    found: dict[tuple[str, int], list[float]] = {}
+    for row in tables.read(given.out / RUNS):
+        found.setdefault((str(row["entry"]), int(row["horizon"] or 0)), []).append(float(row["test_loss"]))
+    rows: list[tables.Row] = [
+        {
+            "arm": arm,
+            "horizon": horizon,
+            "mean": statistics.fmean(losses),
+            "error": statistics.stdev(losses) / len(losses) ** 0.5,
+            "seeds": len(losses),
+        }
+        for (arm, horizon), losses in sorted(found.items())
+    ]
+    tables.write(given.out / "valley.csv", rows)
+    for row in rows:
+        print(
+            f"{row['arm']:10} T = {row['horizon']:4}  {row['mean']:.4f} +- {row['error']:.4f}, n = {row['seeds']}"
+        )
+    draw(rows, given.problem, given.out / "valley.png")
+
+
+def draw(rows: list[tables.Row], problem: str, path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    for arm, colour, label in (
+        ("end", "#d55e00", "one validation gradient, at the end of a round"),
+        ("averaged", "#0072b2", "eight, in its later half (default)"),
+    ):
+        own = [row for row in rows if row["arm"] == arm]
+        axis.errorbar(
+            [row["horizon"] for row in own],
+            [row["mean"] for row in own],
+            yerr=[row["error"] for row in own],
+            fmt="o-",
+            color=colour,
+            label=label,
+            ms=4,
+            lw=1.5,
+        )
+    uniform = next(row["mean"] for row in rows if row["arm"] == "uniform")
+    axis.axhline(uniform, color="#777777", lw=1, ls="--", label="uniform weights")
+    axis.set(xscale="log", xlabel="horizon T", ylabel="test loss", title=problem)
+    axis.legend(frameon=False, fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
