@@ -32,14 +32,16 @@ mixer = mixwell.Mixer(model, optimizer, domains, budget=BUDGET, constraints=[mix
 for _ in range(BUDGET):
     for domain in domains:
         with mixer.domain(domain) as scope:
-            value = loss(model, draw(domain))
+            # More rows of domains with more weight: the same batch size, and less noise.
+            value = loss(model, draw(domain, rows=max(1, round(96 * mixer.weights[domain]))))
             scope.observe(value)
             value.backward()
     mixer.step()
-    if mixer.round_done:
+    if mixer.validation_due:
         with mixer.validation():
-            loss(model, draw("shifted", rows=128)).backward()
-        record = mixer.update()
+            loss(model, draw("shifted", rows=mixer.validation_rows(96))).backward()
+    record = mixer.round_ended
+    if record is not None:
         shown = "  ".join(f"{name} {weight:.3f}" for name, weight in record.new_weights.items())
         print(f"step {mixer.steps_done:4d}  {shown}")
 

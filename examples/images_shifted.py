@@ -59,13 +59,13 @@ def train(signal: mixwell.Signal) -> tuple[float, dict[str, float]]:
             with mixer.domain(domain):
                 loss(model, batch).backward()
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             with mixer.validation():
                 loss(model, validation).backward()
-            record = mixer.update()
-            if record.step_size:  # 0 where nothing is learned
-                shown = "  ".join(f"{name} {weight:.3f}" for name, weight in record.new_weights.items())
-                print(f"step {mixer.steps_done:3d}  {shown}")
+        record = mixer.round_ended
+        if record is not None and record.step_size:  # 0 where nothing is learned
+            shown = "  ".join(f"{name} {weight:.3f}" for name, weight in record.new_weights.items())
+            print(f"step {mixer.steps_done:3d}  {shown}")
     with torch.no_grad():
         right = model(test[0]).argmax(dim=1) == test[1]
     return right.float().mean().item(), mixer.weights.average

@@ -46,14 +46,14 @@ def main() -> None:
                 # Processes may have different numbers of a domain's rows: their losses count by that.
                 scope.weigh(nn.functional.mse_loss(model(x), y)).backward()
         mixer.step()
-        if mixer.round_done:
+        if mixer.validation_due:
             own = slice(int(os.environ.get("RANK", 0)), None, int(os.environ.get("WORLD_SIZE", 1)))
             with mixer.validation():
                 nn.functional.mse_loss(model(wanted[0][own]), wanted[1][own]).backward()
-            record = mixer.update()
-            if first:
-                shown = "  ".join(f"{name} {weight:.3f}" for name, weight in record.new_weights.items())
-                print(f"step {mixer.steps_done:4d}  {shown}")
+        record = mixer.round_ended
+        if first and record is not None:
+            shown = "  ".join(f"{name} {weight:.3f}" for name, weight in record.new_weights.items())
+            print(f"step {mixer.steps_done:4d}  {shown}")
 
     assert max(mixer.weights.last, key=mixer.weights.__getitem__) == "shifted"
 
