@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mixwell._version import __version__
 
 if TYPE_CHECKING:
-    from mixwell.constraints import Cap, Constraint, EpochCap, Floor, Prior
+    from mixwell.constraints import Cap, Constraint, Floor, Prior
     from mixwell.curvature import (
         Curvature,
         DiagonalCurvature,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mixwell.probes import Probes
     from mixwell.recipes import recipe
     from mixwell.records import RoundRecord
+    from mixwell.repetition import EpochCap, EpochPace
     from mixwell.signals import Hypergradient, Signal, Still
     from mixwell.traces import (
         AuditedTraces,
@@ -92,7 +93,8 @@ _ROOMS = {
         "Update",
     ),
     "horizons": ("Deterministic", "Every", "Horizon", "Stochastic"),
-    "constraints": ("Cap", "Constraint", "EpochCap", "Floor", "Prior"),
+    "constraints": ("Cap", "Constraint", "Floor", "Prior"),
+    "repetition": ("EpochCap", "EpochPace"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -108,6 +110,7 @@ __all__ = [
     "Deterministic",
     "DiagonalCurvature",
     "EpochCap",
+    "EpochPace",
     "Every",
     "ExactCurvature",
     "Fidelity",

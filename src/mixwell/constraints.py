@@ -29,6 +29,15 @@ class Constraint(ABC):
 
     scarce: ClassVar[bool] = False
     """Whether the bounds say what there is, to which what is wanted gives way."""
+    soft: ClassVar[bool] = False
+    """Whether the bounds give way to those of other constraints."""
+
+    def at_step(self, steps_done: int) -> None:
+        """Set the time, for bounds that depend on it. It is called before each update.
+
+        Args:
+            steps_done: training steps so far.
+        """
 
     def bounds(self, names: Sequence[str]) -> tuple[Vector, Vector]:
         """The least and the greatest weight of every domain.
@@ -139,82 +148,6 @@ class Prior(Constraint):
         return float(self.strength), Weights(names, self.prior).log
 
 
-@final
-class EpochCap(Constraint):
-    """No domain gets more weight than what is left of its rows can serve until the end.
-
-    ``w_j <= left_j / (B * steps left)``, where ``left_j`` counts the rows that may still be taken before domain j
-    was seen ``epochs_j`` times. Whoever takes the rows says so (:meth:`spend`) before each update. Rows that are
-    used up cannot be had, so floors and caps give way to this one.
-
-    Args:
-        rows: that each domain has.
-        epochs: how often its rows may be seen; one number for all domains, or numbers by domain (the others
-            have no cap).
-        batch_size: B, rows of a step.
-        budget: N, training steps.
-
-    Raises:
-        ValueError: a number is not positive, a domain is unknown, or all rows together are too few for the
-            budget.
-
-    Example:
-        >>> EpochCap({"a": 100, "b": 1000}, 1, batch_size=10, budget=50).bounds(["a", "b"])[1].tolist()
-        [0.202, 1.0]
-    """
-
-    scarce: ClassVar[bool] = True
-
-    def __init__(self, rows: Mapping[str, int], epochs: Bounds, *, batch_size: int, budget: int) -> None:
-        by_name = epochs if isinstance(epochs, Mapping) else dict.fromkeys(rows, epochs)
-        for name, often in by_name.items():
-            if name not in rows:
-                raise ValueError(f"epochs names unknown domain {name!r}; the domains are {', '.join(rows)}")
-            if not often > 0:
-                raise ValueError(f"the epochs of {name!r} must be positive, got {often}")
-        self._rows = dict(rows)
-        self._epochs = dict(by_name)
-        self._batch_size, self._budget = batch_size, budget
-        self.spend({}, steps_done=0)
-        if self.left.sum() < batch_size * budget:
-            raise ValueError(
-                f"{budget} steps of {batch_size} rows need {budget * batch_size:,} rows, but with their caps on "
-                f"epochs the domains give {int(self.left.sum()):,}; train for fewer steps, or raise the epochs"
-            )
-
-    def __repr__(self) -> str:
-        return f"EpochCap({self._rows}, {self._epochs}, batch_size={self._batch_size}, budget={self._budget})"
-
-    def spend(self, taken: Mapping[str, int], *, steps_done: int) -> None:
-        """Tell how many rows were taken so far.
-
-        Args:
-            taken: by domain, from the beginning; none where it is not named.
-            steps_done: training steps so far.
-        """
-        allowed = [rows * self._epochs.get(name, np.inf) for name, rows in self._rows.items()]
-        seen = np.array([taken.get(name, 0) for name in self._rows], dtype=np.float64)
-        self.left = np.maximum(np.floor(allowed) - seen, 0.0)
-        """Rows that each domain may still give; infinite where it has no cap. Shape ``(m,)``."""
-        self._needed = self._batch_size * max(self._budget - steps_done, 0)
-
-    def bounds(self, names: Sequence[str]) -> tuple[Vector, Vector]:
-        """``[0, left / needed]``; when nothing is needed any more, ``[0, 1]``.
-
-        Args:
-            names: the domains.
-
-        Returns:
-            Lower and upper bounds, shape ``(m,)`` each.
-        """
-        if not self._needed:
-            return np.zeros(len(names)), np.ones(len(names))
-        by_name = dict(zip(self._rows, self.left, strict=True))
-        # Counts are whole, so a domain may be a row ahead of its weight; that must not close its cap.
-        high = [min(1.0, (by_name[name] + 1) / self._needed) if by_name[name] else 0.0 for name in names]
-        return np.zeros(len(names)), np.array(high)
-
-
 def apply(
     names: Sequence[str], log: Vector, constraints: Sequence[Constraint], *, step_size: float
 ) -> Vector:
@@ -272,7 +205,7 @@ def limits(names: Sequence[str], constraints: Sequence[Constraint]) -> tuple[Vec
     """
     low, high = np.zeros(len(names)), np.ones(len(names))
     for constraint in constraints:
-        if constraint.scarce:
+        if constraint.scarce or constraint.soft:
             continue
         one_low, one_high = constraint.bounds(names)
         low, high = np.maximum(low, one_low), np.minimum(high, one_high)
@@ -286,9 +219,28 @@ def limits(names: Sequence[str], constraints: Sequence[Constraint]) -> tuple[Vec
     if high.sum() < 1 - 1e-9:
         raise ValueError(f"the caps of {len(names)} domains sum to {high.sum():.6g}, less than 1; raise them")
     for constraint in constraints:
+        if constraint.soft:
+            high = _soften(low, high, constraint.bounds(names)[1])
+    for constraint in constraints:
         if constraint.scarce:
             low, high = _give_way(low, high, constraint.bounds(names)[1])
     return low, high
+
+
+def _soften(low: Vector, high: Vector, wanted: Vector) -> Vector:
+    """Greatest weights as near to those wanted as the other bounds allow, summing to one or more.
+
+    Args:
+        low: the least weights, shape ``(m,)``.
+        high: the greatest weights, summing to at least one, shape ``(m,)``.
+        wanted: lower greatest weights, shape ``(m,)``.
+
+    Returns:
+        New greatest weights, shape ``(m,)``.
+    """
+    within = np.clip(wanted, low, high)
+    missing, room = 1 - within.sum(), high - within
+    return within + room * min(1.0, missing / room.sum()) if missing > 0 and room.sum() > 0 else within
 
 
 def _give_way(low: Vector, high: Vector, there: Vector) -> tuple[Vector, Vector]:

@@ -70,6 +70,8 @@ class OuterStep:
                 noise=noise,
             )
         if alpha > 0:
+            for constraint in self.constraints:
+                constraint.at_step(clock.steps_done)
             log = constraining.apply(weights.names, log, self.constraints, step_size=alpha)
         weights.advance(log, steps=clock.round_length)
         return alpha

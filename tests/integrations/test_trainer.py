@@ -354,6 +354,17 @@ def test_epoch_caps_are_kept(epochs: float, tmp_path: Path) -> None:
     assert 0 < outcome(trainer)["rows"]["up"] <= 60 * epochs
 
 
+def test_a_small_domain_is_held_back_unless_constraints_are_given(tmp_path: Path) -> None:
+    few = {"up": rows("up", 4), "noise": rows("noise", 4000)}
+    trainer = new_trainer(tmp_path / "default", train_dataset=few)
+    trainer.train()
+    limit = 16 * 4 / (12 * 20)  # of all its 20 steps of 12 rows
+    assert trainer.mixer.weights.history[0][list(few).index("up")] == pytest.approx(limit)
+    trainer = new_trainer(tmp_path / "given", train_dataset=few, mixer={"constraints": []})
+    trainer.train()
+    assert trainer.mixer.weights.history[0].tolist() == [0.5, 0.5]
+
+
 def test_evaluation_and_checkpointing(tmp_path: Path) -> None:
     saving = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 5, "save_steps": 5}
     chosen = {**saving, "load_best_model_at_end": True, "save_total_limit": 1, "gradient_checkpointing": True}

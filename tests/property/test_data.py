@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixwell.constraints import Cap, EpochCap, Floor, constrain
+from mixwell.constraints import Cap, Floor, constrain
 from mixwell.data.overlap import LineSketch, overlap
 from mixwell.data.rows import TokenRows
 from mixwell.data.sampler import Rule, Sampler
@@ -24,6 +24,7 @@ from mixwell.data.sources import JsonLines, Parquet, Piece, Source, TextFiles, T
 from mixwell.data.sources.text import good_cut
 from mixwell.data.tokenised import tokenise
 from mixwell.data.tokenizer import Bytes, TokenizerFile, train
+from mixwell.repetition import EpochCap
 
 characters = st.characters(codec="utf-8", exclude_characters="\0")
 any_text = st.text(characters | st.sampled_from("\n\r \ufeffaß😀"))

@@ -9,7 +9,8 @@ import mixwell
 
 PUBLIC = {
     "Assigned", "AuditedTraces", "BFloat16Traces", "Cap", "CarriedTraces", "Constraint", "Curvature",
-    "DenseTraces", "Deterministic", "DiagonalCurvature", "EpochCap", "Every", "ExactCurvature", "Fidelity",
+    "DenseTraces", "Deterministic", "DiagonalCurvature", "EpochCap", "EpochPace", "Every", "ExactCurvature",
+    "Fidelity",
     "Floor", "Horizon", "Hypergradient", "IsotropicCurvature", "Loader", "MeasuredCurvature", "MirrorDescent",
     "Mixer", "PerTensorCurvature", "Prior", "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord",
     "SelfTunedMirrorDescent", "Signal", "SketchedTraces", "Smoothed", "Still", "Stochastic", "SubsetTraces",

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mixwell import processes
-from mixwell.constraints import EpochCap
 from mixwell.data.cuts import Cut, cut
 from mixwell.data.rows import Rows, as_rows, same_kind
 from mixwell.data.sampler import Rule, Sampler
 from mixwell.data.shuffles import Indices
 from mixwell.probes import rows_of
+from mixwell.repetition import EpochCap
 from mixwell.weights import Vector
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import Any, Literal, final, get_args
 
 import numpy as np
 
-from mixwell.constraints import EpochCap
 from mixwell.data import counts
 from mixwell.data.counts import Apportionment
 from mixwell.data.shuffles import Cursor, Indices
 from mixwell.data.streams import Serial
+from mixwell.repetition import EpochCap
 from mixwell.weights import Vector
 
 Rule = Literal["weight", "equal", "noise"]

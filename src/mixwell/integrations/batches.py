@@ -8,9 +8,9 @@ from typing import Any, final
 
 from torch import Tensor
 
-from mixwell.constraints import EpochCap
 from mixwell.integrations.datasets import Interleaved
 from mixwell.mixer import Mixer
+from mixwell.repetition import EpochCap
 from mixwell.row_batch import RowBatch
 from mixwell.signals import Hypergradient
 from mixwell.traces import ProjectedTraces

@@ -9,10 +9,12 @@ from pydantic import Field
 
 from mixwell.horizons import DEFAULT
 from mixwell.methods.base import Method, Needs, Options, Positive, Recipe, Task, Whole
+from mixwell.repetition import EPOCHS_AHEAD, EpochPace
 from mixwell.rounds import POINTS, SPAN
 from mixwell.updates import FACTOR
 
 if TYPE_CHECKING:
+    from mixwell.constraints import Constraint
     from mixwell.signals import Hypergradient, Signal
 
 
@@ -27,6 +29,8 @@ class MixwellOptions(Options):
     """Multiplies the self-tuned step size."""
     shrink: bool = True
     """Whether self-tuned steps are shortened by the noise of the scores."""
+    epochs_ahead: Annotated[float, Field(ge=1)] | None = EPOCHS_AHEAD
+    """How often the rest of the run may show the rows of a domain at its weight; null for no limit."""
 
 
 def signal(task: Task, *, points: int = 1, span: float = SPAN, window: int | None = None) -> Hypergradient:
@@ -81,11 +85,19 @@ def recipe(task: Task) -> Recipe:
     from mixwell.updates import SelfTunedMirrorDescent
 
     options: MixwellOptions = task.options
-    made = descent(task, averaged_signal(task))
+    made = replace(descent(task, averaged_signal(task)), constraints=_pace(task, options.epochs_ahead))
     if made.update is not None:
         return made
     update = SelfTunedMirrorDescent(options.factor, shrink=options.shrink)
     return replace(made, update=update)
+
+
+def _pace(task: Task, epochs: float | None) -> list[Constraint]:
+    """The limit on repetition, where it is known how many rows there are."""
+    known = task.batch_rows > 0 and task.rows.keys() >= set(task.domains)
+    if epochs is None or not known:
+        return []
+    return [EpochPace(task.rows, epochs, batch_size=task.batch_rows, budget=task.steps)]
 
 
 def descent(task: Task, found: Signal) -> Recipe:

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixwell
-from mixwell.constraints import EpochCap
 from mixwell.data.sampler import Sampler
 from mixwell.data.shuffles import Cursor, shuffled, whole_order
+from mixwell.repetition import EpochCap
 
 
 @settings(deadline=None)

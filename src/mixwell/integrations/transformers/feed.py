@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from mixwell.constraints import EpochCap
 from mixwell.data import readers
 from mixwell.data.readers import Place, Reader
 from mixwell.data.sampler import Sampler
 from mixwell.integrations.transformers.domains import total_rows
 from mixwell.mixer import Mixer
+from mixwell.repetition import EpochCap
 from mixwell.training import randomness
 
 LABELS = "mixwell_domain"

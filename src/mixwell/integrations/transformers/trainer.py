@@ -14,7 +14,6 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import get_last_checkpoint
 
 from mixwell import loggers, processes
-from mixwell.constraints import EpochCap
 from mixwell.data import readers
 from mixwell.integrations.batches import default_settings
 from mixwell.integrations.transformers import checkpoints, refusals
@@ -22,6 +21,7 @@ from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.domains import CollateWithout, by_domain
 from mixwell.integrations.transformers.feed import LABELS, Cut, Feed
 from mixwell.mixer import Mixer
+from mixwell.repetition import EpochCap, EpochPace
 from mixwell.training import mixture, randomness
 
 RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
@@ -58,7 +58,9 @@ class MixedTrainer(Trainer):
             weights, so evaluate on other data.
         domain_column: the column of ``train_dataset`` that names the domain of each row.
         mixer: settings of :class:`mixwell.Mixer` by keyword, such as ``horizon``, ``constraints``, ``weights``,
-            ``update``, ``warmup``, ``signal`` (by default a hypergradient with projected traces).
+            ``update``, ``warmup``, ``signal`` (by default a hypergradient with projected traces). Without
+            ``signal`` and ``constraints``, and where rows have numbers, :class:`mixwell.EpochPace` limits
+            repetition.
         validation_rows: rows of each validation gradient; by default those of a round take a twentieth of its
             training rows in all.
         row_losses: the loss of each row, from the model and a batch, for models whose loss is not known.
@@ -90,6 +92,8 @@ class MixedTrainer(Trainer):
         self._domains = by_domain(self.train_dataset, domain_column)
         self._column = domain_column
         self._settings = default_settings(mixer, taken={"budget", "clip_norm", "inclusion"})
+        # Another method's signal comes with what that method says, and given constraints are all there are.
+        self._paced = not {"signal", "constraints"} & set(mixer or {})
         refusals.refuse_validation(validation_dataset, validation_rows)
         self._validation, self._validation_rows = validation_dataset, validation_rows
         self._row_losses, self._least, self._block = row_losses, least, block
@@ -247,9 +251,11 @@ class MixedTrainer(Trainer):
         """Make the mixer, now that the optimiser is there, and go on where a checkpoint was."""
         model: Any = self.model_wrapped  # which tells how gradients become those of all processes
         optimizer: Any = self.optimizer
-        self.mixer = Mixer(
-            model, optimizer, tuple(self._domains), budget=self.state.max_steps, **self._settings
-        )
+        steps, settings = self.state.max_steps, dict(self._settings)
+        if self._paced and not any(readers.is_stream(rows) for rows in self._domains.values()):
+            sizes = {name: len(rows) for name, rows in self._domains.items()}
+            settings["constraints"] = [EpochPace(sizes, batch_size=self._step_rows, budget=steps)]
+        self.mixer = Mixer(model, optimizer, tuple(self._domains), budget=steps, **settings)
         self._feed.follow(self.mixer)
         self._checked = self._resumed is not None
         if self._resumed is not None:

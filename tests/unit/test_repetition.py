@@ -1,0 +1,149 @@
+"""A small domain is held back while much of the run is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mixwell
+from mixwell import Cap, EpochCap, EpochPace, Floor, Hypergradient, MirrorDescent
+from mixwell.constraints import limits
+from mixwell.methods.hypergradient import MixwellOptions
+from mixwell.repetition import EPOCHS_AHEAD
+from mixwell.training import mixing, settings
+from scripted import Script, names, play
+
+SIZES = {"a": 50, "b": 3000}
+
+
+def highs(pace: EpochPace, *, after: int) -> list[float]:
+    pace.at_step(after)
+    return pace.bounds(["a", "b"])[1].tolist()
+
+
+def test_the_bound_is_the_weight_that_shows_all_rows_that_often_in_the_steps_that_are_left() -> None:
+    pace = EpochPace(SIZES, 4, batch_size=20, budget=100)
+    for after in (0, 40, 80):
+        rows_of_a = highs(pace, after=after)[0] * 20 * (100 - after)
+        assert rows_of_a == pytest.approx(4 * 50)
+    assert highs(pace, after=95) == [1.0, 1.0]  # 100 rows are left
+    assert highs(pace, after=100) == [1.0, 1.0]
+
+
+def test_where_all_rows_are_shown_often_the_bound_is_a_multiple_of_the_part_of_all_rows() -> None:
+    pace = EpochPace({"a": 50, "b": 950}, 4, batch_size=100, budget=100)  # ten epochs of everything
+    assert highs(pace, after=0) == pytest.approx([4 * 0.05, 1.0])
+
+
+@given(
+    st.lists(st.integers(1, 10**6), min_size=1, max_size=12),
+    st.floats(1, 50),
+    st.integers(1, 500),
+    st.integers(1, 300),
+)
+def test_some_mixture_is_always_allowed_and_bounds_only_rise(
+    sizes: list[int], epochs: float, batch: int, budget: int
+) -> None:
+    domains = names(len(sizes))
+    pace = EpochPace(dict(zip(domains, sizes, strict=True)), epochs, batch_size=batch, budget=budget)
+    before = np.zeros(len(sizes))
+    for after in sorted({0, budget // 2, budget - 1, budget}):
+        pace.at_step(after)
+        _, high = limits(domains, [pace])
+        assert high.sum() >= 1 - 1e-9
+        assert (high > 0).all()
+        assert (high >= before - 1e-12).all()
+        before = high
+
+
+def test_domains_of_one_size_are_never_held_back() -> None:
+    domains = names(16)
+    pace = EpochPace(dict.fromkeys(domains, 3), batch_size=64, budget=10_000)
+    assert (pace.bounds(domains)[1] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], [0.1, 1.0]),
+        ([Floor({"a": 0.3})], [0.3, 1.0]),  # the floor is kept
+        ([Cap({"b": 0.6})], [0.4, 0.6]),  # the two must sum to one
+        ([Cap({"a": 0.05})], [0.05, 1.0]),
+        ([EpochCap(SIZES, {"a": 1.0}, batch_size=20, budget=100)], [51 / 2000, 1.0]),
+    ],
+)
+def test_it_gives_way_to_other_bounds(others: list[Any], expected: list[float]) -> None:
+    pace = EpochPace(SIZES, 4, batch_size=20, budget=100)
+    assert limits(["a", "b"], [pace, *others])[1].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 0.5}, "at least 1, got 0.5"),
+        ({"epochs": float("nan")}, "got nan"),
+        ({"batch_size": 0}, "got 0 and 100"),
+        ({"budget": 0}, "got 20 and 0"),
+        ({"rows": {"a": 0, "b": 5}}, "a must have rows"),
+    ],
+)
+def test_wrong_numbers(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EpochPace(**{"rows": SIZES, "epochs": 4, "batch_size": 20, "budget": 100, **wrong})
+
+
+def test_a_domain_without_a_size_is_named() -> None:
+    with pytest.raises(ValueError, match="c is missing"):
+        EpochPace(SIZES, batch_size=20, budget=100).bounds(["a", "c"])
+
+
+def test_what_is_wanted_most_follows_the_bound() -> None:
+    """A constant signal for the small domain: its weight is the bound of every round, until that lets it go."""
+    steps, horizon, batch = 60, 5, 10
+    gradients = np.tile(np.array([[1.0, 0.0], [-1.0, 0.0]]), (steps, 1, 1))
+    script = Script(np.ones((steps, 2)), gradients, validation=np.tile([1.0, 0.0], (steps, 1)))
+    pace = EpochPace({"d0": 12, "d1": 5000}, 10, batch_size=batch, budget=steps)
+    played = play(script, Hypergradient(points=1), MirrorDescent(50.0), horizon=horizon, constraints=[pace])
+    left = batch * (steps - horizon * np.arange(len(played.weights)))
+    expected = np.minimum(1.0, 10 * 12 / np.maximum(left, 1))
+    np.testing.assert_allclose(played.weights[:-1, 0], expected[:-1], rtol=1e-9)
+    assert played.weights[0, 0] == pytest.approx(0.2)
+    assert played.weights[-1, 0] > 0.99
+
+
+def config(tmp_path: Any, **mixer: Any) -> Any:
+    for name, length in (("a", 2000), ("b", 400_000), ("v", 3000)):
+        (tmp_path / f"{name}.txt").write_text("text " * (length // 5))
+    plain = {
+        "domains": {"a": str(tmp_path / "a.txt"), "b": str(tmp_path / "b.txt")},
+        "validation": str(tmp_path / "v.txt"),
+        "steps": 100,
+        "mixer": mixer,
+    }
+    return settings.check(plain, where="test")
+
+
+def paces(made: Any) -> list[EpochPace]:
+    recipe = mixwell.methods.find(made.mixer.method).recipe(mixing.task(made, {"a": 31, "b": 6250}))
+    return [one for one in recipe.constraints if isinstance(one, EpochPace)]
+
+
+def test_the_default_method_has_it_and_others_do_not(tmp_path: Any) -> None:
+    assert MixwellOptions().epochs_ahead == EPOCHS_AHEAD
+    (pace,) = paces(config(tmp_path))
+    assert pace.epochs == EPOCHS_AHEAD
+    assert pace.bounds(["a", "b"])[1][0] == pytest.approx(16 * 31 / 3200)
+    (pace,) = paces(config(tmp_path, options={"epochs_ahead": 4}))
+    assert pace.epochs == 4
+    assert paces(config(tmp_path, options={"epochs_ahead": None})) == []
+    assert paces(config(tmp_path, method="group-dro")) == []
+
+
+def test_in_a_loop_of_one_s_own_it_is_there_where_sizes_are_given() -> None:
+    found = mixwell.recipe("mixwell", ["a", "b"], budget=100, rows=SIZES, batch_rows=20)
+    assert [type(one) for one in found["constraints"]] == [EpochPace]
+    assert mixwell.recipe("mixwell", ["a", "b"], budget=100)["constraints"] == []
