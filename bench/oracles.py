@@ -6,9 +6,12 @@ another after it, both drawn around the best static one, uniform weights and eac
 seed 0; the best of each kind is run again with other seeds, since the best of many runs is partly luck.
 Everything is kept in a table, so that a search that was stopped continues.
 
-    python bench/oracles.py fashion --static 30 --phases 20 --seeds 5 --out bench/results/oracles
+    python bench/oracles.py fashion --static 30 --phases 20 --seeds 5 --out results/oracles
+    python bench/oracles.py --defaults results/problems --out results/oracles
 
 Printed: the test loss of the best static mixture and of the best schedule, less that of uniform weights, by seed.
+Without a problem, all tables of the folder are read and compared with the default method at equal compute, whose
+runs `bench/defaults.py` left in the folder --defaults: `regret.csv` has the paired differences with 95% intervals.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
+from mixwell import tables
 from mixwell.experiments import problems
+from mixwell.experiments.compare.results import RUNS
+from mixwell.intervals import interval
 from mixwell.training import randomness, settings
 from mixwell.training.config import Config
 from mixwell.training.run import Run
@@ -99,16 +105,15 @@ class Table:
         row = min(own, key=lambda one: float(one["validation"]))
         return np.array(json.loads(row["first"])), np.array(json.loads(row["second"])), float(row["split"])
 
-    def test(self, kind: str, chosen: tuple[Array, Array, float], seed: int) -> float:
-        """The test loss of a run that is in the table."""
+    def tests(self, kind: str, chosen: tuple[Array, Array, float]) -> dict[int, float]:
+        """The test losses of all runs of a mixture, by seed."""
         first, second = (json.dumps(one.round(4).tolist()) for one in chosen[:2])
-        row = next(
-            row
+        return {
+            int(row["seed"]): float(row["test"])
             for row in self.rows
-            if (row["kind"], row["seed"], row["first"], row["second"]) == (kind, str(seed), first, second)
+            if (row["kind"], row["first"], row["second"]) == (kind, first, second)
             and float(row["split"]) == chosen[2]
-        )
-        return float(row["test"])
+        }
 
 
 def around(random: np.random.Generator, mixture: Array, size: float) -> Array:
@@ -116,16 +121,8 @@ def around(random: np.random.Generator, mixture: Array, size: float) -> Array:
     return moved / moved.sum()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("problem")
-    parser.add_argument("--static", type=int, default=30)
-    parser.add_argument("--phases", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--set", action="append", default=[], help="key=value")
-    parser.add_argument("--out", type=Path, default=Path("runs/oracles"))
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+def search(given: argparse.Namespace) -> None:
+    """Search one problem, and run the best mixtures with all seeds."""
     folder = given.out / Path(given.problem).stem
     config = settings.read(problems.find(given.problem, folder, Console()), given.set)
     table, m = Table(folder / f"oracles-{config.steps}.csv"), len(config.domains)
@@ -148,17 +145,73 @@ def main() -> None:
             first, second = around(random, one, 0.4), around(random, other, 0.4)
         table.run(config, "phases", first, second, split, 0)
     chosen = {"static": best, "phases": table.best("phases")} if given.phases else {"static": best}
-    for kind, one in chosen.items():
-        differences: list[float] = []
-        for seed in range(given.seeds):
+    for seed in range(given.seeds):
+        table.run(config, "uniform", uniform, uniform, 0.5, seed)
+        for kind, one in chosen.items():
             table.run(config, kind, *one, seed)
-            table.run(config, "uniform", uniform, uniform, 0.5, seed)
-            differences.append(
-                table.test(kind, one, seed) - table.test("uniform", (uniform, uniform, 0.5), seed)
-            )
-        shown = ", ".join(f"{d:+.4f}" for d in differences)
+    plain = table.tests("uniform", (uniform, uniform, 0.5))
+    for kind, one in chosen.items():
+        differences = {seed: loss - plain[seed] for seed, loss in table.tests(kind, one).items()}
+        shown = ", ".join(f"{d:+.4f}" for d in differences.values())
         print(f"{kind}: {one[0].round(3)}, then {one[1].round(3)} after {one[2]:g} of the steps")
-        print(f"  test loss to uniform weights: {shown}; mean {np.mean(differences):+.4f}")
+        print(f"  test loss to uniform weights: {shown}; mean {np.mean(list(differences.values())):+.4f}")
+
+
+def compare(path: Path, defaults: Path) -> tables.Row | None:
+    """The default against the best mixtures of a table, by seed; ``None`` where it was not run."""
+    table, problem, steps = Table(path), path.parent.name, int(path.stem.split("-")[1])
+    folders = [defaults / f"{problem}-{steps}", defaults / problem]
+    runs = [row for folder in folders if (folder / RUNS).exists() for row in tables.read(folder / RUNS)]
+    own = {
+        arm: {
+            int(row["seed"]): float(row["test_loss"])
+            for row in runs
+            if row["arm"] == arm and round(float(row["budget"])) == steps
+        }
+        for arm in ("uniform", "mixwell")
+    }
+    if not own["mixwell"]:
+        return None
+    row: tables.Row = {"problem": problem, "steps": steps, "tried": len(table.rows)}
+    best: dict[int, float] = {}
+    for kind in ("static", "phases"):
+        losses = table.tests(kind, table.best(kind))
+        seeds = sorted(losses.keys() & own["uniform"].keys())
+        row[kind] = round(float(np.mean([losses[s] - own["uniform"][s] for s in seeds])), 4)
+        best = losses if not best or np.mean(list(losses.values())) < np.mean(list(best.values())) else best
+    seeds = sorted(best.keys() & own["mixwell"].keys())
+    row["default"] = round(float(np.mean([own["mixwell"][s] - own["uniform"][s] for s in seeds])), 4)
+    regret = interval([own["mixwell"][seed] - best[seed] for seed in seeds])
+    values = {"regret": regret.mean, "low": regret.low, "high": regret.high}
+    return {**row, "seeds": len(seeds), **{name: round(value, 4) for name, value in values.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("problem", nargs="?", help="search it; none: compare with the default")
+    parser.add_argument("--static", type=int, default=30)
+    parser.add_argument("--phases", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--set", action="append", default=[], help="key=value")
+    parser.add_argument("--defaults", type=Path, default=Path("results/problems"))
+    parser.add_argument("--out", type=Path, default=Path("runs/oracles"))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.problem:
+        search(given)
+        return
+    found = [compare(path, given.defaults) for path in sorted(given.out.glob("*/oracles-*.csv"))]
+    rows = [row for row in found if row is not None]
+    print(
+        "test loss less that of uniform weights: best static, best of two phases, default; default less the best"
+    )
+    for row in rows:
+        print(
+            f"{row['problem']:12}{row['steps']:5}  static {row['static']:+.4f}  phases {row['phases']:+.4f}  "
+            f"default {row['default']:+.4f}  regret {row['regret']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}], "
+            f"{row['seeds']} seeds, {row['tried']} runs"
+        )
+    tables.write(given.out / "regret.csv", rows)
 
 
 if __name__ == "__main__":
