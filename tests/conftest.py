@@ -1,8 +1,17 @@
+import os
+
+import hypothesis
 import pytest
 import torch
 
 from mixwell.data import mnist
 from mixwell.data.mnist import Mnist
+
+# The same examples in every run, and no limit on their time: nothing fails by chance or on a busy machine.
+# HYPOTHESIS_PROFILE=random looks for new ones.
+hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,6 +5,7 @@ python tests/trainer_work.py OUT ROWS ACCUMULATION [CHECKPOINT]
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -95,3 +96,8 @@ if __name__ == "__main__":
     made.train(resume_from_checkpoint=checkpoint[0] if checkpoint else None)
     if made.is_world_process_zero():
         Path(out, "outcome.json").write_text(json.dumps({**outcome(made), "processes": made.args.world_size}))
+    # A process group that is destroyed at exit while the wrapped model lives aborts now and then.
+    del made
+    gc.collect()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
