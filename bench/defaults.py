@@ -9,7 +9,10 @@ it was stopped, so this can be stopped and called again; finished comparisons ar
 Printed for every problem and number of steps: the mean test loss of uniform weights and of each other arm,
 the mean difference by seed with its 95% interval (Student's t), and in how many seeds it was lower. `own` are
 the steps of the problem's config. The same is written to `defaults.csv` and drawn in `defaults.png`. With
---set horizons and other settings of the mixer can be compared: --set mixer.horizon=84.
+--set other settings of the mixer can be tried, and --against compares with what another call left, by seed:
+
+    python bench/defaults.py --set mixer.options.epochs_ahead=null --out results/unpaced
+    python bench/defaults.py --only-show --steps 300,own --out results/problems --against results/unpaced
 """
 
 from __future__ import annotations
@@ -46,11 +49,30 @@ def compare(problem: str, steps: str, methods: str, given: argparse.Namespace) -
     return out
 
 
-def summary(problem: str, steps: str, out: Path) -> list[tables.Row]:
-    """One row for each arm but uniform weights: means, the mean difference by seed and its interval."""
+def read(out: Path) -> dict[str, dict[int, float]]:
+    """Test losses by arm and seed."""
     losses: dict[str, dict[int, float]] = {}
     for row in tables.read(out / RUNS):
         losses.setdefault(str(row["arm"]), {})[int(row["seed"])] = float(row["test_loss"])
+    return losses
+
+
+def show_against(label: str, one: Path, other: Path) -> None:
+    """The mean difference of the default to that in another folder, by seed."""
+    if not ((one / RUNS).exists() and (other / RUNS).exists()):
+        return
+    own, others = read(one)["mixwell"], read(other)["mixwell"]
+    seeds = sorted(own.keys() & others.keys())
+    found = interval([own[seed] - others[seed] for seed in seeds])
+    print(
+        f"{label:24}{fmean(own[s] for s in seeds):9.4f}{fmean(others[s] for s in seeds):9.4f}  {found.mean:+.4f} "
+        f"[{found.low:+.4f}, {found.high:+.4f}]  {len(seeds)} seeds"
+    )
+
+
+def summary(problem: str, steps: str, out: Path) -> list[tables.Row]:
+    """One row for each arm but uniform weights: means, the mean difference by seed and its interval."""
+    losses = read(out)
     uniform = losses.pop("uniform")
     rows: list[tables.Row] = []
     for arm, own in losses.items():
@@ -113,6 +135,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/defaults"))
     parser.add_argument("--quiet", action="store_true", help="print the table alone")
     parser.add_argument("--only-show", action="store_true", help="read what is there, run nothing")
+    parser.add_argument(
+        "--against", type=Path, default=None, help="a folder of another call, to compare with"
+    )
     given = parser.parse_args()
     if not given.only_show:
         for steps in given.steps.split(","):
@@ -128,6 +153,12 @@ def main() -> None:
     print(f"{head}  difference to uniform [95%]")
     for row in found:
         show(row)
+    if given.against is not None:
+        print(f"\nthe same, and in {given.against}: losses of mixwell, difference [95%]")
+        for problem in given.problems.split(","):
+            for steps in given.steps.split(","):
+                name = problem if steps == "own" else f"{problem}-{steps}"
+                show_against(name, given.out / name, given.against / name)
     tables.write(given.out / "defaults.csv", found)
     draw([row for row in found if row["arm"] == "mixwell"], given.out / "defaults.png")
 

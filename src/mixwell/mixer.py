@@ -198,6 +198,11 @@ class Mixer:
         return self._clock.remaining
 
     @property
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """The least and the greatest weight that the constraints allow each domain, as of the last update."""
+        return self._outer.limits(self.weights.names)
+
+    @property
     def lockstep(self) -> bool:
         """Whether all processes must run the model equally often, since each has parts of it (``fully_shard``)."""
         return self._parameters.spread

@@ -45,6 +45,18 @@ class OuterStep:
         allowed = constraining.constrain(weights.names, weights.log, self.constraints)
         return Weights(weights.names, np.maximum(allowed, TINY).tolist())
 
+    def limits(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+        """The least and the greatest weight that the constraints allow now.
+
+        Args:
+            names: the domains.
+
+        Returns:
+            Both by domain.
+        """
+        low, high = constraining.limits(names, self.constraints)
+        return dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True))
+
     def move(
         self, weights: Weights, scores: Vector | None, clock: RoundClock, *, noise: Vector | None = None
     ) -> float:

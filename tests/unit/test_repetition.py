@@ -112,6 +112,7 @@ def test_what_is_wanted_most_follows_the_bound() -> None:
     expected = np.minimum(1.0, 10 * 12 / np.maximum(left, 1))
     np.testing.assert_allclose(played.weights[:-1, 0], expected[:-1], rtol=1e-9)
     assert played.weights[0, 0] == pytest.approx(0.2)
+    assert played.mixer.limits == {"d0": (0.0, 1.0), "d1": (0.0, 1.0)}  # nothing is left to be held back for
     assert played.weights[-1, 0] > 0.99
 
 

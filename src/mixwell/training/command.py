@@ -94,6 +94,10 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
         chosen = config.traces if config.traces in made.memory else config.mixer.method
         kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in made.memory.items())
         say(console, f"memory         {_bytes(made.memory[chosen])} more than plain training ({kinds})")
+        if made.limits:
+            held = ", ".join(f"{name} {high:.0%}" for name, high in made.limits.items())
+            why = "mixer.options.epochs_ahead, cap and max_epochs limit it"
+            say(console, f"limits         greatest weight at first: {held} ({why})")
         if config.mixer.method == "mixwell":
             say(console, f"traces         {chosen}. For this model: {made.advice}")
     if processes > 1 and made.updates and config.mixer.method == "mixwell":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final, get_args
 
 import torch
@@ -60,6 +60,7 @@ class Plan:
         plain_seconds: of a step with fixed weights.
         steps: of the run.
         advice: which kind of traces to take, and why.
+        limits: the greatest weight at first of domains that have one below 1.
     """
 
     parameters: int
@@ -73,6 +74,7 @@ class Plan:
     plain_seconds: float
     steps: int
     advice: str
+    limits: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def total_seconds(self) -> float:
@@ -131,6 +133,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
         plain_seconds=plain,
         steps=config.steps,
         advice=advice(config, trainable, data),
+        limits={name: high for name, (_, high) in trainer.mixer.limits.items() if high < 1},
     )
 
 

@@ -29,6 +29,19 @@ def test_plan_tells_what_a_run_costs(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_plan_and_run_hold_a_small_domain_back(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    (tmp_path / "letters.txt").write_text("alpha beta gamma " * 2)  # two rows, of 192 that the run takes
+    out, _ = mixwell("plan", path, cwd=tmp_path)
+    assert "greatest weight at first: letters 17% (mixer.options.epochs_ahead" in out
+    mixwell("run", path, "--no-report", cwd=tmp_path)
+    (done,) = (tmp_path / "runs").iterdir()
+    history = json.loads((done / "mixture.json").read_text())["history"]
+    assert history[0]["weights"]["letters"] == pytest.approx(2 * 16 / 192)
+    out, _ = mixwell("plan", path, "--set", "mixer.options.epochs_ahead=null", cwd=tmp_path)
+    assert "limits" not in out
+
+
 def test_plan_tells_what_processes_exchange_and_hold(tmp_path: Path) -> None:
     args = ("plan", write_config(tmp_path), "--processes", "4", "--set", "mixer.traces=dense")
     out, _ = mixwell(*args, cwd=tmp_path)
