@@ -39,7 +39,7 @@ def test_plan_and_run_hold_a_small_domain_back(tmp_path: Path) -> None:
     history = json.loads((done / "mixture.json").read_text())["history"]
     assert history[0]["weights"]["letters"] == pytest.approx(2 * 16 / 192)
     out, _ = mixwell("plan", path, "--set", "mixer.options.epochs_ahead=null", cwd=tmp_path)
-    assert "limits" not in out
+    assert "greatest weight" not in out
 
 
 def test_plan_tells_what_processes_exchange_and_hold(tmp_path: Path) -> None:
