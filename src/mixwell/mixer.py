@@ -289,7 +289,9 @@ class Mixer:
         counting = counted_inputs(self._model) if look else nullcontext([rows or 0])
         with counting as counted, self._scopes.collect(name, self.steps_done, portion=portion) as scope:
             yield scope
-        self._row_counts.add(index, sum(counted))
+        # Inputs of length 1 are as likely packed sequences, whose rows are not seen.
+        if not (look and set(counted) == {1}):
+            self._row_counts.add(index, sum(counted))
         with self._parameters.full_precision():
             if self._accept(name, scope):
                 self._expect_told(name, scope)
@@ -563,6 +565,7 @@ class Mixer:
         history, steps = (tensors[f"weights.{part}"].cpu().numpy() for part in ("history", "steps"))
         self.weights.load_state(history, steps)
         self._clock.load_state(values["clock"])
+        self._outer.at_step(self._clock.round_start if values["rounds"] else 0)
         self._outer.update.load_state(values["update"])
         self._shares.inclusion = values["inclusion"]
         self.rounds = [RoundRecord(**record) for record in values["rounds"]]
@@ -814,8 +817,10 @@ class Mixer:
 
     def _expect_no_validation_due(self) -> None:
         if self.validation_due:
+            begun = self._shares.of(_VALIDATION)
+            so_far = f" (shares that sum to {begun:g} of 1 were given)" if begun else ""
             raise RuntimeError(
-                f"a validation gradient is due after step {self.steps_done}: compute it in `with "
+                f"a validation gradient is due after step {self.steps_done}{so_far}: compute it in `with "
                 "mixer.validation():` where mixer.validation_due is true, before more training"
             )
 

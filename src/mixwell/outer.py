@@ -40,6 +40,7 @@ class OuterStep:
             The weights.
         """
         weights = Weights(domains, initial)
+        self.at_step(0)  # the constraints may have served another run
         if not self.constraints:
             return weights
         allowed = constraining.constrain(weights.names, weights.log, self.constraints)
@@ -56,6 +57,19 @@ class OuterStep:
         """
         low, high = constraining.limits(names, self.constraints)
         return dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True))
+
+    def at_step(self, steps_done: int) -> None:
+        """Set the time of the constraints.
+
+        Args:
+            steps_done: training steps before the bounds that are asked for next.
+        """
+        for constraint in self.constraints:
+            constraint.at_step(steps_done)
+
+    def _allows(self, weights: Weights) -> bool:
+        low, high = constraining.limits(weights.names, self.constraints)
+        return bool(((weights.values >= low - 1e-12) & (weights.values <= high + 1e-12)).all())
 
     def move(
         self, weights: Weights, scores: Vector | None, clock: RoundClock, *, noise: Vector | None = None
@@ -81,9 +95,9 @@ class OuterStep:
                 fraction=clock.round_length / clock.horizon,
                 noise=noise,
             )
-        if alpha > 0:
-            for constraint in self.constraints:
-                constraint.at_step(clock.steps_done)
+        self.at_step(clock.steps_done)
+        # Bounds that have become narrower hold also where the scores say nothing.
+        if alpha > 0 or (self.constraints and not self._allows(weights)):
             log = constraining.apply(weights.names, log, self.constraints, step_size=alpha)
         weights.advance(log, steps=clock.round_length)
         return alpha

@@ -21,7 +21,7 @@ class RoundRecord:
         new_weights: of the domains in the next round.
         losses: the mean of the losses that were observed, by domain, where they were.
         skipped: how many non-finite contributions were left out, by domain, where there were any;
-            ``"validation"`` where the whole update was.
+            ``"validation"`` counts validation points (with all of them the update).
         noise: the standard error of each score, from the spread of the scores at the round's validation points; of
             one point from the parts of its batch, where there were several. It contains the noise of the iterates
             (of one point: not even that) and of the validation batches, not that of the traces.

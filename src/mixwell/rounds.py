@@ -11,13 +11,16 @@ POINTS, SPAN = 8, 0.5
 are in."""
 
 
-def validation_points(length: int, *, points: int = POINTS, span: float = SPAN) -> tuple[int, ...]:
+def validation_points(
+    length: int, *, points: int = POINTS, span: float = SPAN, window: int | None = None
+) -> tuple[int, ...]:
     """The steps of a round after which a validation gradient is due: evenly spaced in its later part.
 
     Args:
         length: the number of steps in the round.
         points: how many; fewer where that part of the round has no more steps.
         span: the part of the round, at its end, in (0, 1].
+        window: the greatest number of last steps that it may have.
 
     Returns:
         Increasing; the last one is ``length``.
@@ -26,7 +29,7 @@ def validation_points(length: int, *, points: int = POINTS, span: float = SPAN) 
         >>> validation_points(84, points=4), validation_points(3, points=4), validation_points(84, points=1)
         ((53, 63, 74, 84), (2, 3), (84,))
     """
-    later = max(1, math.ceil(span * length))
+    later = min(max(1, math.ceil(span * length)), window or length)
     count = min(points, later)
     return tuple(length - later + math.ceil(later * (i + 1) / count) for i in range(count))
 

@@ -197,7 +197,8 @@ def trust(scores: Vector, noise: Vector | None) -> float:
 
     ``max(0, 1 - (1 - 1/m) sum_j s_j^2 / sum_j (h_j - mean h)^2)`` with the standard errors ``s_j``: the expected
     squared length of what noise alone would leave in the simplex's tangent space, over the squared length that is
-    there. Scores without noise have 1; scores that noise explains have 0.
+    there. Scores without noise have 1; scores that noise explains have 0. The errors of the domains are taken for
+    independent: noise that all share counts as if it moved the direction, which makes steps shorter than need be.
 
     Args:
         scores: of a round, finite, shape ``(m,)``.
@@ -299,6 +300,7 @@ class SelfTunedMirrorDescent(MirrorUpdate):
         # Equal scores differ from their mean by rounding, which must not be taken for a direction.
         rounding = 8 * float(np.finfo(np.float64).eps) * float(np.abs(scores).max()) / fraction
         if spread <= max(rounding, SMALLEST_SPREAD):
+            self._trusted = 0.0
             return 0.0
         self._size = max(min(spread, float(np.finfo(np.float64).max)), self._size / 2)
         trusted = self._trusted = trust(scores, noise) if self.shrink else 1.0
@@ -323,7 +325,7 @@ class SelfTunedMirrorDescent(MirrorUpdate):
     def state(self) -> UpdateState:
         """The size and the direction of the recent hypergradients, and the gain."""
         last = [] if self._last is None else self._last.tolist()
-        return {"size": self._size, "gain": self._gain, "last": last}
+        return {"size": self._size, "gain": self._gain, "trusted": self._trusted, "last": last}
 
     def load_state(self, state: UpdateState) -> None:
         """Take up size, direction and gain.
@@ -332,6 +334,7 @@ class SelfTunedMirrorDescent(MirrorUpdate):
             state: what :meth:`state` gave.
         """
         self._size, self._gain = float(cast("float", state["size"])), float(cast("float", state["gain"]))
+        self._trusted = float(cast("float", state["trusted"]))
         last = cast("list[float]", state["last"])
         self._last = np.array(last, dtype=np.float64) if last else None
 

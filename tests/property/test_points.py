@@ -41,6 +41,8 @@ def test_signals_say_where_their_points_are() -> None:
     assert Hypergradient().validation_points(84) == validation_points(84, points=8, span=0.5)
     assert Hypergradient(points=1, span=0.1).validation_points(84) == (84,)
     assert Still().validation_points(84) == ()
+    assert Hypergradient(window=5).validation_points(49) == (45, 46, 47, 48, 49)  # traces are zero before
+    assert Hypergradient(window=60).validation_points(84) == validation_points(84)
 
 
 @pytest.mark.parametrize(

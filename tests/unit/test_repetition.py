@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,9 @@ import mixwell
 from mixwell import Cap, EpochCap, EpochPace, Floor, Hypergradient, MirrorDescent
 from mixwell.constraints import limits
 from mixwell.methods.hypergradient import MixwellOptions
+from mixwell.outer import OuterStep
 from mixwell.repetition import EPOCHS_AHEAD
+from mixwell.rounds import RoundClock
 from mixwell.training import mixing, settings
 from scripted import Script, names, play
 
@@ -114,6 +117,59 @@ def test_what_is_wanted_most_follows_the_bound() -> None:
     assert played.weights[0, 0] == pytest.approx(0.2)
     assert played.mixer.limits == {"d0": (0.0, 1.0), "d1": (0.0, 1.0)}  # nothing is left to be held back for
     assert played.weights[-1, 0] > 0.99
+
+
+def test_a_bound_that_has_become_narrower_holds_also_where_scores_say_nothing() -> None:
+    cap = EpochCap(SIZES, {"a": 1.0}, batch_size=20, budget=10)
+    outer, clock = OuterStep(None, [cap]), RoundClock(5, budget=10, warmup=0)
+    weights = outer.start(["a", "b"], [0.2, 0.8])
+    assert weights["a"] == pytest.approx(0.2)
+    for _ in range(5):
+        clock.tick()
+    cap.spend({"a": 46}, steps_done=5)
+    outer.move(weights, None, clock)
+    assert weights["a"] == pytest.approx(5 / 100)  # four rows are left, and one that counts may be ahead by
+
+
+def test_the_limits_of_a_resumed_run_are_those_of_its_last_update(tmp_path: Any) -> None:
+    def new() -> mixwell.Mixer:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        pace = EpochPace({"a": 4, "b": 400}, 3, batch_size=6, budget=12)
+        return mixwell.Mixer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            ["a", "b"],
+            budget=12,
+            horizon=4,
+            constraints=[pace],
+        )
+
+    mixer = new()
+    module: Any = mixer._model
+    for _ in range(6):
+        for name in ("a", "b"):
+            with mixer.domain(name, rows=3):
+                module(torch.ones(3, 2)).mean().backward()
+        mixer.step()
+        if mixer.validation_due:
+            with mixer.validation():
+                module(torch.ones(1, 2)).mean().backward()
+    assert mixer.limits["a"][1] == pytest.approx(12 / 48)
+    mixer.save(tmp_path / "state")
+    again = new()
+    again.load(tmp_path / "state")
+    assert again.limits == mixer.limits
+
+
+def test_constraints_that_served_one_run_begin_anew_in_the_next() -> None:
+    pace = EpochPace(SIZES, 4, batch_size=20, budget=100)
+    pace.at_step(99)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mixer = mixwell.Mixer(model, optimizer, ["a", "b"], budget=100, constraints=[pace])
+    assert mixer.weights["a"] == pytest.approx(0.1)
+    assert mixer.limits["a"] == (0.0, pytest.approx(0.1))
 
 
 def config(tmp_path: Any, **mixer: Any) -> Any:

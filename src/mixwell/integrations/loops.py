@@ -49,7 +49,8 @@ class MixedLoop:
         loader: batches of an :class:`Interleaved`, with the name of each row's domain.
         model: to be trained, wrapped or not.
         optimizer: trains it, wrapped or not.
-        validation: batches, such as a ``DataLoader``; one is taken for every update.
+        validation: batches, such as a ``DataLoader``; one is taken for every validation gradient (eight in a
+            round, by default); ``mixer.validation_rows`` gives a size.
         losses: from the model and a batch the loss of each row.
         rows: the training data; by default found in ``loader.dataset``.
         labels: from a batch the domain of each row; by default its column ``domain``, or the last part of a tuple.

@@ -268,7 +268,9 @@ def _fidelity_section(measured: Sequence[tuple[Told, dict[str, Any]]]) -> Sectio
         for run, line in measured
     ]
     words = [
-        f"{run.name}, after step {line['step']}: {one}." for run, line in measured for one in line["verdict"]
+        f"{run.name}, after step {line['step']}: {one}."
+        for run, line in measured
+        for one in line.get("verdict", [])
     ]
     return Section("Is the hypergradient right?", [text, *words], sheets=[Sheet(columns, rows)])
 

@@ -43,7 +43,10 @@ class Hypergradient(Signal):
 
         ``h_j = -mean_{t in S} <grad L_V(theta_{k,t}), z_{j,t}>``
 
-    with the traces as they are after step t. They take no more memory. ``points=1`` is the paper's S = {T}.
+    with the traces as they are after step t. They take no more memory. ``points=1`` is the paper's S = {T}. With
+    momentum or Adam, traces that are not carried count a gradient by what it does until the end of the round, so
+    scores at earlier points are too large by what momentum still has to do, in nearly the same proportion for all
+    domains: the direction is right, the length of the mean is not.
 
     Args:
         curvature: H; a number is the gamma of :class:`mixwell.IsotropicCurvature`, the default is the paper's
@@ -112,7 +115,7 @@ class Hypergradient(Signal):
         return True
 
     def validation_points(self, length: int) -> tuple[int, ...]:
-        """Evenly spaced over the last ``span`` of the round, with the end of the round.
+        """Evenly spaced over the last ``span`` of the round (or the window, if that is less), with its end.
 
         Args:
             length: the number of steps in the round.
@@ -120,7 +123,8 @@ class Hypergradient(Signal):
         Returns:
             Increasing step numbers.
         """
-        return rounds.validation_points(length, points=self.points, span=self.span)
+        # Before the window the traces are zero, and so would the scores be.
+        return rounds.validation_points(length, points=self.points, span=self.span, window=self.window)
 
     def attach(
         self,

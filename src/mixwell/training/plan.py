@@ -79,7 +79,9 @@ class Plan:
     @property
     def total_seconds(self) -> float:
         """Of all training steps, validation gradients and trials."""
-        here = self.steps * (self.seconds + self.extra_arithmetic * self.plain_seconds)
+        # With T = 1 every timed step has a validation gradient in it.
+        more = self.extra_arithmetic * self.plain_seconds if self.horizon > 1 else 0.0
+        here = self.steps * (self.seconds + more)
         return here + self.steps_before * self.plain_seconds
 
 
@@ -104,6 +106,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     # What trials find is not known yet, nor is a reference model there.
     chosen = config if learned and not method.needs.reference else fixed
     trainer = Trainer(chosen, trainable, data.domains, data.validation)
+    limits = trainer.mixer.limits
     seconds, plain = _seconds([trainer, Trainer(fixed, trainable, data.domains, data.validation)])
     horizon = mixing.horizon(config)
     updates = -(-(config.steps - config.mixer.warmup) // horizon) if learned else 0
@@ -133,7 +136,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
         plain_seconds=plain,
         steps=config.steps,
         advice=advice(config, trainable, data),
-        limits={name: high for name, (_, high) in trainer.mixer.limits.items() if high < 1},
+        limits={name: high for name, (_, high) in limits.items() if high < 1},
     )
 
 

@@ -171,7 +171,8 @@ def expect_possible(config: Config, *, validation: int) -> None:
         )
     if 0 < validation < count:
         raise ValueError(
-            f"a validation gradient of {validation} rows cannot be shared by {count} processes; give more rows"
+            f"a validation gradient of {validation} rows cannot be shared by {count} processes; "
+            "raise mixer.validation_rows, or give a larger validation set"
         )
 
 

@@ -124,6 +124,7 @@ class Trainer:
         if validation is not None and self.mixer.signal.needs_validation:
             self._cursor = Cursor(len(validation), f"seed {config.seed}, validation set")
             given, rows = config.mixer.validation_rows, self.mixer.validation_rows(config.batch.rows)
+            rows = max(rows, processes.count())  # each has one at least
             self.validation_rows = min(rows if given == "auto" else given, len(validation))
         several.expect_possible(config, validation=self.validation_rows)
         if processes.rank():  # so that no two drop out the same

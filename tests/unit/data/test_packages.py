@@ -55,6 +55,27 @@ def test_fetched_once_and_told(registry: Package, tmp_path: Path) -> None:
     assert list(found.items()) == [("package/a.txt", b"first"), ("package/b.txt", b"second")]
 
 
+def test_pip_runs_nothing_of_an_archive_with_another_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip runs setup.py of a source distribution, so the checksum must be compared before that."""
+    served, ran = tmp_path / "served", tmp_path / "ran"
+    served.mkdir()
+    setup = (
+        f"open({str(ran)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='words', version='1.0')\n"
+    )
+    archive = served / "words-1.0.tar.gz"
+    archive.write_bytes(
+        tarball({"words-1.0/setup.py": setup.encode(), "words-1.0/PKG-INFO": b"Name: words\nVersion: 1.0\n"})
+    )
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(served))
+    monkeypatch.setenv("MIXWELL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(OSError, match=r"cannot fetch words==1\.0 from PyPI"):
+        packages.fetch(Package("PyPI", "words", "1.0", "0" * 64), say=lambda _: None)
+    assert not ran.exists()
+
+
 def test_a_damaged_archive_is_fetched_again(registry: Package) -> None:
     said: list[str] = []
     path = packages.fetch(registry, say=said.append)

@@ -326,11 +326,13 @@ class MixedTrainer(Trainer):
         wanted, (rank, count) = self._validation_rows, self._process
         if wanted is None:
             wanted = self.mixer.validation_rows(self._step_rows)
+        if not self._streamed:
+            wanted = min(wanted, len(self._validation))
         each = -(-wanted // count)
         if self._streamed:
             return self._reader.take(each), 1.0
         # As many rows in all as one process takes, unless all must run the model equally often.
-        wanted = each * count if self.mixer.lockstep else max(min(wanted, len(self._validation)), count)
+        wanted = each * count if self.mixer.lockstep else max(wanted, count)
         numbers = self._reader.take(wanted)
         own = numbers[rank::count]
         return readers.fetch(self._validation, own), count * len(own) / wanted
