@@ -29,36 +29,48 @@ def write(folder: Path, mixer: Mixer, plain: dict[str, Any]) -> None:
     processes.first(lambda: files.write(folder / PLACES, json.dumps({"processes": places})))
 
 
-def read(folder: Path, mixer: Mixer) -> dict[str, Any]:
+def read_places(folder: Path) -> dict[str, Any]:
+    """Read where the data were.
+
+    Args:
+        folder: of the checkpoint.
+
+    Returns:
+        The place of this process, or of all processes together where their number is another now.
+
+    Raises:
+        ValueError: the checkpoint has none of it, or is of another number of processes that read streams.
+    """
+    return _own(_places(folder), folder)
+
+
+def load_mixer(folder: Path, mixer: Mixer) -> None:
     """Take up a mixer, whatever the number of processes that saved it; all must call it.
 
     Args:
         folder: of the checkpoint.
         mixer: a new one, with the same settings.
 
-    Returns:
-        Where the data were: of this process, or of all processes together where their number is another now.
-
     Raises:
-        ValueError: the checkpoint has none of it, or is of other settings, or of another number of processes
-            that read streams.
+        ValueError: the checkpoint has none, or is of other settings.
     """
     try:
-        places = json.loads((folder / PLACES).read_text(encoding="utf-8"))["processes"]
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{folder} has no mixing.json: it was not saved by a MixedTrainer, or saving was cut off; take an "
-            "older checkpoint"
-        ) from error
-    own = _own(places, folder)
-    try:
-        mixer.load(folder / (ALONE if len(places) == 1 else TOGETHER))
+        mixer.load(folder / (ALONE if len(_places(folder)) == 1 else TOGETHER))
     except ValueError as error:
         raise ValueError(
             f"{error}\nTake the settings that it was saved with. To train longer, or otherwise, begin a new "
             "run from the checkpoint's model, with mixer={'weights': ...} as its mixture.json has them"
         ) from error
-    return own
+
+
+def _places(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return json.loads((folder / PLACES).read_text(encoding="utf-8"))["processes"]
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{folder} has no mixing.json: it was not saved by a MixedTrainer, or saving was cut off; take an "
+            "older checkpoint"
+        ) from error
 
 
 def _own(places: list[dict[str, Any]], folder: Path) -> dict[str, Any]:

@@ -359,11 +359,13 @@ class MixedTrainer(Trainer):
             losses_of.check(model, self._loss_type, inputs)
 
     def _load(self, folder: Path) -> None:
-        plain = checkpoints.read(folder, self.mixer)
+        plain = checkpoints.read_places(folder)
         per_epoch = len(self._feed) // self.args.gradient_accumulation_steps if self._feed.rows else 0
         done = self.state.global_step % (per_epoch or self.state.max_steps)
         passed_over = 0 if self.args.ignore_data_skip else done * self.args.gradient_accumulation_steps
+        # First, since its message about another batch size is the clearer one.
         self._feed.load_state(plain["feed"], passed_over=passed_over)
+        checkpoints.load_mixer(folder, self.mixer)
         self._reader.load_state(plain["validation"])
         self._sums[:] = plain["losses"]
 
