@@ -123,9 +123,9 @@ class Trainer:
         """Rows of one validation gradient; 0 where none is needed."""
         if validation is not None and self.mixer.signal.needs_validation:
             self._cursor = Cursor(len(validation), f"seed {config.seed}, validation set")
-            given, rows = config.mixer.validation_rows, self.mixer.validation_rows(config.batch.rows)
-            rows = max(rows, processes.count())  # each has one at least
-            self.validation_rows = min(rows if given == "auto" else given, len(validation))
+            points = len(self.mixer.signal.validation_points(self.mixer.horizon))
+            rows = validation_rows(config, self.mixer.horizon, points=points)
+            self.validation_rows = min(rows, len(validation))
         several.expect_possible(config, validation=self.validation_rows)
         if processes.rank():  # so that no two drop out the same
             randomness.seed(self._own_seed)
@@ -576,7 +576,8 @@ def validation_rows(config: Config, horizon: int, *, points: int) -> int:
     wanted = config.mixer.validation_rows
     if wanted != "auto":
         return wanted
-    return costs.validation_rows(config.batch.rows, steps=horizon, points=points)
+    # Each process has one at least.
+    return max(costs.validation_rows(config.batch.rows, steps=horizon, points=points), processes.count())
 
 
 def choose_device(name: str) -> torch.device:
