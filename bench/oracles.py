@@ -17,10 +17,8 @@ runs `bench/defaults.py` left in the folder --defaults: `regret.csv` has the pai
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,42 +66,39 @@ class Table:
     """Runs that were done, in a CSV file."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.rows: list[dict[str, Any]] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                self.rows = list(csv.DictReader(file))
+        self.path, self.rows = path, tables.read(path)
 
     def run(self, config: Config, kind: str, first: Array, second: Array, split: float, seed: int) -> float:
         """The validation loss of a run, from the table where it is there."""
-        key = {
+        key: tables.Row = {
             "kind": kind,
-            "seed": str(seed),
-            "split": f"{split:g}",
+            "seed": seed,
+            "split": split,
             "first": json.dumps(first.round(4).tolist()),
             "second": json.dumps(second.round(4).tolist()),
         }
         known = [row for row in self.rows if all(row[name] == value for name, value in key.items())]
         if not known:
             found = losses(config, first, second, split, seed)
-            row = {**key, **{name: f"{value:.6f}" for name, value in found.items()}}
+            row = {**key, **{name: round(value, 6) for name, value in found.items()}}
             self.rows.append(row)
-            with self.path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(row))
-                writer.writeheader()
-                writer.writerows(self.rows)
+            tables.write(self.path, self.rows)
             print(
                 f"{len(self.rows):4d} {kind:8} {row['first']} {row['second']} {split:g}: {found}", flush=True
             )
             known = [row]
         return float(known[0]["validation"])
 
+    def tried(self, kind: str) -> int:
+        """How many runs of a kind the search has done."""
+        return sum(row["kind"] == kind and row["seed"] == 0 for row in self.rows)
+
     def best(self, kind: str) -> tuple[Array, Array, float]:
         """The mixtures and the split of the best run of a kind, of seed 0."""
-        own = [row for row in self.rows if row["kind"] == kind and row["seed"] == "0"]
+        own = [row for row in self.rows if row["kind"] == kind and row["seed"] == 0]
         row = min(own, key=lambda one: float(one["validation"]))
-        return np.array(json.loads(row["first"])), np.array(json.loads(row["second"])), float(row["split"])
+        first, second = (np.array(json.loads(str(row[part]))) for part in ("first", "second"))
+        return first, second, float(row["split"])
 
     def tests(self, kind: str, chosen: tuple[Array, Array, float]) -> dict[int, float]:
         """The test losses of all runs of a mixture, by seed."""
@@ -126,9 +121,11 @@ def search(given: argparse.Namespace) -> None:
     folder = given.out / Path(given.problem).stem
     config = settings.read(problems.find(given.problem, folder, Console()), given.set)
     table, m = Table(folder / f"oracles-{config.steps}.csv"), len(config.domains)
-    uniform, random = np.full(m, 1 / m), np.random.default_rng(0)
+    uniform = np.full(m, 1 / m)
     table.run(config, "uniform", uniform, uniform, 0.5, 0)
-    for k in range(given.static):
+    # Later draws are around the best so far, so a search that continues must not draw again what it has drawn.
+    for k in range(table.tried("static"), given.static):
+        random = np.random.default_rng((0, k))
         wide = random.dirichlet(np.full(m, (0.5, 1.0, 3.0)[k % 3]))
         mixture = (
             wide if k < given.static // 2 else around(random, table.best("static")[0], (0.7, 0.3)[k % 2])
@@ -136,7 +133,8 @@ def search(given: argparse.Namespace) -> None:
         mixture = np.maximum(mixture, 1e-4) / np.maximum(mixture, 1e-4).sum()
         table.run(config, "static", mixture, mixture, 0.5, 0)
     best = table.best("static")
-    for k in range(given.phases):
+    for k in range(table.tried("phases"), given.phases):
+        random = np.random.default_rng((1, k))
         if k < given.phases // 2:
             first, second = (around(random, (uniform, best[0])[k % 2], 0.5), around(random, best[0], 0.5))
             split = SPLITS[k % 3]
