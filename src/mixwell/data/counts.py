@@ -42,7 +42,7 @@ class Apportionment:
     Example:
         >>> batches = Apportionment(4, 3)
         >>> [batches.next(np.array([0.5, 0.3, 0.2])) for _ in range(5)]
-        [[2, 1, 1], [2, 1, 1], [2, 2, 0], [2, 1, 1], [2, 1, 1]]
+        [[2, 1, 1], [2, 1, 1], [2, 1, 1], [2, 2, 0], [2, 1, 1]]
 
     References:
         Tijdeman: The chairman assignment problem (Discrete Mathematics 32, 1980).
@@ -62,6 +62,7 @@ class Apportionment:
         """What is due to each domain from before, within rounding of zero in sum; the state."""
         self._shares = b""
         self._targets: list[float] = []
+        self._fractions: list[float] = []
         self._least: list[int] = []
         self._most: list[int] = []
 
@@ -110,22 +111,24 @@ class Apportionment:
         # Where less than a row is due, one at most: then a domain is in a batch just as often as its share says.
         most = np.where(whole < 1, 1, self.total)
         self._targets, self._most = targets.tolist(), most.tolist()
+        self._fractions = np.maximum(targets - whole, 0.0).tolist()
         self._least = np.minimum(max(self.least, 1), whole).tolist()
         self._shares = content
 
     def _hand_out(self, rest: int, counts: list[int], due: list[float], most: list[int]) -> None:
         """A row each to the domains whose next row must come soonest, those first to which most is due.
 
-        It must come after ``ceil((1 - left) / target)`` more batches. Less than a row is left to each of them, so
-        that none comes twice; what is to be handed out after them goes to whom most is due.
+        It must come after ``ceil((1 - left) / fraction)`` more batches, since the whole part of a target is given
+        in every batch and only its fraction accumulates. Less than a row is left to each of them, so that none
+        comes twice; what is to be handed out after them goes to whom most is due.
         """
         waiting = [
             (ceil(batches), -left, j)
-            for j, (wanted, count, target) in enumerate(zip(due, counts, self._targets, strict=True))
+            for j, (wanted, count, fraction) in enumerate(zip(due, counts, self._fractions, strict=True))
             if (left := wanted - count) > ROUNDING
             and count < most[j]
-            and target
-            and (batches := (1 - left) / target - ROUNDING) < inf
+            and fraction
+            and (batches := (1 - left) / fraction - ROUNDING) < inf
         ]
         waiting.sort()
         for _, _, j in waiting[:rest]:

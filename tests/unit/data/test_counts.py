@@ -87,13 +87,14 @@ def literal(carry: np.ndarray, shares: np.ndarray, total: int, least: int, most:
     targets = total * shares
     due = carry + targets
     whole = np.floor(targets + ROUNDING).astype(np.int64)
+    fractions = np.maximum(targets - whole, 0.0)
     most = np.minimum(most, np.where(whole < 1, 1, total))
     low = np.minimum(np.minimum(max(least, 1), whole), most)
     counts = np.clip(np.floor(due + ROUNDING).astype(np.int64), low, most)
     while counts.sum() < min(total, most.sum()):
         left, able = due - counts, counts < most
         with np.errstate(divide="ignore", over="ignore"):
-            batches = np.where(left > ROUNDING, np.ceil((1 - left) / targets - ROUNDING), np.inf)
+            batches = np.where(left > ROUNDING, np.ceil((1 - left) / fractions - ROUNDING), np.inf)
         batches = np.where(able, batches, np.inf)
         first = able & (batches == batches.min())
         counts[np.where(first, left, -np.inf).argmax()] += 1
@@ -118,6 +119,19 @@ def test_counts_and_what_is_carried_are_those_of_the_definition(data, m, least) 
             carry = carry + total * p - counts
             assert batches.next(p, most=most) == counts.tolist()
             assert batches.carry == carry.tolist()
+
+
+def test_a_target_of_more_than_a_row_does_not_delay_the_others() -> None:
+    """Its deadline was that of its whole target, so that it looked urgent in every batch: 1.3 rows behind."""
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        total = int(rng.integers(2, 6))
+        targets = np.append(1 + rng.random() * 0.05, rng.dirichlet(np.full(5, 0.5)) * (total - 1))
+        p = targets / targets.sum()
+        batches, given = Apportionment(total, 6), np.zeros(6)
+        for step in range(1, 100):
+            given += batches.next(p)
+            assert np.abs(given - step * total * p).max() <= 1 + 1e-6
 
 
 def test_a_batch_without_room_is_refused() -> None:
