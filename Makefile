@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo compare test lint docs screenshots bench bench-processes bench-peers peers reproduce clean
+.PHONY: demo compare test lint docs screenshots bench bench-processes bench-peers structure peers reproduce clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,9 @@ bench-processes: $(VENV)/.installed  ## what two processes exchange, and whether
 bench-peers: $(VENV)/.peers  ## what others cost, side by side
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python betty-ml==0.2.1
 	$(BIN)/python bench/peers.py
+
+structure: $(VENV)/.installed  ## rooms, files and names of the code and of a training step, compared with before the restructuring
+	$(BIN)/python bench/structure.py --compare bench/results/structure-before.json
 
 reproduce: $(VENV)/.installed  ## the paper's claims, small: about 10 minutes on two cores; runs/*/report.html
 	$(BIN)/mixwell reproduce quadratic
