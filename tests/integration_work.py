@@ -376,8 +376,8 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def train_plans(plans: Sequence[tuple[Sequence[Case], bool, str]]) -> None:
-    """Train cases, or go on with those that a folder has, and write what each found and ran, or its message."""
+def prepare_process() -> None:
+    """Where there are several, tell the integrations' libraries which process this is, and keep them quiet."""
     rank, count = processes.rank(), processes.count()
     places = {
         "LOCAL_RANK": rank,
@@ -389,6 +389,12 @@ def train_plans(plans: Sequence[tuple[Sequence[Case], bool, str]]) -> None:
     if count > 1:
         quiet()
         os.environ |= {name: str(value) for name, value in places.items()}
+
+
+def train_plans(plans: Sequence[tuple[Sequence[Case], bool, str]]) -> None:
+    """Train cases, or go on with those that a folder has, and write what each found and ran, or its message."""
+    rank, count = processes.rank(), processes.count()
+    prepare_process()
     for cases, resumed, folder in plans:
         for case in cases:
             name = written(case, resumed=resumed, count=count, rank=rank)

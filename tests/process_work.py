@@ -227,14 +227,15 @@ def resume_cases(cases: list[Case], folder: str) -> None:
         Path(folder, f"{case.name}.{count}.{rank}.json").write_text(json.dumps(found))
 
 
-def train_runs(plans: list[tuple[dict[str, Any], str, int | None]]) -> None:
-    """Begin runs, or go on with those that are there; to a step, or to the end."""
+def train_runs(plans: list[tuple[dict[str, Any], str, int | None]]) -> list[Any]:
+    """Begin runs, or resume those that are there; to a step, or to the end. Return the trainers that ended."""
     rank, count = processes.rank(), processes.count()
     from rich.console import Console
 
     from mixwell.training import settings
     from mixwell.training.run import CONFIG, Run
 
+    done: list[Any] = []
     for plain, folder, until in plans:
         # Asked of the run after every step; only the last process wants to stop.
         asked = iter(range(10**9))
@@ -245,9 +246,10 @@ def train_runs(plans: list[tuple[dict[str, Any], str, int | None]]) -> None:
 
         run = Run(settings.check(plain), Path(folder), console=Console(quiet=True), stopping=stopping)
         try:
-            run.resume() if processes.first((Path(folder) / CONFIG).exists) else run.start()
+            done.append(run.resume() if processes.first((Path(folder) / CONFIG).exists) else run.start())
         except InterruptedError:
             assert until is not None
+    return done
 
 
 def differ(folder: str) -> None:
