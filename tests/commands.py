@@ -16,6 +16,9 @@ import pytest
 
 from mixwell.cli import main
 
+PATIENCE = 1800
+"""Seconds after which a process hangs, however slow and busy the machine is. No test waits for them to pass."""
+
 
 def command(*args: str | Path, cwd: Path, **options: Any) -> subprocess.Popen[str]:
     """Begin `mixwell ...` in a process of its own, with a cache of its own."""

@@ -7,10 +7,11 @@ import torch
 from mixwell.data import mnist
 from mixwell.data.mnist import Mnist
 
-# The same examples in every run, and no limit on their time: nothing fails by chance or on a busy machine.
-# HYPOTHESIS_PROFILE=random looks for new ones.
-hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True)
-hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
+# The same examples in every run, and no limit on the time to draw or to run them: nothing fails by chance or on a
+# busy machine. HYPOTHESIS_PROFILE=random looks for new ones.
+untimed = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("fixed", untimed, derandomize=True)
+hypothesis.settings.register_profile("random", untimed, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 

@@ -83,6 +83,27 @@ def mse(model: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
     return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
+def step_by_domain(
+    mixer: mixwell.Mixer,
+    model: nn.Module,
+    step: Mapping[str, Batch],
+    loss: Callable[[nn.Module, Batch], Tensor] = mse,
+) -> None:
+    """One training step with one batch per domain."""
+    for name, batch in step.items():
+        with mixer.domain(name):
+            loss(model, batch).backward(create_graph=mixer.needs_graph)
+    mixer.step()
+
+
+def step_mixed(mixer: mixwell.Mixer, model: nn.Module, step: Mapping[str, Batch]) -> None:
+    """One training step with one batch, in which the rows of the domains take turns."""
+    x, y = (torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*step.values(), strict=True))
+    with mixer.batch(list(step) * (len(x) // len(step))) as batch:
+        batch.weigh((model(x) - y).square().mean(dim=1)).backward()
+    mixer.step()
+
+
 def train(
     mixer: mixwell.Mixer,
     model: nn.Module,
@@ -92,10 +113,18 @@ def train(
 ) -> None:
     """The loop of the README."""
     for step in batches:
-        for name, batch in step.items():
-            with mixer.domain(name):
-                loss(model, batch).backward(create_graph=mixer.needs_graph)
-        mixer.step()
+        step_by_domain(mixer, model, step, loss)
         if mixer.validation_due:
             with mixer.validation():
                 loss(model, validation).backward()
+
+
+def train_mixed(
+    mixer: mixwell.Mixer, model: nn.Module, batches: Iterable[Mapping[str, Batch]], validation: Batch
+) -> None:
+    """:func:`train` with mixed batches."""
+    for step in batches:
+        step_mixed(mixer, model, step)
+        if mixer.validation_due:
+            with mixer.validation():
+                mse(model, validation).backward()

@@ -30,7 +30,11 @@ def count(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], s
 def descend(
     setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]
 ) -> tuple[int, list[float], int]:
-    """Noisy descent of so many steps, which can continue: where it began, where it ended, and its threads."""
+    """Noisy descent of so many steps, which can continue: where it began, where it ended, and its threads.
+
+    While there is a file ``hold``, it waits after half of them to be stopped.
+    """
+    folder = checkpoint.parent.parent
     random = torch.Generator().manual_seed(setting)
     place, begun = torch.randn(5, generator=random), 0
     if checkpoint.exists():
@@ -40,8 +44,9 @@ def descend(
     for step in range(begun, setting):
         place = place - 0.1 * (torch.sin(place) + torch.randn(5, generator=random))
         report(step + 1)
-        (checkpoint.parent.parent / "begun").touch()
-        time.sleep(0.005)
+        (folder / "begun").touch()
+        while step == setting // 2 and (folder / "hold").exists() and not stopping():
+            time.sleep(0.01)
         if stopping():
             tensors = {"place": place, "random": random.get_state()}
             state.write(checkpoint, {"steps": step + 1, "tensors": tensors})
@@ -50,8 +55,12 @@ def descend(
 
 
 def where(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):
-    """Work that tells of its process, and lets others have a turn."""
-    time.sleep(0.5)
+    """Work that tells of its process, and waits until so many are at work."""
+    at_work = checkpoint.parent.parent / "at-work"
+    at_work.mkdir(exist_ok=True)
+    (at_work / str(os.getpid())).touch()
+    while len(list(at_work.iterdir())) < setting and not stopping():
+        time.sleep(0.01)
     return os.getpid(), os.getcwd(), os.environ.get("CLUSTER"), os.environ.get("MIXWELL_CACHE")
 
 

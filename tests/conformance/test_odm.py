@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import mixwell
+from commands import PATIENCE
 from mixwell import methods
 from mixwell.methods import Extra, Task
 from mixwell.signals.rewards import Rewards
@@ -169,7 +170,7 @@ def test_two_processes_have_the_same_weights(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    told = [process.communicate(timeout=300) for process in running]
+    told = [process.communicate(timeout=PATIENCE) for process in running]
     assert all(process.returncode == 0 for process in running), told
     first, second = (np.array(json.loads(out.splitlines()[-1])) for out, _ in told)
     np.testing.assert_array_equal(first, second)

@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 
+from commands import PATIENCE
 from process_work import in_processes, train_runs
 from training_texts import lines, write_config
 
@@ -154,12 +155,12 @@ def test_a_killed_process_stops_the_run_which_restarts_to_the_same_end(folder: P
     write_config(tmp_path, batch={"rows": 12}, mixer={"traces": "dense"}, steps=STEPS)
     args = ("run", "tiny.yaml", "--no-report", "--out", "killed", "--set", "output.checkpoint_every=3")
     running = torchrun(tmp_path, *args, restarts=3)
-    while not (tmp_path / "killed" / "metrics.jsonl").exists():
+    metrics, moment = tmp_path / "killed" / "metrics.jsonl", random.randint(1, STEPS // 2)
+    while not metrics.exists() or metrics.read_text().count('"kind": "step"') < moment:
         assert running.poll() is None
-        time.sleep(0.05)
-    time.sleep(random.uniform(0, 0.5))
+        time.sleep(0.01)
     os.kill(random.choice(ranks_of(running.pid)), signal.SIGKILL)
-    said, _ = running.communicate(timeout=120)
+    said, _ = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0, said
     # Who notices first is chance: the process that is left, or torchrun, which then stops it.
     assert "of 2 lost the others: one died, or did not answer" in said or "closing signal SIGTERM" in said
@@ -172,7 +173,7 @@ def test_a_run_of_somebody_else_is_left_alone_also_after_restarts(folder: Path) 
     """And the reason is told by the first process only."""
     before = lines(folder / "ddp-moved")
     running = torchrun(folder, "run", "tiny.yaml", "--out", "ddp-moved", restarts=1)
-    said, _ = running.communicate(timeout=120)
+    said, _ = running.communicate(timeout=PATIENCE)
     assert running.returncode
     assert (
         said.count("mixwell: there is a run in ddp-moved already") == 2

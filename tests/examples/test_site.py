@@ -19,6 +19,7 @@ import pytest
 from filelock import FileLock
 
 import mixwell
+from commands import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [
@@ -288,7 +289,7 @@ def test_search_works_from_the_file_system(browser: Any, site: Path) -> None:
     tab, noted = opened(browser, site / "index.html", 1280)
     tab.locator("input.md-search__input").click()
     tab.keyboard.type("projected traces")
-    tab.locator(".md-search-result__item a").first.wait_for(timeout=20_000)
+    tab.locator(".md-search-result__item a").first.wait_for(timeout=1000 * PATIENCE)
     assert "traces" in tab.locator(".md-search-result__list").inner_text().lower()
     assert noted == []
     tab.context.close()

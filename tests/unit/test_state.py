@@ -14,22 +14,19 @@ from safetensors.torch import save_file
 from torch import nn
 
 import mixwell
+from contract_tables import (
+    ESTIMATORS,
+    FORMS,
+    LOOPS,
+    ONE_STEP,
+    OPTIMIZERS,
+    TRACED,
+    UNKNOWN,
+    UPDATES,
+)
 from mixwell import state
 from problems import Batch, mse, names, regression_batches, train, two_layer
 
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
-}
-SIGNALS = {
-    "dense": lambda: mixwell.Hypergradient(0.5),
-    "bfloat16": lambda: mixwell.Hypergradient(traces=mixwell.BFloat16Traces()),
-    "sketched": lambda: mixwell.Hypergradient(traces=mixwell.SketchedTraces(40)),
-    "subset": lambda: mixwell.Hypergradient(traces=mixwell.SubsetTraces(["2.*"])),
-    "audited": lambda: mixwell.Hypergradient(traces=mixwell.AuditedTraces(mixwell.SketchedTraces(40))),
-    "carried": lambda: mixwell.Hypergradient(traces=mixwell.CarriedTraces()),
-    "exact": lambda: mixwell.Hypergradient(mixwell.ExactCurvature()),
-}
 STEPS = 11
 
 
@@ -44,22 +41,32 @@ def data() -> tuple[list[dict[str, Batch]], Batch]:
     return regression_batches(0, steps=STEPS, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("stop", [0, 1, 3, 5, 7])
-@pytest.mark.parametrize("signal", SIGNALS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_resume_bit_for_bit(optimizer: str, signal: str, stop: int, tmp_path: Path) -> None:
+def assert_resumes(
+    folder: Path,
+    estimator: str,
+    form: str,
+    stop: int,
+    *,
+    optimizer: str = "adamw",
+    update: str = "self-tuned",
+) -> None:
+    """Stopped and resumed from a file, a run ends as one that was never stopped."""
     batches, validation = data()
-    model, _, whole = build(optimizer, SIGNALS[signal])
-    train(whole, model, batches, validation)
 
-    first, first_opt, mixer = build(optimizer, SIGNALS[signal])
-    train(mixer, first, batches[:stop], validation)
-    mixer.save(tmp_path / "mixer.safetensors")
-    second, second_opt, resumed = build(optimizer, SIGNALS[signal])
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, mixwell.Mixer]:
+        return build(optimizer, ESTIMATORS[estimator], update=UPDATES[update]())
+
+    model, _, whole = make()
+    LOOPS[form](whole, model, batches, validation)
+
+    first, first_opt, mixer = make()
+    LOOPS[form](mixer, first, batches[:stop], validation)
+    mixer.save(folder / "mixer.safetensors")
+    second, second_opt, resumed = make()
     second.load_state_dict(first.state_dict())
     second_opt.load_state_dict(copy.deepcopy(first_opt.state_dict()))
-    resumed.load(tmp_path / "mixer.safetensors")
-    train(resumed, second, batches[stop:], validation)
+    resumed.load(folder / "mixer.safetensors")
+    LOOPS[form](resumed, second, batches[stop:], validation)
 
     np.testing.assert_array_equal(resumed.weights.log, whole.weights.log)
     np.testing.assert_array_equal(resumed.weights.history, whole.weights.history)
@@ -69,38 +76,28 @@ def test_resume_bit_for_bit(optimizer: str, signal: str, stop: int, tmp_path: Pa
         assert torch.equal(a, b)
 
 
-def test_resume_of_mixed_batches_bit_for_bit() -> None:
-    """The first batch of a mixer is looked at twice, which one that goes on must not do again."""
-    batches, validation = data()
-    labels = np.repeat(np.arange(3), len(batches[0][names(3)[0]][0]))
+@pytest.mark.parametrize("stop", [0, 1, 3, 5, 7])
+@pytest.mark.parametrize(("estimator", "form"), FORMS)
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_resume_bit_for_bit(optimizer: str, estimator: str, form: str, stop: int, tmp_path: Path) -> None:
+    assert_resumes(tmp_path, estimator, form, stop, optimizer=optimizer)
 
-    def train_mixed(mixer: mixwell.Mixer, model: nn.Module, steps: list[dict[str, Batch]]) -> None:
-        for step in steps:
-            x, y = (torch.cat(parts) for parts in zip(*step.values(), strict=True))
-            with mixer.batch(labels) as batch:
-                batch.weigh((model(x) - y).square().mean(dim=1)).backward()
-            mixer.step()
-            if mixer.validation_due:
-                with mixer.validation():
-                    mse(model, validation).backward()
 
-    model, _, whole = build("adamw", SIGNALS["dense"])
-    train_mixed(whole, model, batches)
-    for stop in (2, 3, 6):
-        first, first_opt, mixer = build("adamw", SIGNALS["dense"])
-        train_mixed(mixer, first, batches[:stop])
-        second, second_opt, resumed = build("adamw", SIGNALS["dense"])
-        second.load_state_dict(first.state_dict())
-        second_opt.load_state_dict(copy.deepcopy(first_opt.state_dict()))
-        resumed.load_state_dict(copy.deepcopy(mixer.state_dict()))
-        train_mixed(resumed, second, batches[stop:])
-        assert resumed.rounds == whole.rounds
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), second.parameters(), strict=True))
+@pytest.mark.parametrize("form", LOOPS)
+@pytest.mark.parametrize("update", UPDATES)
+def test_resume_with_every_update(update: str, form: str, tmp_path: Path) -> None:
+    assert_resumes(tmp_path, "projected", form, 7, update=update)
+
+
+@pytest.mark.filterwarnings(UNKNOWN)
+@pytest.mark.parametrize(("optimizer", "estimator"), TRACED)
+def test_resume_with_every_optimizer(optimizer: str, estimator: str, tmp_path: Path) -> None:
+    assert_resumes(tmp_path, estimator, "by domain", 7, optimizer=optimizer)
 
 
 def test_resume_between_the_end_of_a_round_and_its_update() -> None:
     batches, validation = data()
-    model, _, mixer = build("sgd", SIGNALS["dense"])
+    model, _, mixer = build("momentum", ESTIMATORS["dense"])
     train(mixer, model, batches[:4], validation)
     for name, batch in batches[4].items():
         with mixer.domain(name):
@@ -109,7 +106,7 @@ def test_resume_between_the_end_of_a_round_and_its_update() -> None:
     assert mixer.validation_due
     assert mixer.round_left == 0
     saved = copy.deepcopy(mixer.state_dict())
-    other, _, resumed = build("sgd", SIGNALS["dense"])
+    other, _, resumed = build("momentum", ESTIMATORS["dense"])
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(saved)
     for one, net in ((mixer, model), (resumed, other)):
@@ -118,28 +115,25 @@ def test_resume_between_the_end_of_a_round_and_its_update() -> None:
     np.testing.assert_array_equal(mixer.weights.log, resumed.weights.log)
 
 
-@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize(("estimator", "form"), FORMS)
 @pytest.mark.parametrize("validated", [False, True])
 def test_resume_between_two_validation_points_bit_for_bit(
-    signal: str, validated: bool, tmp_path: Path
+    estimator: str, form: str, validated: bool, tmp_path: Path
 ) -> None:
     """After step 3 of a round of 4, before or after its validation gradient; steps 2 and 4 have others."""
     batches, validation = data()
 
     def make() -> tuple[nn.Module, torch.optim.Optimizer, mixwell.Mixer]:
-        made = SIGNALS[signal]()
+        made = ESTIMATORS[estimator]()
         made.points, made.span = 3, 0.75
         return build("adamw", lambda: made)
 
     model, _, whole = make()
-    train(whole, model, batches, validation)
+    LOOPS[form](whole, model, batches, validation)
 
     first, first_opt, mixer = make()
-    train(mixer, first, batches[:3], validation)
-    for name, batch in batches[3].items():
-        with mixer.domain(name):
-            mse(first, batch).backward(create_graph=mixer.needs_graph)
-    mixer.step()
+    LOOPS[form](mixer, first, batches[:3], validation)
+    ONE_STEP[form](mixer, first, batches[3])
     assert mixer.validation_due
     if validated:
         with mixer.validation():
@@ -154,7 +148,7 @@ def test_resume_between_two_validation_points_bit_for_bit(
     if not validated:
         with resumed.validation():
             mse(second, validation).backward()
-    train(resumed, second, batches[4:], validation)
+    LOOPS[form](resumed, second, batches[4:], validation)
     assert [record.points for record in resumed.rounds] == [3, 3, 2]
     assert resumed.rounds == whole.rounds
     for a, b in zip(model.parameters(), second.parameters(), strict=True):
@@ -163,11 +157,11 @@ def test_resume_between_two_validation_points_bit_for_bit(
 
 def test_a_lost_point_is_still_lost_after_a_resume() -> None:
     batches, validation = data()
-    model, _, mixer = build("sgd", SIGNALS["dense"], on_nonfinite="skip")
+    model, _, mixer = build("momentum", ESTIMATORS["dense"], on_nonfinite="skip")
     train(mixer, model, batches[:3], validation)
     with pytest.warns(UserWarning, match="'validation'"):
         train(mixer, model, batches[3:4], (validation[0] * torch.nan, validation[1]))
-    other, _, resumed = build("sgd", SIGNALS["dense"], on_nonfinite="skip")
+    other, _, resumed = build("momentum", ESTIMATORS["dense"], on_nonfinite="skip")
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(copy.deepcopy(mixer.state_dict()))
     for one, net in ((mixer, model), (resumed, other)):
@@ -178,7 +172,7 @@ def test_a_lost_point_is_still_lost_after_a_resume() -> None:
 
 
 def test_a_file_of_the_format_before_is_refused(tmp_path: Path) -> None:
-    _, _, mixer = build("sgd", SIGNALS["dense"])
+    _, _, mixer = build("momentum", ESTIMATORS["dense"])
     old = {**mixer.state_dict(), "format": 1}
     state.write(tmp_path / "old", old)
     with pytest.raises(
@@ -190,7 +184,7 @@ def test_a_file_of_the_format_before_is_refused(tmp_path: Path) -> None:
 
 def test_no_state_between_the_parts_of_a_validation_gradient() -> None:
     batches, validation = data()
-    model, _, mixer = build("sgd", SIGNALS["dense"])
+    model, _, mixer = build("momentum", ESTIMATORS["dense"])
     train(mixer, model, batches[:3], validation)
     for name, batch in batches[3].items():
         with mixer.domain(name):
@@ -234,18 +228,18 @@ def test_measured_curvature_resumes(shape) -> None:
 
 def test_state_survives_torch_save_without_code(tmp_path: Path) -> None:
     batches, validation = data()
-    model, _, mixer = build("sgd", SIGNALS["dense"])
+    model, _, mixer = build("momentum", ESTIMATORS["dense"])
     train(mixer, model, batches[:6], validation)
     torch.save(mixer.state_dict(), tmp_path / "state.pt")
     loaded = torch.load(tmp_path / "state.pt", weights_only=True)
-    _, _, resumed = build("sgd", SIGNALS["dense"])
+    _, _, resumed = build("momentum", ESTIMATORS["dense"])
     resumed.load_state_dict(loaded)
     assert resumed.steps_done == 6
 
 
 def test_the_last_state_can_be_loaded_after_a_failure_in_mid_step() -> None:
     batches, validation = data()
-    model, _, mixer = build("sgd", SIGNALS["dense"])
+    model, _, mixer = build("momentum", ESTIMATORS["dense"])
     train(mixer, model, batches[:3], validation)
     saved, parameters = copy.deepcopy(mixer.state_dict()), copy.deepcopy(model.state_dict())
     train(mixer, model, batches[3:4], validation)
@@ -280,7 +274,7 @@ def test_many_rounds_and_odd_numbers_can_be_saved(tmp_path: Path) -> None:
 
 def test_no_state_in_the_middle_of_a_step() -> None:
     batches, _ = data()
-    model, _, mixer = build("sgd", SIGNALS["dense"])
+    model, _, mixer = build("momentum", ESTIMATORS["dense"])
     with mixer.domain("d0"):
         mse(model, batches[0]["d0"]).backward()
     with pytest.raises(RuntimeError, match="between steps, not in the middle of one"):
@@ -310,11 +304,11 @@ def test_no_state_in_the_middle_of_a_step() -> None:
 )
 def test_other_states_are_refused_and_nothing_changes(change, message: str) -> None:
     batches, validation = data()
-    model, _, mixer = build("sgd", SIGNALS["dense"])
+    model, _, mixer = build("momentum", ESTIMATORS["dense"])
     train(mixer, model, batches[:6], validation)
     changed = copy.deepcopy(mixer.state_dict())
     change(changed)
-    _, _, fresh = build("sgd", SIGNALS["dense"])
+    _, _, fresh = build("momentum", ESTIMATORS["dense"])
     with pytest.raises(ValueError, match=message):
         fresh.load_state_dict(changed)
     assert fresh.steps_done == 0
@@ -322,7 +316,7 @@ def test_other_states_are_refused_and_nothing_changes(change, message: str) -> N
 
 
 def test_files_that_are_no_state(tmp_path: Path) -> None:
-    _, _, mixer = build("sgd", SIGNALS["dense"])
+    _, _, mixer = build("momentum", ESTIMATORS["dense"])
 
     class Evil:
         def __reduce__(self):
@@ -342,7 +336,7 @@ def test_files_that_are_no_state(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, mixer = build("sgd", SIGNALS["dense"])
+    _, _, mixer = build("momentum", ESTIMATORS["dense"])
     target = tmp_path / "mixer.safetensors"
     mixer.save(target)
     before = target.read_bytes()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from commands import PATIENCE
 from mixwell import state, tables
 from mixwell.data.mnist import Mnist
 from mixwell.engines import Engine, Job
@@ -99,7 +100,6 @@ def test_trouble_with_a_result_saves_the_other_runs(tmp_path: Path, engine: Engi
     def full(job: Job[int], result: int) -> None:
         raise OSError("no space left on device")
 
-    begun = time.monotonic()
     with pytest.raises(OSError, match="no space left"):
         run_sweep(
             fail,
@@ -110,17 +110,14 @@ def test_trouble_with_a_result_saves_the_other_runs(tmp_path: Path, engine: Engi
             console=QUIET,
             engine=engine,
         )
-    assert (tmp_path / "long.safetensors").read_text() == "saved"
-    assert time.monotonic() - begun < 1000  # it did not wait for the long one's 10,000 seconds
+    assert (tmp_path / "long.safetensors").read_text() == "saved"  # it did not go on to its end
 
 
-def interrupt_when_begun(folder: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+def interrupt_when_begun(folder: Path, over: threading.Event) -> None:
+    while not over.wait(0.01):
         if (folder / "begun").exists():
             os.kill(os.getpid(), signal.SIGINT)
             return
-        time.sleep(0.01)
 
 
 @pytest.mark.usefixtures("ray_here")
@@ -139,11 +136,17 @@ def test_a_sweep_goes_on_with_another_engine(tmp_path: Path, first: str, then: s
 
     found: list[tuple[int, list[float], int]] = []
     before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
-    thread = threading.Thread(target=interrupt_when_begun, args=(tmp_path,))
+    (tmp_path / "hold").touch()
+    over = threading.Event()
+    thread = threading.Thread(target=interrupt_when_begun, args=(tmp_path, over))
     thread.start()
-    with pytest.raises(InterruptedError, match="the same command continues where this one left off"):
-        sweep(first)
-    thread.join()
+    try:
+        with pytest.raises(InterruptedError, match="the same command continues where this one left off"):
+            sweep(first)
+    finally:
+        over.set()
+        thread.join()
+    (tmp_path / "hold").unlink()
     assert not found
     assert [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)] == before
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["job.safetensors"]
@@ -235,7 +238,7 @@ def test_an_interrupted_sweep_continues_to_the_same_result(
         process.kill()
     else:
         os.killpg(process.pid, kind)
-    _, error = process.communicate(timeout=120)  # ends when the workers do: they hold the pipe, too
+    _, error = process.communicate(timeout=PATIENCE)  # ends when the workers do: they hold the pipe, too
     if kind != signal.SIGKILL and process.returncode != 0:  # 0: done already, on a fast machine
         assert process.returncode == 130, error
         assert error.strip() == "mixwell: stopped; the same command continues where this one left off"
@@ -251,15 +254,17 @@ def test_an_interrupted_sweep_continues_to_the_same_result(
 def steps_after_stop(folder: Path, *, beyond: int) -> int:
     """Run a sweep for a while and stop it; longer and longer, until its checkpoint is beyond some steps."""
     saved = folder / "unfinished" / "n50000-t7-s0-c2-b8-82bcc5d4.safetensors"
-    for seconds in (8.0, 16.0, 32.0, 64.0):
+    seconds = 8.0
+    while seconds < PATIENCE:
         process = subprocess.Popen(mnist_command(folder, budget=50_000), stdout=subprocess.DEVNULL)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=120) == 130
+        assert process.wait(timeout=PATIENCE) == 130
         steps = state.read(saved)["mixer"]["values"]["clock"]["steps_done"] if saved.exists() else 0
         assert steps >= beyond  # it never falls back
         if steps > beyond:
             return steps
+        seconds *= 2
     return beyond
 
 

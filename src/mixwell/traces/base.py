@@ -31,6 +31,7 @@ class StepModel:
         curvature: the coefficient of each parameter.
         clip: the factor by which clipping shortened the last combined gradient.
         remaining: steps until the end of the round, this one included.
+        indices: which of the optimiser's parameters these are; ``None`` for all.
     """
 
     optimizer: OptimizerModel
@@ -38,6 +39,7 @@ class StepModel:
     curvature: Sequence[float | Tensor]
     clip: float = 1.0
     remaining: int = 1
+    indices: Sequence[int] | None = None
 
     def shrink(self, index: int) -> float | Tensor:
         """The factor of the old trace of a parameter.
@@ -61,6 +63,19 @@ class StepModel:
         """
         return self.responses[index].rate * self.clip
 
+    def preconditioner(self, index: int) -> Tensor | None:
+        """The diagonal of P of a parameter as it is now: the optimiser may have stepped or been loaded since.
+
+        Args:
+            index: which parameter.
+
+        Returns:
+            ``None`` for the identity.
+        """
+        place = index if self.indices is None else self.indices[index]
+        compute = self.optimizer.response(place, remaining=1).preconditioner
+        return None if compute is None else compute()
+
     def subset(self, indices: Sequence[int]) -> StepModel:
         """The same for some of the parameters.
 
@@ -74,6 +89,7 @@ class StepModel:
             self,
             responses=[self.responses[i] for i in indices],
             curvature=[self.curvature[i] for i in indices],
+            indices=[i if self.indices is None else self.indices[i] for i in indices],
         )
 
 

@@ -232,11 +232,8 @@ class ProjectedTraces(Traces):
     def _preconditioned(self, vector: Gradients) -> Iterator[Tensor | None]:
         # P v, one parameter at a time.
         for index, gradient in enumerate(vector):
-            precondition = self._step.responses[index].preconditioner
-            if gradient is None or precondition is None:
-                yield gradient
-            else:
-                yield processes.whole(gradient * precondition())
+            scale = None if gradient is None else self._step.preconditioner(index)
+            yield gradient if gradient is None or scale is None else processes.whole(gradient * scale)
 
     def _factors(self, clip: float) -> tuple[list[float], list[float]]:
         """The decay and the rate of every parameter in this step."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commands import PATIENCE
 from mixwell.data import tokenised
 from mixwell.data.sources import Piece, Source, TextFiles, Texts
 from mixwell.data.tokenised import Tokenised, open_tokens, shared, tokenise
@@ -206,7 +207,7 @@ print(made.tokens)
 def test_two_processes_do_the_work_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TOGETHER, str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = sorted(process.communicate(timeout=60)[0].split() for process in running)
+    said = sorted(process.communicate(timeout=PATIENCE)[0].split() for process in running)
     assert said == [["4"], ["read", "4"]]
 
 

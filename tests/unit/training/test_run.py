@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from commands import command, mixwell
+from commands import PATIENCE, command, mixwell
 from mixwell.training import mixture
 from training_texts import WORDS, lines, write_config
 
@@ -102,7 +102,7 @@ def test_a_stop_saves_and_resume_goes_on(kind: signal.Signals, done: Path, tmp_p
     while process.poll() is None and not (run / "metrics.jsonl").exists():
         time.sleep(0.01)
     process.send_signal(kind)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     if process.returncode != 0:  # else it was quicker than the signal
         assert process.returncode == 130, (out, err)
         assert "and saved; `mixwell resume" in err
@@ -188,7 +188,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(done: Path, tmp_path: Path) -> N
     shutil.copytree(done / "cache", tmp_path / "cache")
     before = sorted(os.listdir(tmp_path / "run" / "checkpoints"))
     process = command("resume", "run", "--no-report", cwd=tmp_path, preexec_fn=_small_files)
-    _, err = process.communicate(timeout=240)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert "cannot write a checkpoint" in err
     assert "File too large" in err
