@@ -2,7 +2,8 @@
 
 Two processes on this machine (gloo) train a GPT of 1.6 M parameters on 8 domains, plain and mixed. Counted is what
 is given to torch.distributed; the wire is what the loopback device carried, in a network of its own where that can
-be had. Then the formula of mixwell.communication says what 64 accelerators, 7 B parameters and 30 domains take.
+be had. Then the formula of mixwell.distributed.communication says what 64 accelerators, 7 B parameters and
+30 domains take.
 
     python bench/communication.py [--steps 128]
 """
@@ -28,11 +29,11 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces
-from mixwell.communication import Bytes, Counted, Training
-from mixwell.models.gpt import Gpt
-from mixwell.parameters import Parameters
-from mixwell.projections import Projections
-from mixwell.theory import stochastic_horizon
+from mixwell.distributed.communication import Bytes, Counted, Training
+from mixwell.hypergradient.capture.projections import Projections
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.reference.theory import stochastic_horizon
+from mixwell.training.models.gpt import Gpt
 
 DOMAINS, ROWS, PROCESSES, CONTEXT, RANK = 8, 16, 2, 32, 32
 ARMS = {

@@ -26,9 +26,9 @@ from statistics import fmean
 
 import matplotlib as mpl
 
-from mixwell import tables
-from mixwell.experiments.compare.results import RUNS
-from mixwell.intervals import interval
+from mixwell.lab import tables
+from mixwell.lab.compare.results import RUNS
+from mixwell.lab.intervals import interval
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

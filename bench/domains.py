@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mixwell.experiments.demo import corpus as demo
+from mixwell.lab.demo import corpus as demo
 
 Batch = tuple[Tensor, Tensor]
 TARGET = -1

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mixwell import environment, files
+from mixwell.utils import environment, files
 
 PLAIN = "plain"
 MEGABYTE = 1e6

@@ -25,11 +25,10 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from mixwell import tables
-from mixwell.experiments import problems
-from mixwell.experiments.compare.results import RUNS
-from mixwell.intervals import interval
-from mixwell.training import randomness, settings
+from mixwell.lab import problems, tables
+from mixwell.lab.compare.results import RUNS
+from mixwell.lab.intervals import interval
+from mixwell.training import config_io, randomness
 from mixwell.training.config import Config
 from mixwell.training.run import Run
 from mixwell.training.trainer import Trainer
@@ -48,7 +47,7 @@ def losses(config: Config, first: Array, second: Array, split: float, seed: int)
         "weights": dict(zip(names, first.tolist(), strict=True)),
         "options": {},
     }
-    made = settings.check(plain, where="oracle")
+    made = config_io.check(plain, where="oracle")
     randomness.seed(seed)
     trainable, data = Run(made, Path("oracle"), console=Console(quiet=True)).load()
     trainer = Trainer(made, trainable, data.domains, data.validation)
@@ -119,7 +118,7 @@ def around(random: np.random.Generator, mixture: Array, size: float) -> Array:
 def search(given: argparse.Namespace) -> None:
     """Search one problem, and run the best mixtures with all seeds."""
     folder = given.out / Path(given.problem).stem
-    config = settings.read(problems.find(given.problem, folder, Console()), given.set)
+    config = config_io.read(problems.find(given.problem, folder, Console()), given.set)
     table, m = Table(folder / f"oracles-{config.steps}.csv"), len(config.domains)
     uniform = np.full(m, 1 / m)
     table.run(config, "uniform", uniform, uniform, 0.5, 0)

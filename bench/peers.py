@@ -24,7 +24,7 @@ import workloads
 from measure import MEGABYTE, PLAIN, Results, Seconds, parser, ratio, say
 from workloads import VARIANTS, WORKLOADS, Build
 
-from mixwell.comparison import tangent_cosine
+from mixwell.reference.comparison import tangent_cosine
 
 HORIZONS = (20, 50)
 TURNS = {20: 7, 50: 4}

@@ -21,7 +21,7 @@ from domains import images, taught, text
 from measure import Results, Round, parser, say
 from workloads import MOST, SPLIT, VARIANTS, Workload, adamw, cnn, gpt, mlp, sgd
 
-from mixwell.comparison import tangent_cosine
+from mixwell.reference.comparison import tangent_cosine
 
 REFERENCE = "dense"
 COMPARED = tuple(name for name in MOST if name not in (REFERENCE, SPLIT))

@@ -29,14 +29,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from mixwell import Hypergradient, Mixer
-from mixwell.accumulation import RoundScores
-from mixwell.comparison import tangent, tangent_cosine
-from mixwell.data.shuffles import Cursor
-from mixwell.experiments import problems
-from mixwell.parameters import Parameters
-from mixwell.rounds import validation_points
+from mixwell.data.shuffle import Cursor
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.lab import problems
+from mixwell.mixer.accumulation import RoundScores
+from mixwell.reference.comparison import tangent, tangent_cosine
 from mixwell.signals import Signal
-from mixwell.training import mixing, optimization, schedules, settings
+from mixwell.simplex.rounds import validation_points
+from mixwell.training import config_io, mixing, optimization, schedules
 from mixwell.training.run import Run
 
 Array = NDArray[np.float64]
@@ -47,7 +47,7 @@ EVALUATED = 4096
 class Study:
     """A problem, and training on it outside of the runner."""
 
-    def __init__(self, config: settings.Config) -> None:
+    def __init__(self, config: config_io.Config) -> None:
         self.config = config
         self.trainable, self.data = Run(config, Path("signal"), console=Console(quiet=True)).load()
         self.names = list(self.data.domains)
@@ -197,7 +197,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        config = settings.read(problems.find(given.problem, Path(folder), Console()), given.set)
+        config = config_io.read(problems.find(given.problem, Path(folder), Console()), given.set)
         study = Study(config)
     steps = mixing.horizon(config)
     begin = steps if given.begin is None else given.begin

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mixwell import environment
 from mixwell.data.sampler import Rule, Sampler
+from mixwell.utils import environment
 
 RULES: tuple[Rule, ...] = ("weight", "equal", "noise")
 BATCHES = (32, 256, 1024)

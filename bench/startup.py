@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mixwell import environment
+from mixwell.utils import environment
 
 COMMANDS = (
     "--help",

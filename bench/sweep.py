@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mixwell import environment
-from mixwell.experiments.mnist.experiment import Setting
-from mixwell.experiments.mnist.sweep import sweep
+from mixwell.lab.mnist.experiment import Setting
+from mixwell.lab.mnist.sweep import sweep
+from mixwell.utils import environment
 
 
 def seconds(settings: list[Setting], workers: int) -> float:

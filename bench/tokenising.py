@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mixwell import environment
 from mixwell.data.overlap import LineSketch, PassageSketch
 from mixwell.data.sources import TextFiles
-from mixwell.data.tokenised import tokenise
+from mixwell.data.token_files import tokenise
 from mixwell.data.tokenizer import Bytes
+from mixwell.utils import environment
 
 PIECE = 4 << 20
 

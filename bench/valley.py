@@ -17,10 +17,9 @@ from pathlib import Path
 import matplotlib as mpl
 from rich.console import Console
 
-from mixwell import tables
-from mixwell.experiments import problems
-from mixwell.experiments.compare import command
-from mixwell.experiments.compare.results import RUNS
+from mixwell.lab import problems, tables
+from mixwell.lab.compare import command
+from mixwell.lab.compare.results import RUNS
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

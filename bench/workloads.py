@@ -20,8 +20,8 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 import mixwell
-from mixwell.models.cnn import small_cnn
-from mixwell.models.gpt import Gpt
+from mixwell.training.models.cnn import small_cnn
+from mixwell.training.models.gpt import Gpt
 
 # Longer rounds than this see batches again, so that their data do not fill the memory.
 DISTINCT = 64

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from mixwell import theory
-from mixwell.experiments.quadratic import example
+from mixwell.lab.quadratic import example
+from mixwell.reference import theory
 from mixwell.report import style
 
 HERE = Path(__file__).parent

@@ -25,10 +25,10 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
-from mixwell.experiments.demo import corpus
-from mixwell.experiments.demo.command import default_config
+from mixwell.lab.demo import corpus
+from mixwell.lab.demo.command import default_config
 from mixwell.report import runs as report
-from mixwell.training import settings
+from mixwell.training import config_io
 from mixwell.training.run import Run
 
 HERE = Path(__file__).parent
@@ -96,7 +96,7 @@ def demo_runs(folder: Path, steps: int) -> list[Path]:
     common = [f"steps={steps}", "output.evaluate_every=auto", "mixer.traces=projected"]
     made: list[Path] = []
     for name, changes in {"learned": [], "uniform": ["mixer.method=fixed"]}.items():
-        config = settings.read(folder / "demo.yaml", [*common, *changes])
+        config = config_io.read(folder / "demo.yaml", [*common, *changes])
         Run(config, folder / name, console=Console(stderr=True)).start()
         made.append(folder / name)
     return made

@@ -20,8 +20,8 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
 import mixwell
-from mixwell.experiments.demo.corpus import split_docstrings
 from mixwell.integrations.transformers import MixedTrainer
+from mixwell.lab.demo.corpus import split_docstrings
 
 FIRST_STEPS, STEPS, LENGTH = 100, 60, 64
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 import mixwell
-from mixwell.models.cnn import small_cnn
+from mixwell.training.models.cnn import small_cnn
 
 STEPS, ROWS = 250, 64  # rows of a step, all domains together
 ANGLES = {

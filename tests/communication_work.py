@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, processes
-from mixwell.communication import Bytes, Counted
+from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, distributed
+from mixwell.distributed.communication import Bytes, Counted
 from process_work import wrapped
 
 DOMAINS, LONG, POINTS = 4, 150, 4
@@ -42,7 +42,7 @@ def count(folder: str) -> None:
         for points in (1, POINTS):
             torch.manual_seed(0)
             found[f"{way}-{kind}-{points}"] = train(wrapped(Net(), way), kind, points)
-    Path(folder, f"{processes.rank()}.json").write_text(json.dumps(found))
+    Path(folder, f"{distributed.rank()}.json").write_text(json.dumps(found))
 
 
 def train(model: nn.Module, kind: str, points: int) -> dict[str, Any]:

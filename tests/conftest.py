@@ -4,8 +4,8 @@ import hypothesis
 import pytest
 import torch
 
-from mixwell.data import mnist
-from mixwell.data.mnist import Mnist
+from mixwell.lab.mnist import mnist_data
+from mixwell.lab.mnist.mnist_data import Mnist
 
 # The same examples in every run, and no limit on the time to draw or to run them: nothing fails by chance or on a
 # busy machine. HYPOTHESIS_PROFILE=random looks for new ones.
@@ -29,6 +29,6 @@ def _seed() -> None:
 def mnist_images() -> Mnist:
     """The real images, from the cache or a registry; tests that need them are skipped where none answers."""
     try:
-        return mnist.load()
+        return mnist_data.load()
     except OSError as error:
         pytest.skip(str(error))

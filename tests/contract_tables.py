@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import mixwell
-from mixwell import Hypergradient, updates
+from mixwell import Hypergradient
+from mixwell.simplex import updates
 from problems import step_by_domain, step_mixed, train, train_mixed
 
 ESTIMATORS: dict[str, Callable[[], Hypergradient]] = {

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, processes
+from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, distributed
 from mixwell.integrations.datasets import Interleaved
 from regression_rows import SOURCES, draw
 
@@ -97,19 +97,19 @@ def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 def sharded(model: Any, mesh: Any = None) -> Any:
     from torch.distributed.fsdp import fully_shard
 
-    mesh = mesh or torch.distributed.device_mesh.init_device_mesh("cpu", (processes.count(),))
+    mesh = mesh or torch.distributed.device_mesh.init_device_mesh("cpu", (distributed.world_size(),))
     for layer in (model.first, model.last):
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
 def own_rows() -> Interleaved:
-    return Interleaved(sources(), rank=processes.rank(), processes=processes.count())
+    return Interleaved(sources(), rank=distributed.rank(), processes=distributed.world_size())
 
 
 def own_wanted() -> DataLoader[Any]:
     """Validation batches of this process."""
-    rows: Any = source("shifted", 60)[processes.rank() :: processes.count()]
+    rows: Any = source("shifted", 60)[distributed.rank() :: distributed.world_size()]
     return DataLoader(rows, batch_size=WANTED)
 
 
@@ -176,7 +176,7 @@ def with_accelerate(case: Case, folder: Path, *, resumed: bool = False) -> Outco
     chosen = {**settings(case), "budget": STEPS, "clip_norm": case.clip_norm}
     loop = MixedLoop(loader, model, optimizer, own_wanted(), losses, mixer=chosen)
     parts = {"model": model, "optimizer": optimizer, "loop": loop}
-    checkpoint = folder / f"{case.name}.saved.{processes.rank()}"
+    checkpoint = folder / f"{case.name}.saved.{distributed.rank()}"
     if resumed:
         saved = torch.load(checkpoint, weights_only=False)
         # In one process the model has no wrapper; the loop is looked at first, and refuses.
@@ -197,7 +197,7 @@ def by_domain(case: Case, model: nn.Module, optimizer: Any, backward: Callable[[
     """A loop over domains with a plain mixer, on this process's rows."""
     trained, wanted = list[Ran](), list[Ran]()
     mixer = Mixer(model, optimizer, SOURCES, clip_norm=case.clip_norm, **settings(case))
-    rank, count = processes.rank(), processes.count()
+    rank, count = distributed.rank(), distributed.world_size()
     for step in range(STEPS):
         for name, rows in sources().items():
             some: Any = rows[6 * step : 6 * step + 6][rank::count]
@@ -254,8 +254,8 @@ def with_lightning(case: Case, folder: Path, *, resumed: bool = False) -> Outcom
 
     mixing = MixerCallback(rows, own_wanted(), mixer=settings(case))
     strategy: Any = "auto"
-    if processes.count() > 1:
-        sizes = {"data_parallel_size": processes.count(), "tensor_parallel_size": 1}
+    if distributed.world_size() > 1:
+        sizes = {"data_parallel_size": distributed.world_size(), "tensor_parallel_size": 1}
         sizes = {} if case.way == "tensors" else sizes  # by default all processes share each layer
         strategy = "ddp" if case.way == "ddp" else ModelParallelStrategy(**sizes)
     trainer = lightning.Trainer(
@@ -263,7 +263,7 @@ def with_lightning(case: Case, folder: Path, *, resumed: bool = False) -> Outcom
         accumulate_grad_batches=case.accumulation,
         gradient_clip_val=case.clip_norm,
         accelerator="cpu",
-        devices=processes.count(),
+        devices=distributed.world_size(),
         strategy=strategy,
         default_root_dir=folder,
         callbacks=[mixing] if resumed else [mixing, Saving()],
@@ -316,7 +316,7 @@ def with_trainer(case: Case, folder: Path, *, resumed: bool = False) -> Outcome:
     arguments = TrainingArguments(
         output_dir=str(folder / case.name),
         max_steps=STEPS,
-        per_device_train_batch_size=step_rows // (processes.count() * case.accumulation),
+        per_device_train_batch_size=step_rows // (distributed.world_size() * case.accumulation),
         gradient_accumulation_steps=case.accumulation,
         learning_rate=0.01,
         max_grad_norm=case.clip_norm,
@@ -363,7 +363,7 @@ def described(mixer: Mixer, model: nn.Module) -> dict[str, Any]:
         "points": [record.points for record in mixer.rounds],
         "losses": [record.losses for record in mixer.rounds],
         "weights": mixer.weights.values.tolist(),
-        "parameters": [processes.whole(p.detach()).flatten().tolist() for p in model.parameters()],
+        "parameters": [distributed.full_tensor(p.detach()).flatten().tolist() for p in model.parameters()],
     }
 
 
@@ -378,7 +378,7 @@ def quiet() -> None:
 
 def prepare_process() -> None:
     """Where there are several, tell the integrations' libraries which process this is, and keep them quiet."""
-    rank, count = processes.rank(), processes.count()
+    rank, count = distributed.rank(), distributed.world_size()
     places = {
         "LOCAL_RANK": rank,
         "RANK": rank,
@@ -393,7 +393,7 @@ def prepare_process() -> None:
 
 def train_plans(plans: Sequence[tuple[Sequence[Case], bool, str]]) -> None:
     """Train cases, or go on with those that a folder has, and write what each found and ran, or its message."""
-    rank, count = processes.rank(), processes.count()
+    rank, count = distributed.rank(), distributed.world_size()
     prepare_process()
     for cases, resumed, folder in plans:
         for case in cases:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mixwell import methods
-from mixwell.data.rows import as_rows
-from mixwell.training import settings
+from mixwell.data.datasets import as_rows
+from mixwell.training import config_io
 from mixwell.training.run import Run
 from mixwell.training.trainables import Trainable
 
@@ -88,7 +88,7 @@ def run_of(
         plain["validation"] = {"given": "tuple"}
         given["validation"] = as_rows(rows["validation"])
     return Run(
-        settings.check(plain),
+        config_io.check(plain),
         out,
         console=Console(quiet=True),
         trainable=Trainable(model, loss_of, row_losses=losses_of if knows_rows else None),

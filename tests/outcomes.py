@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mixwell import Mixer, processes
+from mixwell import Mixer, distributed
 from mixwell.training import mixture
 from mixwell.training.trainer import Trainer
 from training_texts import lines
@@ -38,7 +38,7 @@ def parameters_summary(parameters: Iterable[Tensor]) -> dict[str, Any]:
     norms: list[float] = []
     projected: list[float] = []
     for parameter in parameters:
-        value = processes.whole(parameter.detach()).contiguous()
+        value = distributed.full_tensor(parameter.detach()).contiguous()
         precisions.add(str(value.dtype).removeprefix("torch."))
         digest.update(value.numpy().tobytes())
         flat = value.double().flatten()

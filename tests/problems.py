@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import mixwell
-from mixwell.quadratics import Quadratic
+from mixwell.reference.quadratics import Quadratic
 
 Batch = tuple[Tensor, Tensor]
 

@@ -27,11 +27,11 @@ from mixwell import (
     Mixer,
     ProjectedTraces,
     SketchedTraces,
-    processes,
+    distributed,
 )
-from mixwell.data.cuts import cut
-from mixwell.models.gpt import Gpt
-from mixwell.traces import Traces
+from mixwell.data.sharding import cut
+from mixwell.hypergradient.traces import Traces
+from mixwell.training.models.gpt import Gpt
 
 DOMAINS = ["a", "b", "c"]
 PROCESSES = 2
@@ -119,7 +119,7 @@ def new_mixer(case: Case, model: nn.Module) -> Mixer:
 def take_step(case: Case, model: nn.Module, mixer: Mixer, parts: dict[str, Tensor]) -> None:
     """A step on this process's rows of a batch."""
     places = {name: np.arange(len(part)) for name, part in parts.items()}
-    own = cut(places, rank=processes.rank(), processes=processes.count())
+    own = cut(places, rank=distributed.rank(), processes=distributed.world_size())
     mixer.portions = own.portions
     chosen = own.lockstep if mixer.lockstep and not case.mixed else own.rows
     if case.mixed:
@@ -142,7 +142,7 @@ def train(case: Case, model: nn.Module, mixer: Mixer, *, until: int | None = Non
     while mixer.steps_done < (len(steps) if until is None else until):
         take_step(case, model, mixer, steps[mixer.steps_done])
         if mixer.validation_due:
-            rows = validation[mixer.steps_done - 1][processes.rank() :: processes.count()]
+            rows = validation[mixer.steps_done - 1][distributed.rank() :: distributed.world_size()]
             for batch in (rows, rows.flip(1)):
                 with mixer.validation(share=0.5) as scope:
                     loss = row_losses(model, batch).mean()
@@ -189,7 +189,7 @@ def _join(rank: int, port: int, count: int, work: Any, args: tuple[Any, ...]) ->
 
 def train_cases(cases: list[Case], folder: str) -> None:
     """Train all cases, and write what each found."""
-    rank = processes.rank()
+    rank = distributed.rank()
     found: dict[str, Any] = {}
     for case in cases:
         model = wrapped(new_model(case), case.way)
@@ -199,13 +199,13 @@ def train_cases(cases: list[Case], folder: str) -> None:
 
 def save_cases(cases: list[Case], until: int, folder: str) -> None:
     """Train all cases to a step, save, and go on to the end."""
-    rank = processes.rank()
+    rank = distributed.rank()
     for case in cases:
         model = wrapped(new_model(case), case.way)
         mixer = new_mixer(case, model)
         train(case, model, mixer, until=until)
         mixer.save(Path(folder, case.name))
-        whole = {name: processes.whole(t.detach()) for name, t in model.state_dict().items()}
+        whole = {name: distributed.full_tensor(t.detach()) for name, t in model.state_dict().items()}
         if rank == 0:
             torch.save(whole, Path(folder, f"{case.name}.model"))
         found = train(case, model, mixer)
@@ -214,7 +214,7 @@ def save_cases(cases: list[Case], until: int, folder: str) -> None:
 
 def resume_cases(cases: list[Case], folder: str) -> None:
     """Go on to the end, in any number of processes."""
-    rank, count = processes.rank(), processes.count()
+    rank, count = distributed.rank(), distributed.world_size()
     for case in cases:
         model = new_model(case)
         saved = torch.load(Path(folder, f"{case.name}.model"), weights_only=True)
@@ -229,10 +229,10 @@ def resume_cases(cases: list[Case], folder: str) -> None:
 
 def train_runs(plans: list[tuple[dict[str, Any], str, int | None]]) -> list[Any]:
     """Begin runs, or resume those that are there; to a step, or to the end. Return the trainers that ended."""
-    rank, count = processes.rank(), processes.count()
+    rank, count = distributed.rank(), distributed.world_size()
     from rich.console import Console
 
-    from mixwell.training import settings
+    from mixwell.training import config_io
     from mixwell.training.run import CONFIG, Run
 
     done: list[Any] = []
@@ -244,9 +244,11 @@ def train_runs(plans: list[tuple[dict[str, Any], str, int | None]]) -> list[Any]
         def stopping(asked: Any = asked, until: int | None = until, last: bool = last) -> bool:
             return next(asked) >= (until or 10**9) and last
 
-        run = Run(settings.check(plain), Path(folder), console=Console(quiet=True), stopping=stopping)
+        run = Run(config_io.check(plain), Path(folder), console=Console(quiet=True), stopping=stopping)
         try:
-            done.append(run.resume() if processes.first((Path(folder) / CONFIG).exists) else run.start())
+            done.append(
+                run.resume() if distributed.run_on_rank_zero((Path(folder) / CONFIG).exists) else run.start()
+            )
         except InterruptedError:
             assert until is not None
     return done
@@ -254,7 +256,7 @@ def train_runs(plans: list[tuple[dict[str, Any], str, int | None]]) -> list[Any]
 
 def differ(folder: str) -> None:
     """Train with other settings in one process, and write what is said about it."""
-    rank = processes.rank()
+    rank = distributed.rank()
     case = Case("ddp", "sgd", "dense", mixed=False, rounds=1)
     model = wrapped(new_model(case), "ddp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -269,7 +271,7 @@ def differ(folder: str) -> None:
 
 def lose(folder: str) -> None:
     """Train with a loss that is not finite in one process, in one step, and leave it out."""
-    rank = processes.rank()
+    rank = distributed.rank()
     found: dict[str, Any] = {}
     for way in ("ddp", "fsdp"):
         case = Case(way, "sgd", "dense", mixed=False, rounds=2)
@@ -298,7 +300,7 @@ def lose(folder: str) -> None:
 
 def load_rows(workers: int, folder: str) -> None:
     """Follow a mixer with a loader, stop in the middle of a round, and go on with another."""
-    rank, count = processes.rank(), processes.count()
+    rank, count = distributed.rank(), distributed.world_size()
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
     model = DistributedDataParallel(model) if count > 1 else model

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 import integration_work
-from mixwell import processes
+from mixwell import distributed
 from outcomes import of_files, of_mixer
 from process_work import Case, in_processes, new_mixer, new_model, train, train_runs, wrapped
 from recorded_runs import text_config
@@ -73,5 +73,5 @@ def work(plans: list[tuple[dict[str, Any], str, int | None]], folder: str) -> No
     for name, case in THROUGH.items():
         mixer, model, *_ = integration_work.INTEGRATIONS[case.integration](case, Path(folder))
         found[f"two processes, {name}"] = of_mixer(mixer, model)
-    if processes.rank() == 0:
+    if distributed.rank() == 0:
         Path(folder, "found.json").write_text(json.dumps(found))

@@ -19,10 +19,10 @@ from rich.console import Console
 import mixwell
 import small_images
 from method_runs import online, run_of
-from mixwell.experiments.demo import command as demo
-from mixwell.experiments.mnist import experiment
-from mixwell.experiments.problems import read_config
-from mixwell.training import settings
+from mixwell.lab.demo import command as demo
+from mixwell.lab.mnist import experiment
+from mixwell.lab.problems import read_config
+from mixwell.training import config_io
 from mixwell.training.run import Run
 from outcomes import of_mixer, of_run
 from training_texts import WORDS, write_config
@@ -130,7 +130,7 @@ def demo_run(folder: Path, *, changes: tuple[str, ...] = ()) -> dict[str, Any]:
     path = folder / "demo.yaml"
     path.write_text(demo.default_config())
     short = [f"steps={STEPS}", "output.evaluate_every=8", "output.evaluate_rows=16", "output.log_every=4"]
-    config = settings.read(path, [*short, *changes])
+    config = config_io.read(path, [*short, *changes])
     return of_run(Run(config, folder / "run", console=QUIET).start(), folder / "run")
 
 
@@ -144,7 +144,7 @@ def images_run(folder: Path, **changes: Any) -> dict[str, Any]:
         described["arguments"]["rows"] = size
     plain |= {"steps": 12, "model": {"kind": "cnn", "channels": 4}, "batch": {"rows": 24}}
     plain |= {"output": {"evaluate_rows": 20, "evaluate_every": 6, "log_every": 3}, **changes}
-    run = Run(settings.check(plain), folder / "run", console=QUIET)
+    run = Run(config_io.check(plain), folder / "run", console=QUIET)
     return of_run(run.start(), folder / "run")
 
 
@@ -220,13 +220,13 @@ def text_config(folder: Path, changes: dict[str, Any]) -> Path:
 
 def text_run(folder: Path, *, changes: dict[str, Any]) -> dict[str, Any]:
     """A small text model, with settings."""
-    config = settings.read(text_config(folder, changes))
+    config = config_io.read(text_config(folder, changes))
     return of_run(Run(config, folder / "run", console=QUIET).start(), folder / "run")
 
 
 def text_run_resumed(folder: Path, *, changes: dict[str, Any]) -> dict[str, Any]:
     """The same, stopped in the middle of the second round and resumed."""
-    config = settings.read(text_config(folder, changes))
+    config = config_io.read(text_config(folder, changes))
     asked = itertools.count()
     _expect_stop(Run(config, folder / "run", console=QUIET, stopping=lambda: next(asked) >= STOP))
     return of_run(Run(config, folder / "run", console=QUIET).resume(), folder / "run")

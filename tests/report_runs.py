@@ -13,7 +13,7 @@ import yaml
 from filelock import FileLock
 from rich.console import Console
 
-from mixwell.training import settings
+from mixwell.training import config_io
 from mixwell.training.run import Run
 
 SOURCES = (
@@ -71,7 +71,7 @@ def write_runs(folder: Path, *, domains: int, runs: int = len(CHANGES), steps: i
                 changed[key] = {**config[key], **value} if isinstance(value, dict) else value
             path = folder / f"{name}.yaml"
             path.write_text(yaml.safe_dump(changed, sort_keys=False, allow_unicode=True), encoding="utf-8")
-            Run(settings.read(path), folder / name, console=Console(quiet=True)).start()
+            Run(config_io.read(path), folder / name, console=Console(quiet=True)).start()
             written.append(folder / name)
     return written
 

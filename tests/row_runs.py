@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import mixwell
-from mixwell.probes import Probes
 from mixwell.signals.base import Signal
+from mixwell.signals.probes import Probes
 
 Batch = tuple[Tensor, Tensor]
 NAMES = ("clean", "turned", "noisy")

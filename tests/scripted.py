@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 import mixwell
-from mixwell.probes import Probes
+from mixwell.signals.probes import Probes
 
 Array = NDArray[np.float64]
 

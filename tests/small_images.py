@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mixwell.data.mnist import DEVIATION, MEAN, Mnist
-from mixwell.experiments.mnist.experiment import rotate, with_wrong_labels
+from mixwell.lab.mnist.experiment import rotate, with_wrong_labels
+from mixwell.lab.mnist.mnist_data import DEVIATION, MEAN, Mnist
 
 PARTS = ("vanilla", "rotated", "noisy", "validation", "test")
 

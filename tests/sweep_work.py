@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from mixwell import state
-from mixwell.engines import StoppedError
+from mixwell.mixer import state
+from mixwell.training.engines import StoppedError
 
 
 def count(setting: int, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch.utils.data import TensorDataset
 
-from mixwell.data import mnist
-from mixwell.experiments.mnist.experiment import DEVIATION, MEAN, rotate, with_wrong_labels
+from mixwell.lab.mnist import mnist_data
+from mixwell.lab.mnist.experiment import DEVIATION, MEAN, rotate, with_wrong_labels
 
 
 def rows(part: str, angle: float = 0.0, wrong: float = 0.0) -> TensorDataset:
@@ -23,7 +23,7 @@ def rows(part: str, angle: float = 0.0, wrong: float = 0.0) -> TensorDataset:
     Returns:
         A dataset.
     """
-    images = mnist.load()
+    images = mnist_data.load()
     if part == "train":
         pixels, labels = images.train_images, images.train_labels
     else:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mixwell.experiments import arms
-from mixwell.experiments.arms import Arm
+from mixwell.lab import arms
+from mixwell.lab.arms import Arm
 from mixwell.report import arms as report
-from mixwell.training import settings
+from mixwell.training import config_io
 
 # As often as uniform weights show it, at most.
 CAPPED = Arm("learned, at most 8 epochs", {"max_epochs": 8})
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=None, help="runs at a time; one per core")
     parser.add_argument("--set", action="append", default=[], help="key=value")
     given = parser.parse_args()
-    base = settings.read(Path(__file__).with_name("text.yaml"), given.set)
+    base = config_io.read(Path(__file__).with_name("text.yaml"), given.set)
     compared = [arms.LEARNED, CAPPED, arms.UNIFORM, arms.PROPORTIONAL, ALONE]
     rows = arms.run(
         base, compared, seeds=given.seeds, out=given.out, workers=given.workers, console=Console()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mixwell.experiments.problems import text
+from mixwell.lab.problems import text
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:

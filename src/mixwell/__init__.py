@@ -11,25 +11,16 @@ from typing import TYPE_CHECKING
 from mixwell._version import __version__
 
 if TYPE_CHECKING:
-    from mixwell.constraints import Cap, Constraint, Floor, Prior
-    from mixwell.curvature import (
+    from mixwell.data.loader import Loader
+    from mixwell.hypergradient.curvature import (
         Curvature,
         DiagonalCurvature,
         ExactCurvature,
         IsotropicCurvature,
         PerTensorCurvature,
     )
-    from mixwell.data.loader import Loader
-    from mixwell.fidelity import Fidelity, measure_fidelity
-    from mixwell.horizons import Deterministic, Every, Horizon, Stochastic
-    from mixwell.measured import MeasuredCurvature
-    from mixwell.mixer import Mixer
-    from mixwell.probes import Probes
-    from mixwell.recipes import recipe
-    from mixwell.records import RoundRecord
-    from mixwell.repetition import EpochCap, EpochPace
-    from mixwell.signals import Hypergradient, Signal, Still
-    from mixwell.traces import (
+    from mixwell.hypergradient.measured import MeasuredCurvature
+    from mixwell.hypergradient.traces import (
         AuditedTraces,
         BFloat16Traces,
         CarriedTraces,
@@ -40,8 +31,16 @@ if TYPE_CHECKING:
         TraceError,
         Traces,
     )
-    from mixwell.training.api import train
-    from mixwell.updates import (
+    from mixwell.methods.recipes import recipe
+    from mixwell.mixer.mixer import Mixer
+    from mixwell.mixer.records import RoundRecord
+    from mixwell.reference.fidelity import Fidelity, measure_fidelity
+    from mixwell.signals import Hypergradient, Signal, Still
+    from mixwell.signals.probes import Probes
+    from mixwell.simplex.constraints import Cap, Constraint, Floor, Prior
+    from mixwell.simplex.horizons import Deterministic, Every, Horizon, Stochastic
+    from mixwell.simplex.repetition import EpochCap, EpochPace
+    from mixwell.simplex.updates import (
         Assigned,
         MirrorDescent,
         ProjectedDescent,
@@ -49,31 +48,32 @@ if TYPE_CHECKING:
         Smoothed,
         Update,
     )
-    from mixwell.weights import Weights
+    from mixwell.simplex.weights import Weights
+    from mixwell.training.api import train
 
 _ROOMS = {
     # the heart
-    "mixer": ("Mixer",),
-    "weights": ("Weights",),
-    "records": ("RoundRecord",),
-    "fidelity": ("Fidelity", "measure_fidelity"),
+    "mixer.mixer": ("Mixer",),
+    "simplex.weights": ("Weights",),
+    "mixer.records": ("RoundRecord",),
+    "reference.fidelity": ("Fidelity", "measure_fidelity"),
     # batches and whole runs
     "data.loader": ("Loader",),
     "training.api": ("train",),
     # every method of the field
-    "recipes": ("recipe",),
-    "probes": ("Probes",),
+    "methods.recipes": ("recipe",),
+    "signals.probes": ("Probes",),
     # what a mixer is made of
     "signals": ("Hypergradient", "Signal", "Still"),
-    "curvature": (
+    "hypergradient.curvature": (
         "Curvature",
         "DiagonalCurvature",
         "ExactCurvature",
         "IsotropicCurvature",
         "PerTensorCurvature",
     ),
-    "measured": ("MeasuredCurvature",),
-    "traces": (
+    "hypergradient.measured": ("MeasuredCurvature",),
+    "hypergradient.traces": (
         "AuditedTraces",
         "BFloat16Traces",
         "CarriedTraces",
@@ -84,7 +84,7 @@ _ROOMS = {
         "TraceError",
         "Traces",
     ),
-    "updates": (
+    "simplex.updates": (
         "Assigned",
         "MirrorDescent",
         "ProjectedDescent",
@@ -92,9 +92,9 @@ _ROOMS = {
         "Smoothed",
         "Update",
     ),
-    "horizons": ("Deterministic", "Every", "Horizon", "Stochastic"),
-    "constraints": ("Cap", "Constraint", "Floor", "Prior"),
-    "repetition": ("EpochCap", "EpochPace"),
+    "simplex.horizons": ("Deterministic", "Every", "Horizon", "Stochastic"),
+    "simplex.constraints": ("Cap", "Constraint", "Floor", "Prior"),
+    "simplex.repetition": ("EpochCap", "EpochPace"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from mixwell.experiments.problems import PROBLEMS
+from mixwell.lab.problems import PROBLEMS
 
 if TYPE_CHECKING:
-    from mixwell.engines import Engine
+    from mixwell.training.engines import Engine
 
 app = typer.Typer(
     name="mixwell",
@@ -69,7 +69,7 @@ def quadratic_command(
     figures: Annotated[bool, typer.Option(help="Draw the figure.")] = True,
 ) -> None:
     """The motivating example: two quadratics, where T=1 fails. Prints, checks and draws it."""
-    from mixwell.experiments.quadratic import command
+    from mixwell.lab.quadratic import command
 
     ok = command.main(
         radii=radius or [150.0, 1000.0],
@@ -98,7 +98,7 @@ def bounds_command(
     figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
 ) -> None:
     """The theorems beside measurements, and the best T. On problems with known constants; resumable."""
-    from mixwell.experiments.bounds import command
+    from mixwell.lab.bounds import command
 
     ok = command.main(
         seeds=_given(seeds, 3 if quick else 8),
@@ -148,7 +148,7 @@ def mnist_command(
     figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
 ) -> None:
     """The paper's MNIST experiment. Final loss, accuracy and weights against the horizon; resumable."""
-    from mixwell.experiments.mnist import command
+    from mixwell.lab.mnist import command
 
     command.main(
         budgets=_whole_numbers("--budget", budget),
@@ -255,7 +255,7 @@ def compare_command(
     figures: Annotated[bool, typer.Option(help="Draw the figures and write the report page.")] = True,
 ) -> None:
     """Compare methods on a problem. Same seeds, data and compute; stopped and called again, it goes on."""
-    from mixwell.experiments.compare import command
+    from mixwell.lab.compare import command
 
     command.main(
         problem,
@@ -312,7 +312,7 @@ def export_command(
     formats: Annotated[bool, typer.Option("--list", help="Name the formats and stop.")] = False,
 ) -> None:
     """Write a learned mixture for another tool. As static weights: Megatron-LM, torchtitan, datasets, ..."""
-    from mixwell.exporters import command
+    from mixwell.integrations.exporters import command
 
     if formats:
         command.show_formats()
@@ -348,7 +348,7 @@ def demo_command(
     figures: Annotated[bool, typer.Option(help="Write the report page.")] = True,
 ) -> None:
     """Learn a mixture of text that is on this machine. Compares it with uniform mixing; no download."""
-    from mixwell.experiments.demo import command
+    from mixwell.lab.demo import command
 
     command.main(
         out=out,
@@ -398,7 +398,7 @@ def _given(value: Given | None, default: Given) -> Given:
 
 
 def _engine(name: str, address: str | None) -> Engine:
-    from mixwell.engines import Engine
+    from mixwell.training.engines import Engine
 
     return Engine(name, address)
 
@@ -421,7 +421,7 @@ def main() -> None:
         stopped = isinstance(error, InterruptedError)
         # Of several processes the first one says what all do.
         process = os.environ.get("RANK", "0")
-        if not (getattr(error, "told_elsewhere", False) or (stopped and process != "0")):
+        if not (getattr(error, "already_reported", False) or (stopped and process != "0")):
             who = "mixwell" if process == "0" else f"mixwell, process {process}"
             print(f"{who}: {error}", file=sys.stderr)
         sys.exit(130 if stopped else 2)

@@ -13,15 +13,15 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from mixwell import environment, tables
-from mixwell.experiments import arms
-from mixwell.experiments.arms import Arm
-from mixwell.experiments.mnist.experiment import DOMAINS, Outcome, Setting
-from mixwell.experiments.mnist.sweep import Results
+from mixwell.lab import arms, tables
+from mixwell.lab.arms import Arm
+from mixwell.lab.mnist.experiment import DOMAINS, Outcome, Setting
+from mixwell.lab.mnist.sweep import Results
 from mixwell.report import arms as comparison
 from mixwell.report import mnist, page, runs, style
 from mixwell.report.page import Page, Section, Sheet
-from mixwell.training import settings
+from mixwell.training import config_io
+from mixwell.utils import environment
 from report_runs import CHANGES, names, shared_folder, shared_runs
 from training_texts import write_config
 
@@ -146,7 +146,7 @@ def test_fits_every_screen_and_loads_nothing(browser: Any, report: Path, width: 
 def run_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages of one run, of two runs with other domains, and of arms."""
     folder = tmp_path_factory.mktemp("runs")
-    base = settings.read(write_config(folder))
+    base = config_io.read(write_config(folder))
     alone = Arm("letters alone", {"method": "fixed"}, domains=["letters"])
     arms.run(base, [arms.LEARNED, alone], seeds=2, out=folder, workers=2, console=Console(quiet=True))
     one, other = folder / "runs" / "learned-0", folder / "runs" / "letters alone-1"

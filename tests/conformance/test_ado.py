@@ -14,9 +14,9 @@ from scipy.optimize import minimize
 import mixwell
 from mixwell import methods
 from mixwell.methods import Extra, Task
-from mixwell.search.power_laws import Law, fit_law
+from mixwell.signals.power_laws import Law, fit_law
 from mixwell.signals.scaling_law import ScalingLaws
-from mixwell.updates import Assigned
+from mixwell.simplex.updates import Assigned
 from scripted import Point, Script, names, play
 
 PRIOR = {"d0": 0.5, "d1": 0.3, "d2": 0.2}

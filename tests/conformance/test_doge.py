@@ -14,8 +14,8 @@ import mixwell
 from mixwell import methods
 from mixwell.methods import Extra, Outcome, Task
 from mixwell.signals.alignment import Alignment
+from mixwell.simplex.updates import MirrorDescent, Smoothed
 from mixwell.training.config import MixerConfig
-from mixwell.updates import MirrorDescent, Smoothed
 from scripted import Point, Script, names, play
 
 LR = 0.1

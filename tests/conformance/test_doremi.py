@@ -13,8 +13,8 @@ import torch
 import mixwell
 from mixwell import methods
 from mixwell.methods import Outcome, Task
-from mixwell.signals.excess import ExcessLosses
-from mixwell.updates import MirrorDescent, Smoothed
+from mixwell.signals.excess_losses import ExcessLosses
+from mixwell.simplex.updates import MirrorDescent, Smoothed
 from scripted import Point, Script, names, play
 
 

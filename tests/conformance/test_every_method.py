@@ -13,9 +13,9 @@ import torch
 
 from method_runs import BATCH, ROWS, STEPS, data, online, run_of
 from mixwell import methods
-from mixwell.experiments.compare import budgets
+from mixwell.lab.compare import budgets
 from mixwell.methods import base
-from mixwell.training import mixture, settings
+from mixwell.training import config_io, mixture
 
 METHODS = list(methods.every())
 ONLINE = [name for name, method in methods.every().items() if method.has_rounds]
@@ -36,7 +36,7 @@ def test_it_trains_to_the_end_and_computes_what_it_said(name: str, tmp_path: Pat
     if name == "dynamic-loading":
         assert size <= found["memory"] < 2 * size  # the reference model, and a few numbers
     assert found["finished"]
-    told = budgets.cost(settings.read(tmp_path / "run" / "config.yaml"), ROWS, 48)
+    told = budgets.cost(config_io.read(tmp_path / "run" / "config.yaml"), ROWS, 48)
     computed = found["rows"]["computed"] / BATCH
     # Conjugate gradients stop where the Hessian is not positive definite.
     assert computed <= told if name == "implicit-cg" else computed == pytest.approx(told, rel=0.02)
@@ -167,7 +167,7 @@ def test_exact_products_of_truncated_unrolling_are_taken_and_charged(tmp_path: P
     """
     options = {"curvature": "exact", "window": 2}
     run_of(tmp_path / "run", "truncated", horizon=3, options=options).start()
-    config = settings.read(tmp_path / "run" / "config.yaml")
+    config = config_io.read(tmp_path / "run" / "config.yaml")
     computed = mixture.read(tmp_path / "run")["rows"]["computed"] / BATCH
     assert computed == pytest.approx(budgets.cost(config, ROWS, 48))
     assert computed == pytest.approx(STEPS + 4 * 1 + 4 * 2 * 3 * 2)

@@ -12,8 +12,8 @@ import torch
 import mixwell
 from mixwell import methods
 from mixwell.methods import Extra, Task
-from mixwell.signals.losses import Losses
-from mixwell.updates import MirrorDescent
+from mixwell.signals.domain_losses import Losses
+from mixwell.simplex.updates import MirrorDescent
 from scripted import Point, Script, names, play
 
 ROWS = {"d0": 100, "d1": 25, "d2": 400}

@@ -1,4 +1,5 @@
-"""Implicit hypergradients against closed forms, the references of `mixwell.exact`, and whole Hessians."""
+"""Implicit hypergradients against closed forms, the references of `mixwell.reference.unroll`, and whole
+Hessians."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import mixwell
-from mixwell import exact, methods
-from mixwell.probes import Probes
-from mixwell.quadratics import Quadratic
+from mixwell import methods
+from mixwell.reference import unroll
+from mixwell.reference.quadratics import Quadratic
 from mixwell.signals.implicit import ImplicitGradient, conjugate_gradient
+from mixwell.signals.probes import Probes
 from problems import Point, mse, names, regression_batches, two_layer
 
 M, D, ETA = 4, 7, 0.05
@@ -95,7 +97,9 @@ def test_conjugate_gradients_give_the_closed_form(damping: float, horizon: int) 
             gradients, hessian, target = pieces(quadratic, end, weights)
             closed = -gradients @ np.linalg.solve(hessian + damping * np.eye(D), target)
             assert relative(scores, closed) < 1e-10
-            reference = exact.implicit_cg(quadratic.problem(), end, weights, damping=damping, tolerance=1e-13)
+            reference = unroll.implicit_cg(
+                quadratic.problem(), end, weights, damping=damping, tolerance=1e-13
+            )
             assert relative(scores, reference.numpy()) < 1e-10
 
 
@@ -125,7 +129,7 @@ def test_the_neumann_series_is_the_literal_one(terms: int, damping: float) -> No
         shrink = np.eye(D) - 0.03 * (hessian + damping * np.eye(D))
         series = 0.03 * sum(np.linalg.matrix_power(shrink, i) @ target for i in range(terms))
         assert relative(scores, -gradients @ series) < 1e-10
-        reference = exact.implicit_neumann(
+        reference = unroll.implicit_neumann(
             quadratic.problem(), end, weights, learning_rate=0.03, terms=terms, damping=damping
         )
         assert relative(scores, reference.numpy()) < 1e-10

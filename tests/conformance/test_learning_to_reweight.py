@@ -13,14 +13,14 @@ from torch.nn import functional
 
 import mixwell
 from mixwell import methods
-from mixwell.directional import Derivatives
+from mixwell.hypergradient.parameters import Parameters
 from mixwell.methods import Task
-from mixwell.models.cnn import small_cnn
-from mixwell.models.gpt import Gpt
-from mixwell.parameters import Parameters
-from mixwell.probes import Probes, rows_of
+from mixwell.signals.directional import Derivatives
+from mixwell.signals.probes import Probes, rows_of
 from mixwell.signals.row_alignment import RowAlignment
-from mixwell.updates import Assigned, MirrorDescent
+from mixwell.simplex.updates import Assigned, MirrorDescent
+from mixwell.training.models.cnn import small_cnn
+from mixwell.training.models.gpt import Gpt
 from row_runs import LR, NAMES, Batch, Run, copies, losses_at, mean_loss, network, row_losses
 
 # ----------------------------------------------------------------------------------------- the published rule

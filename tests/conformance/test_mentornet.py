@@ -14,10 +14,10 @@ from torch import Tensor
 import mixwell
 from mixwell import methods
 from mixwell.methods import Task
-from mixwell.probes import Probes
 from mixwell.signals.learned_curriculum import LearnedRowCurriculum
+from mixwell.signals.probes import Probes
 from mixwell.signals.row_curriculum import GivenRowCurriculum, _percentile
-from mixwell.updates import Assigned, MirrorDescent
+from mixwell.simplex.updates import Assigned, MirrorDescent
 from row_runs import LR, NAMES, Batch, Run, copies, joined, losses_at, mean_loss, network, row_losses
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 import mixwell
 from mixwell import methods
 from mixwell.methods import Task
-from mixwell.probes import Probes
 from mixwell.signals.loss_network import LossNetwork
-from mixwell.updates import Assigned, MirrorDescent
+from mixwell.signals.probes import Probes
+from mixwell.simplex.updates import Assigned, MirrorDescent
 from row_runs import LR, NAMES, Batch, Run, copies, joined, losses_at, mean_loss, network, row_losses
 
 PARTS = ("in.weight", "in.bias", "out.weight", "out.bias")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mixwell import methods
 from mixwell.methods import Outcome, Task
 from mixwell.methods.mixing_laws import MixingLawsOptions
-from mixwell.search import laws, mixtures, proposals
-from mixwell.search.laws import Law
+from mixwell.methods.search import laws, mixtures, proposals
+from mixwell.methods.search.laws import Law
 
 
 def planted(c: float, k: list[float], t: list[list[float]], r: np.ndarray) -> np.ndarray:

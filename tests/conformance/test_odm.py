@@ -18,8 +18,8 @@ import mixwell
 from commands import PATIENCE
 from mixwell import methods
 from mixwell.methods import Extra, Task
-from mixwell.signals.rewards import Rewards
-from mixwell.updates import Assigned
+from mixwell.signals.loss_rewards import Rewards
+from mixwell.simplex.updates import Assigned
 from scripted import Point, Script, names, play
 
 

@@ -16,9 +16,9 @@ from scipy.optimize import minimize
 import mixwell
 from mixwell import methods
 from mixwell.methods import Extra, Task
-from mixwell.signals.moments import DescentBound, Moments, least_on_simplex
+from mixwell.signals.gradient_moments import DescentBound, Moments, least_on_simplex
+from mixwell.simplex.updates import Assigned, MirrorDescent
 from mixwell.training.config import MixerConfig
-from mixwell.updates import Assigned, MirrorDescent
 from scripted import Point, Script, names, play
 
 LR, BATCH = 0.1, 12

@@ -21,8 +21,8 @@ import mixwell
 from mixwell import methods
 from mixwell.methods import Outcome, Task, Trial
 from mixwell.methods.regmix import RegMixOptions
-from mixwell.search import mixtures, proposals, regression
-from mixwell.search.regression import Model
+from mixwell.methods.search import mixtures, proposals, regression
+from mixwell.methods.search.regression import Model
 
 EXTRACT = Path(__file__).parents[1] / "data" / "regmix_extract.csv"
 MODELS: tuple[Model, ...] = ("linear", "log-linear", "lightgbm")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import mixwell
 from mixwell import methods
-from mixwell.probes import Probes
 from mixwell.signals.affinity import AffinitySignal, FreshAffinity, KeptAffinity
-from mixwell.updates import Assigned, MirrorDescent
+from mixwell.signals.probes import Probes
+from mixwell.simplex.updates import Assigned, MirrorDescent
 from problems import mse, names
 
 M, D, STEPS, ETA = 3, 4, 9, 0.05

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import mixwell
 from mixwell import methods
-from mixwell.probes import Probes
-from mixwell.signals.twins import Twins
-from mixwell.updates import ProjectedDescent
+from mixwell.signals.probes import Probes
+from mixwell.signals.twin_networks import Twins
+from mixwell.simplex.updates import ProjectedDescent
 from problems import mse, names
 
 M, D, STEPS = 3, 4, 10

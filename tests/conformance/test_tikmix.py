@@ -16,11 +16,11 @@ from hypothesis.extra.numpy import arrays
 import mixwell
 from mixwell import methods
 from mixwell.methods import Extra, Task
-from mixwell.probes import Probes
-from mixwell.search import influence as search
+from mixwell.signals import influence_solvers as search
 from mixwell.signals.influence import Influence
+from mixwell.signals.probes import Probes
+from mixwell.simplex.updates import Assigned
 from mixwell.training.config import MixerConfig
-from mixwell.updates import Assigned
 from scripted import Point, Script, names, play
 
 LR = 0.1

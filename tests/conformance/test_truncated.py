@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import mixwell
-from mixwell import exact, methods
-from mixwell.quadratics import Quadratic
+from mixwell import methods
+from mixwell.reference import unroll
+from mixwell.reference.quadratics import Quadratic
 from problems import mse, names, quadratic_round, regression_batches, train, two_layer
 
 ETA, T = 0.05, 9
@@ -37,12 +38,12 @@ def test_exact_products_give_truncated_back_propagation(window: int) -> None:
         quadratic, theta, w = setting(seed)
         signal = mixwell.Hypergradient(mixwell.ExactCurvature(), points=1, window=window)
         found = quadratic_round(quadratic, theta, w, learning_rate=ETA, horizon=T, signal=signal)
-        reference = exact.truncated_reverse(
+        reference = unroll.truncated_reverse(
             quadratic.problem(), theta, w, learning_rate=ETA, horizon=T, window=min(window, T)
         ).numpy()
         assert relative(found, reference) < 1e-10
         if window < T:
-            all_steps = exact.reverse_unroll(quadratic.problem(), theta, w, learning_rate=ETA, horizon=T)
+            all_steps = unroll.reverse_unroll(quadratic.problem(), theta, w, learning_rate=ETA, horizon=T)
             assert relative(found, all_steps.numpy()) > 0.01
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixwell.agreement import expect_same_weights
+from mixwell.mixer.agreement import expect_same_weights
 from process_work import PROCESSES, differ, in_processes, lose
 
 pytestmark = pytest.mark.skipif(

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from communication_work import ARMS, DOMAINS, LONG, POINTS, Net, count
-from mixwell.communication import Bytes, Training
-from mixwell.parameters import Parameters
-from mixwell.projections import Projections
+from mixwell.distributed.communication import Bytes, Training
+from mixwell.hypergradient.capture.projections import Projections
+from mixwell.hypergradient.parameters import Parameters
 from process_work import PROCESSES, in_processes
 
 pytestmark = pytest.mark.skipif(

@@ -34,9 +34,9 @@ import yaml
 import commands
 from examples.docs_setup import SETUPS, nothing
 from mixwell.cli import app
-from mixwell.exporters import FORMATS
-from mixwell.loggers import names as log_names
-from mixwell.training import settings
+from mixwell.integrations.exporters import FORMATS
+from mixwell.training import config_io
+from mixwell.training.loggers import names as log_names
 from training_texts import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +123,7 @@ def check_yaml(block: Block, whole: dict[str, Any], folder: Path) -> dict[str, A
     path = folder / "of-the-page.yaml"
     path.write_text(yaml.safe_dump(merged), encoding="utf-8")
     try:
-        settings.read(path)
+        config_io.read(path)
     except ValueError as error:
         pytest.fail(f"{block.place}: {error}")
     if block.title:
@@ -159,7 +159,7 @@ def check_overrides(words: list[str], config: dict[str, Any], folder: Path) -> N
     if overrides:
         path = folder / "overridden.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        settings.read(path, overrides)
+        config_io.read(path, overrides)
 
 
 # ----------------------------------------------------------------------------------------------- commands

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mixwell.experiments.quadratic import example as quadratic
-from mixwell.experiments.quadratic.example import Setting
+from mixwell.lab.quadratic import example as quadratic
+from mixwell.lab.quadratic.example import Setting
 
 HORIZONS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 TABLE = {

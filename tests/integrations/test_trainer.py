@@ -21,11 +21,11 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 
 import mixwell
 import trainer_work
+from mixwell.hypergradient.capture.layer_rules import NormLayer, layer_of
 from mixwell.integrations.datasets import Interleaved
 from mixwell.integrations.transformers import DomainLossCallback, MixedTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.feed import LABELS
-from mixwell.layers import NormLayer, layer_of
 from mixwell.training import mixture
 from trainer_work import LENGTH, labelled, new_model, new_trainer, outcome, rows, validation
 

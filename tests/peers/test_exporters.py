@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from mixtures import mixture
-from mixwell.exporters import prepare
+from mixwell.integrations.exporters import prepare
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 

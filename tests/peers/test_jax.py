@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import mixwell
-from mixwell import exact
-from mixwell.quadratics import Quadratic
+from mixwell.reference import unroll
+from mixwell.reference.quadratics import Quadratic
 from problems import mse, quadratic_round, regression_batches, two_layer
 
 jax = pytest.importorskip("jax", reason="JAX is not installed; `make peers` installs it")
@@ -49,7 +49,7 @@ def test_quadratic(seed: int) -> None:
 def test_two_layer_network(seed: int) -> None:
     model = two_layer(seed)
     batches, validation = regression_batches(seed, steps=T)
-    problem, theta = exact.problem_of(model, mse, batches, validation)
+    problem, theta = unroll.problem_of(model, mse, batches, validation)
     w = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     start = [p.detach().numpy() for p in model.parameters()]
 
@@ -68,6 +68,6 @@ def test_two_layer_network(seed: int) -> None:
         return loss(params, validation)
 
     theirs = np.asarray(jax.grad(final)(jax.numpy.asarray(w.numpy())))
-    for reference in (exact.reverse_unroll, exact.forward_unroll):
+    for reference in (unroll.reverse_unroll, unroll.forward_unroll):
         ours = reference(problem, theta, w, learning_rate=ETA, horizon=T).numpy()
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import mixwell
-from mixwell import exact
-from mixwell.fidelity import measure_fidelity
+from mixwell.reference import unroll
+from mixwell.reference.fidelity import measure_fidelity
 from problems import mse, regression_batches, two_layer
 
 torchopt = pytest.importorskip("torchopt", reason="TorchOpt is not installed; `make peers` installs it")
@@ -53,9 +53,9 @@ def test_sgd(momentum: float, seed: int) -> None:
     if not momentum:
         model = two_layer(seed)
         batches, validation = regression_batches(seed, steps=8)
-        problem, theta = exact.problem_of(model, mse, batches, validation)
+        problem, theta = unroll.problem_of(model, mse, batches, validation)
         w = torch.tensor(WEIGHTS, dtype=torch.float64)
-        reverse = exact.reverse_unroll(problem, theta, w, learning_rate=0.05, horizon=8)
+        reverse = unroll.reverse_unroll(problem, theta, w, learning_rate=0.05, horizon=8)
         np.testing.assert_allclose(reverse.numpy(), theirs, rtol=1e-8)
 
 

@@ -26,8 +26,8 @@ from contract_tables import (
     UNKNOWN,
     UPDATES,
 )
-from mixwell.updates import Update
-from mixwell.weights import Weights, normalise
+from mixwell.simplex.updates import Update
+from mixwell.simplex.weights import Weights, normalise
 from problems import Batch, names, regression_batches, two_layer
 
 SPLITTING = [

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixwell.data.cuts import cut
 from mixwell.data.sampler import Sampler
+from mixwell.data.sharding import cut
 
 BATCHES = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 

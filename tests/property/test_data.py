@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixwell.constraints import Cap, Floor, constrain
+from mixwell.data.datasets import TokenRows
 from mixwell.data.overlap import LineSketch, overlap
-from mixwell.data.rows import TokenRows
 from mixwell.data.sampler import Rule, Sampler
 from mixwell.data.sources import JsonLines, Parquet, Piece, Source, TextFiles, Texts
 from mixwell.data.sources.text import good_cut
-from mixwell.data.tokenised import tokenise
+from mixwell.data.token_files import tokenise
 from mixwell.data.tokenizer import Bytes, TokenizerFile, train
-from mixwell.repetition import EpochCap
+from mixwell.simplex.constraints import Cap, Floor, constrain
+from mixwell.simplex.repetition import EpochCap
 
 characters = st.characters(codec="utf-8", exclude_characters="\0")
 any_text = st.text(characters | st.sampled_from("\n\r \ufeffaß😀"))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixwell import Hypergradient, Still, theory
-from mixwell.accumulation import RoundScores
-from mixwell.costs import VALIDATION_SHARE, validation_rows
-from mixwell.rounds import validation_points
+from mixwell import Hypergradient, Still
+from mixwell.mixer.accumulation import RoundScores
+from mixwell.reference import theory
+from mixwell.simplex.rounds import VALIDATION_SHARE, validation_points, validation_rows
 
 lengths, counts = st.integers(1, 5000), st.integers(1, 64)
 spans = st.floats(0.01, 1.0)

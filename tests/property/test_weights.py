@@ -10,9 +10,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mixwell import constraints, horizons, theory, updates
-from mixwell.constraints import Cap, Floor, Prior
-from mixwell.weights import Weights
+from mixwell.reference import theory
+from mixwell.simplex import constraints, horizons, updates
+from mixwell.simplex.constraints import Cap, Floor, Prior
+from mixwell.simplex.weights import Weights
 from problems import names
 
 LARGEST = float(np.finfo(np.float64).max)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mixwell import theory
-from mixwell.rounds import validation_points
+from mixwell.reference import theory
+from mixwell.simplex.rounds import validation_points
 
 
 def simulate(rng: np.random.Generator, eta: float, curvature: float, sigma: float, steps: int) -> np.ndarray:

@@ -6,17 +6,17 @@ import torch
 from torch import nn
 
 import mixwell
-from mixwell.experiments.bounds.cells import Cell, measure
-from mixwell.experiments.bounds.kinds import KINDS
-from mixwell.experiments.bounds.logistic import LogisticRegression
-from mixwell.experiments.bounds.problems import BilevelProblem, simplex_grid
-from mixwell.experiments.bounds.scaling import BestHorizon, fit
-from mixwell.experiments.bounds.shared_quadratics import SharedQuadratics
-from mixwell.experiments.bounds.simulation import leap, simulate
-from mixwell.experiments.bounds.theorem import check, verdict
-from mixwell.quadratics import Quadratic
-from mixwell.tables import column
-from mixwell.theory import Constants
+from mixwell.lab.bounds.cells import Cell, measure
+from mixwell.lab.bounds.kinds import KINDS
+from mixwell.lab.bounds.logistic import LogisticRegression
+from mixwell.lab.bounds.problems import BilevelProblem, simplex_grid
+from mixwell.lab.bounds.scaling import BestHorizon, fit
+from mixwell.lab.bounds.shared_quadratics import SharedQuadratics
+from mixwell.lab.bounds.simulation import leap, simulate
+from mixwell.lab.bounds.theorem import check, verdict
+from mixwell.lab.tables import column
+from mixwell.reference.quadratics import Quadratic
+from mixwell.reference.theory import Constants
 
 EVERY = [SharedQuadratics(1), LogisticRegression(2)]
 names = [problem.name for problem in EVERY]

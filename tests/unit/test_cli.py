@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from commands import mixwell as inside
-from mixwell.data.mnist import Mnist
+from mixwell.lab.mnist.mnist_data import Mnist
 
 
 def mixwell(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -12,13 +12,12 @@ import pytest
 import yaml
 
 import commands
-from mixwell import tables
-from mixwell.experiments import problems
-from mixwell.experiments.compare import budgets, results
-from mixwell.experiments.compare.contestants import choose, horizons_of
+from mixwell.lab import problems, tables
+from mixwell.lab.compare import budgets, results
+from mixwell.lab.compare.contestants import choose, horizons_of
+from mixwell.lab.tables import Row
 from mixwell.methods import base as methods_base
-from mixwell.tables import Row
-from mixwell.training import checkpoints, metrics, mixture, settings
+from mixwell.training import checkpoints, config_io, metrics, mixture
 from training_texts import WORDS, write_config
 
 PROXIES = {"proxies": 4, "proxy_steps": 2, "samples": 200, "top": 5}
@@ -196,7 +195,7 @@ def test_the_directory_of_a_run_is_not_written_into(compared: tuple[Path, str]) 
 
 
 def read(folder: Path, **changes: Any) -> Any:
-    return settings.read(write_config(folder, **changes))
+    return config_io.read(write_config(folder, **changes))
 
 
 def test_all_are_the_methods_and_the_variants(tmp_path: Path) -> None:
@@ -222,12 +221,12 @@ def test_those_of_all_that_lack_something_are_left_out(
     config = read(tmp_path, mixer={"method": "uniform", "horizon": "auto"})
     plain = config.model_dump(mode="json")
     plain["validation"] = None
-    chosen, refused = choose(settings.check(plain), ["all"])
+    chosen, refused = choose(config_io.check(plain), ["all"])
     assert {"uniform", "pike", "odm"} <= {one.name for one in chosen}
     assert set(refused) >= {"mixwell", "doge", "regmix"}
     assert refused["mixwell"].startswith("mixer.method: mixwell needs a validation set")
     with pytest.raises(ValueError, match="mixwell needs a validation set"):
-        choose(settings.check(plain), ["mixwell", "uniform"])
+        choose(config_io.check(plain), ["mixwell", "uniform"])
     monkeypatch.setattr(methods_base, "find_spec", lambda name: None)
     _, refused = choose(config, ["all"])
     assert (
@@ -281,7 +280,7 @@ def test_a_budget_pays_for_no_step_more(method: str, budget: float, tmp_path: Pa
     assert budgets.cost(found, sizes, 50) <= budget
     if found.steps < int(budget):
         plain = found.model_dump(mode="json")
-        more = settings.check({**plain, "steps": found.steps + 1})
+        more = config_io.check({**plain, "steps": found.steps + 1})
         assert budgets.cost(more, sizes, 50) > budget
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import mixwell
-from mixwell.curvature import RoundStart
-from mixwell.optimizers import Response, _inverse_root
-from mixwell.parameters import Parameters
-from mixwell.quadratics import Quadratic
+from mixwell.hypergradient.curvature import RoundStart
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.responses import Response, _inverse_root
+from mixwell.reference.quadratics import Quadratic
 from problems import Point, mse, names, regression_batches, train, two_layer
 
 

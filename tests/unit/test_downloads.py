@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixwell.data import mnist
-from mixwell.data.mnist import Source, fetch_verified, parse_idx
+from mixwell.lab.mnist import mnist_data
+from mixwell.lab.mnist.mnist_data import Source, fetch_verified, parse_idx
 
 CONTENT = {"a.idx": b"\x00\x00\x08\x01\x00\x00\x00\x02\x05\x06", "b.idx": b"second"}
 SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
@@ -41,7 +41,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 def mirror(url: str) -> Source:
-    return Source(url, lambda names: mnist._from_mirror(url, names))
+    return Source(url, lambda names: mnist_data._from_mirror(url, names))
 
 
 def test_fetched_once_then_from_the_cache(server: str, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_idx() -> None:
         parse_idx(b"second")
 
 
-def test_the_real_images(mnist_images: mnist.Mnist) -> None:
+def test_the_real_images(mnist_images: mnist_data.Mnist) -> None:
     assert mnist_images.train_images.shape == (60_000, 28, 28)
     assert mnist_images.test_labels.shape == (10_000,)
     assert mnist_images.train_images.float().mean().item() / 255 == pytest.approx(0.130660, abs=1e-6)

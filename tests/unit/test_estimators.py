@@ -10,10 +10,10 @@ import torch
 
 import mixwell
 from contract_tables import NOT_CARRIED, OPTIMIZERS, UNKNOWN
-from mixwell import exact
-from mixwell.comparison import tangent_cosine
-from mixwell.fidelity import measure_fidelity
-from mixwell.quadratics import Quadratic
+from mixwell.reference import unroll
+from mixwell.reference.comparison import tangent_cosine
+from mixwell.reference.fidelity import measure_fidelity
+from mixwell.reference.quadratics import Quadratic
 from problems import mse, quadratic_round, regression_batches, train, two_layer
 
 ETA, T = 0.05, 12
@@ -32,7 +32,7 @@ def setting(seed: int, domains: int = 4, dimension: int = 7):
 
 
 def run(quadratic: Quadratic, theta: torch.Tensor, w: torch.Tensor, horizon: int) -> float:
-    end = exact.descend(quadratic.problem(), theta, w, learning_rate=ETA, steps=horizon)
+    end = unroll.descend(quadratic.problem(), theta, w, learning_rate=ETA, steps=horizon)
     return float(quadratic.problem().validation(end))
 
 
@@ -50,7 +50,7 @@ def test_exact_curvature_equals_every_exact_reference(seed: int) -> None:
     )
     assert relative(mixer, closed) < 1e-9
     problem = quadratic.problem()
-    for reference in (exact.forward_unroll, exact.reverse_unroll):
+    for reference in (unroll.forward_unroll, unroll.reverse_unroll):
         assert relative(reference(problem, theta, w, learning_rate=ETA, horizon=T).numpy(), closed) < 1e-9
     eps = 1e-5
     differences = []
@@ -84,11 +84,11 @@ def test_unrolled_converges_to_implicit_at_the_predicted_rate(seed: int) -> None
 def test_implicit_references_agree_with_the_closed_form(seed: int) -> None:
     quadratic, _, w = setting(seed)
     star, problem, closed = quadratic.minimiser(w), quadratic.problem(), quadratic.implicit(w).numpy()
-    assert relative(exact.implicit_cg(problem, star, w).numpy(), closed) < 1e-8
-    neumann = exact.implicit_neumann(problem, star, w, learning_rate=ETA, terms=800).numpy()
+    assert relative(unroll.implicit_cg(problem, star, w).numpy(), closed) < 1e-8
+    neumann = unroll.implicit_neumann(problem, star, w, learning_rate=ETA, terms=800).numpy()
     assert relative(neumann, closed) < 1e-9
     # T terms are T unrolled steps from the minimiser.
-    short = exact.implicit_neumann(problem, star, w, learning_rate=ETA, terms=7).numpy()
+    short = unroll.implicit_neumann(problem, star, w, learning_rate=ETA, terms=7).numpy()
     assert relative(short, quadratic.unrolled(star, w, learning_rate=ETA, horizon=7).numpy()) < 1e-9
 
 
@@ -96,17 +96,17 @@ def test_conjugate_gradient_refuses_a_saddle() -> None:
     quadratic, theta, w = setting(0)
     saddle = Quadratic(-quadratic.hessians, quadratic.centers, quadratic.validation_hessian, theta + 1)
     with pytest.raises(ValueError, match="not positive definite"):
-        exact.implicit_cg(saddle.problem(), theta, w)
+        unroll.implicit_cg(saddle.problem(), theta, w)
 
 
 def test_truncated_reverse_sees_the_last_steps_only() -> None:
     quadratic, theta, w = setting(3)
     problem = quadratic.problem()
-    late = exact.descend(problem, theta, w, learning_rate=ETA, steps=8)
-    window = exact.truncated_reverse(problem, theta, w, learning_rate=ETA, horizon=12, window=4)
+    late = unroll.descend(problem, theta, w, learning_rate=ETA, steps=8)
+    window = unroll.truncated_reverse(problem, theta, w, learning_rate=ETA, horizon=12, window=4)
     assert relative(window.numpy(), quadratic.unrolled(late, w, learning_rate=ETA, horizon=4).numpy()) < 1e-9
     with pytest.raises(ValueError, match="window must be between 1 and the horizon of 12"):
-        exact.truncated_reverse(problem, theta, w, learning_rate=ETA, horizon=12, window=13)
+        unroll.truncated_reverse(problem, theta, w, learning_rate=ETA, horizon=12, window=13)
 
 
 def literal(quadratic: Quadratic, theta, w, horizon: int, shrink) -> np.ndarray:
@@ -161,9 +161,9 @@ def test_two_layer_network_against_the_exact_unroll(rate: float, horizon: int) -
     for seed in range(12):
         model = two_layer(seed)
         batches, validation = regression_batches(seed, steps=horizon)
-        problem, theta = exact.problem_of(model, mse, batches, validation)
+        problem, theta = unroll.problem_of(model, mse, batches, validation)
         w = torch.full((3,), 1 / 3, dtype=torch.float64)
-        reference = exact.reverse_unroll(problem, theta, w, learning_rate=rate, horizon=horizon).numpy()
+        reference = unroll.reverse_unroll(problem, theta, w, learning_rate=rate, horizon=horizon).numpy()
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         signal = mixwell.Hypergradient(points=1)
         mixer = mixwell.Mixer(model, optimizer, list(batches[0]), horizon=horizon, signal=signal, update=1.0)

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from commands import mixwell
 from mixtures import mixture
-from mixwell.exporters import FORMATS, export, prepare
-from mixwell.exporters.axolotl import TOLERANCE, fraction
-from mixwell.exporters.rounding import DIGITS, shares
+from mixwell.integrations.exporters import FORMATS, export, prepare
+from mixwell.integrations.exporters.axolotl import TOLERANCE, fraction
+from mixwell.integrations.exporters.rounding import DIGITS, shares
 from mixwell.training import mixture as mixtures
 
 WEIGHTS = {"web": 0.2, "code": 0.5, "books": 0.3}
@@ -452,7 +452,7 @@ try:
     main()
 except SystemExit as end:
     assert not end.code
-assert "mixwell.exporters" in sys.modules
+assert "mixwell.integrations.exporters" in sys.modules
 assert "torch" not in sys.modules
 """
 

@@ -23,7 +23,7 @@ from rich.console import Console
 
 import mixwell as package
 from commands import mixwell
-from mixwell.loggers import (
+from mixwell.integrations.loggers import (
     JsonlLogger,
     Logger,
     MlflowLogger,
@@ -34,9 +34,9 @@ from mixwell.loggers import (
     named_step,
     portable,
 )
-from mixwell.loggers.base import Outcome
-from mixwell.records import RoundRecord
-from mixwell.training import settings
+from mixwell.mixer.records import RoundRecord
+from mixwell.training import config_io
+from mixwell.training.loggers.base import Outcome
 from mixwell.training.run import Run
 from training_texts import lines, write_config
 
@@ -441,7 +441,7 @@ def test_a_run_of_mlflow_that_is_open_stays_so(store: str) -> None:
 def test_a_missing_tool_is_named_with_what_to_install(
     module: str, logger: str, extra: str, tmp_path: Path
 ) -> None:
-    code = f"import sys; sys.modules[{module!r}] = None\nfrom mixwell.loggers import *\n{logger}"
+    code = f"import sys; sys.modules[{module!r}] = None\nfrom mixwell.integrations.loggers import *\n{logger}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ValueError: logging to ")
@@ -460,7 +460,7 @@ def test_a_run_with_a_missing_tool_does_not_begin(tmp_path: Path, monkeypatch: p
 
 
 def test_loggers_are_light_until_they_are_used() -> None:
-    code = "import mixwell.loggers, mixwell.training.config, sys; print(*sys.modules)"
+    code = "import mixwell.integrations.loggers, mixwell.training.config, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "tensorboard", "wandb", "mlflow"} & set(done.stdout.split())
 
@@ -564,7 +564,7 @@ def test_a_stopped_run_goes_on_in_the_same_records(config: Path, tmp_path: Path)
     asked = iter([False] * 17 + [True])
     options: dict[str, Any] = {"console": Console(quiet=True)}
     with pytest.raises(InterruptedError):
-        Run(settings.read(config), folder, **options, stopping=lambda: next(asked)).start()
+        Run(config_io.read(config), folder, **options, stopping=lambda: next(asked)).start()
     noted = json.loads((folder / "loggers.json").read_text())
     from mlflow import MlflowClient
 
@@ -589,7 +589,7 @@ def test_loggers_may_be_added_when_a_run_goes_on(config: Path, tmp_path: Path) -
     config.write_text(yaml.safe_dump(plain))
     asked = iter([False] * 10 + [True])
     with pytest.raises(InterruptedError):
-        Run(settings.read(config), folder, console=Console(quiet=True), stopping=lambda: next(asked)).start()
+        Run(config_io.read(config), folder, console=Console(quiet=True), stopping=lambda: next(asked)).start()
     kept = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump({**kept, "loggers": chosen}))
     mixwell("resume", "run", "--no-report", cwd=tmp_path)
@@ -623,7 +623,10 @@ def test_a_local_store_of_mlflow_is_found_from_anywhere(
     monkeypatch.setenv("MIXWELL_CACHE", str(tmp_path / "cache"))
     with pytest.raises(InterruptedError):
         Run(
-            settings.read(config), tmp_path / "run", console=Console(quiet=True), stopping=lambda: next(asked)
+            config_io.read(config),
+            tmp_path / "run",
+            console=Console(quiet=True),
+            stopping=lambda: next(asked),
         ).start()
     mixwell("resume", "../run", "--no-report", cwd=tmp_path / "elsewhere")
     noted = json.loads((tmp_path / "run" / "loggers.json").read_text())["mlflow"]
@@ -719,14 +722,14 @@ def test_train_takes_loggers_as_a_config_has_them(tmp_path: Path) -> None:
 )
 def test_messages_of_settings(change: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        settings.read(write_config(tmp_path), [change])
+        config_io.read(write_config(tmp_path), [change])
 
 
 def test_settings_switch_loggers_on_and_off(tmp_path: Path) -> None:
     path = write_config(tmp_path, loggers={"tensorboard": True, "wandb": True, "mlflow": {"uri": "http://x"}})
-    read = settings.read(
+    read = config_io.read(
         path, ["loggers.wandb.mode=offline", "loggers.mlflow=false", "loggers.jsonl=true"]
     ).loggers
     assert set(read.chosen) == {"tensorboard", "wandb", "jsonl"}
     assert read.chosen["wandb"]["mode"] == "offline"
-    assert settings.read(write_config(tmp_path)).loggers.chosen == {}
+    assert config_io.read(write_config(tmp_path)).loggers.chosen == {}

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixwell.data.mnist import Mnist
-from mixwell.engines import StoppedError
-from mixwell.experiments.mnist.curves import curves_of, findings
-from mixwell.experiments.mnist.experiment import (
+from mixwell.lab.mnist.curves import curves_of, findings
+from mixwell.lab.mnist.experiment import (
     NOISY,
     ROTATED,
     VALIDATION,
@@ -20,7 +18,9 @@ from mixwell.experiments.mnist.experiment import (
     rotate,
     with_wrong_labels,
 )
-from mixwell.experiments.mnist.sweep import Results, default_horizons, name_of, settings_of
+from mixwell.lab.mnist.mnist_data import Mnist
+from mixwell.lab.mnist.sweep import Results, default_horizons, name_of, settings_of
+from mixwell.training.engines import StoppedError
 
 TINY = Setting(budget=7, horizon=3, seed=0, channels=2, batch_size=4, train_size=50, validation_size=40)
 

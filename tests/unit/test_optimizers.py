@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from contract_tables import NOT_CARRIED, OPTIMIZERS
-from mixwell.optimizers import AdamModel, OptimizerModel, PlainModel, SgdModel, model_of
-from mixwell.parameters import Parameters
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.responses import AdamModel, OptimizerModel, PlainModel, SgdModel, model_of
 
 SIZE, STEPS, EPS = 12, 8, 1e-3
 Start = Callable[[torch.optim.Optimizer], None]

@@ -16,12 +16,11 @@ import yaml
 from rich.console import Console
 
 import commands
-from mixwell.data import packages
-from mixwell.experiments import problems
-from mixwell.experiments.compare.contestants import choose
-from mixwell.experiments.demo import corpus
-from mixwell.experiments.problems import fashion, finetune, manuals, mnist, synthetic, text
-from mixwell.training import settings
+from mixwell.lab import problems
+from mixwell.lab.compare.contestants import choose
+from mixwell.lab.demo import corpus
+from mixwell.lab.problems import fashion, finetune, manuals, mnist, packages, synthetic, text
+from mixwell.training import config_io
 from mixwell.training.trainables import next_token_each
 
 NAMES = ["mnist", "fashion", "demo", "drama", "repetition", "manuals", "finetune", "synthetic"]
@@ -42,7 +41,7 @@ def test_all_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_configs_are_valid_and_have_a_test_set(name: str) -> None:
-    config = settings.check(yaml.safe_load(problems.read_config(name)))
+    config = config_io.check(yaml.safe_load(problems.read_config(name)))
     assert config.validation is not None
     assert config.test is not None
     assert len(config.domains) >= 2
@@ -75,7 +74,7 @@ def test_no_registry_is_one_line(
 
 
 def test_the_text_problem_is_written_with_its_variants(tmp_path: Path) -> None:
-    config = settings.read(problems.find("demo", tmp_path, Console(quiet=True)))
+    config = config_io.read(problems.find("demo", tmp_path, Console(quiet=True)))
     assert config.compare["doge-online"] == {"method": "doge", "options": {"transfer": False}}
     chosen, refused = choose(config, ["all"])
     assert not refused

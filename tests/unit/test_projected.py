@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 import mixwell
 from mixwell import Hypergradient, Mixer, ProjectedTraces
-from mixwell.comparison import tangent_cosine
-from mixwell.models.gpt import Gpt
-from mixwell.parameters import Parameters
-from mixwell.projections import Projections
+from mixwell.hypergradient.capture.projections import Projections
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.reference.comparison import tangent_cosine
+from mixwell.training.models.gpt import Gpt
 
 DOMAINS = ["a", "b", "c"]
 LABELS = torch.tensor([0, 0, 1, 2, 2, 2])

@@ -36,5 +36,5 @@ def test_the_command_line_and_the_package_are_light() -> None:
         "from mixwell.cli import app; app(['run', '--help'], standalone_mode=False)"
     )
     assert not {"matplotlib", "transformers", "pandas", "ray"} & imported_by(
-        "import mixwell, mixwell.experiments.compare.command; mixwell.Mixer"
+        "import mixwell, mixwell.lab.compare.command; mixwell.Mixer"
     )

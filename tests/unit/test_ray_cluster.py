@@ -15,11 +15,12 @@ import pytest
 from rich.console import Console
 
 import commands
-from mixwell import environment, tables
-from mixwell.engines import Engine, Job, connection
-from mixwell.engines.ray import _Actor, _Here
-from mixwell.sweeps import run_sweep
-from mixwell.tables import Row
+from mixwell.lab import tables
+from mixwell.lab.tables import Row
+from mixwell.training.engines import Engine, Job, connection
+from mixwell.training.engines.ray import _Actor, _Here
+from mixwell.training.sweeps import run_sweep
+from mixwell.utils import environment
 from sweep_work import where
 from training_texts import write_config
 
@@ -169,7 +170,9 @@ def test_what_is_no_cluster_is_not_waited_for(tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_ray_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [one for one in sys.modules if one == "ray" or one.startswith(("ray.", "mixwell.engines."))]:
+    for name in [
+        one for one in sys.modules if one == "ray" or one.startswith(("ray.", "mixwell.training.engines."))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     _, error = commands.mixwell("reproduce", "mnist", "--engine", "ray", cwd=tmp_path, status=2)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import mixwell
 from mixwell import Cap, EpochCap, EpochPace, Floor, Hypergradient, MirrorDescent
-from mixwell.constraints import limits
 from mixwell.methods.hypergradient import MixwellOptions
-from mixwell.outer import OuterStep
-from mixwell.repetition import EPOCHS_AHEAD
-from mixwell.rounds import RoundClock
-from mixwell.training import mixing, settings
+from mixwell.simplex.constraints import limits
+from mixwell.simplex.repetition import EPOCHS_AHEAD
+from mixwell.simplex.rounds import RoundClock
+from mixwell.simplex.weight_updater import OuterStep
+from mixwell.training import config_io, mixing
 from scripted import Script, names, play
 
 SIZES = {"a": 50, "b": 3000}
@@ -181,7 +181,7 @@ def config(tmp_path: Any, **mixer: Any) -> Any:
         "steps": 100,
         "mixer": mixer,
     }
-    return settings.check(plain, where="test")
+    return config_io.check(plain, where="test")
 
 
 def paces(made: Any) -> list[EpochPace]:

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.transforms import Bbox
 
-from mixwell.experiments import arms as experiment
-from mixwell.report import arms, run_figures, style, told
-from mixwell.report.told import Told
+from mixwell.lab import arms as experiment
+from mixwell.report import arms, run_figures, run_summary, style
+from mixwell.report.run_summary import Told
 from report_runs import shared_runs
 
 
@@ -74,7 +74,7 @@ def overlap(one: Bbox, other: Bbox) -> bool:
 @pytest.fixture(scope="module", params=[3, 60])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     folders = shared_runs(tmp_path_factory, domains=request.param)
-    return [told.read(folder) for folder in folders]
+    return [run_summary.read(folder) for folder in folders]
 
 
 def test_the_check_sees_trouble() -> None:

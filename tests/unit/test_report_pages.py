@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mixwell.report import runs
-from mixwell.training import settings
+from mixwell.training import config_io
 from mixwell.training.run import Run
 from training_texts import write_config
 
@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(folder: Path, name: str, *, steps: int) -> Path:
     """A run that is asked to stop after some steps."""
-    config = settings.read(write_config(folder))
+    config = config_io.read(write_config(folder))
     asked = iter(range(steps + 1))
     run = Run(
         config,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mixwell.report import lines, style, told
+from mixwell.report import lines, run_summary, style
 
 Array = NDArray[np.float64]
 
@@ -162,5 +162,9 @@ def test_limits_leave_out_the_first_fall() -> None:
 
 def test_runs_of_the_same_name_are_told_apart_by_their_parents(tmp_path: Path) -> None:
     folders = [tmp_path / "a" / "learned", tmp_path / "b" / "learned", tmp_path / "b" / "other"]
-    assert told.names(folders[1:]) == ["learned", "other"]
-    assert told.names(folders) == [str(Path("a/learned")), str(Path("b/learned")), str(Path("b/other"))]
+    assert run_summary.names(folders[1:]) == ["learned", "other"]
+    assert run_summary.names(folders) == [
+        str(Path("a/learned")),
+        str(Path("b/learned")),
+        str(Path("b/other")),
+    ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import mixwell
-from mixwell.row_counts import counted_inputs, effective_rows
+from mixwell.mixer.row_counts import counted_inputs, effective_rows
 
 SCRIPT = [0.0, 1.0, 1.0]  # scores by domain: the first gains in every round
 
@@ -30,7 +30,7 @@ class Scripted(mixwell.Signal):
     def rows(self, segments, weights):
         from contextlib import nullcontext
 
-        from mixwell.watching import RowWatch
+        from mixwell.hypergradient.capture.hooks import RowWatch
 
         return nullcontext(RowWatch())
 

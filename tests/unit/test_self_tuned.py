@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mixwell.updates import FACTOR, LEAST_GAIN, SelfTunedMirrorDescent, trust
+from mixwell.simplex.updates import FACTOR, LEAST_GAIN, SelfTunedMirrorDescent, trust
 
 M, ROUNDS = 5, 12
 UNIT = FACTOR * math.sqrt(math.log(M) / ROUNDS)

@@ -24,7 +24,7 @@ from contract_tables import (
     UNKNOWN,
     UPDATES,
 )
-from mixwell import state
+from mixwell.mixer import state
 from problems import Batch, mse, names, regression_batches, train, two_layer
 
 STEPS = 11

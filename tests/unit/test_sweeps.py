@@ -13,12 +13,13 @@ import pytest
 from rich.console import Console
 
 from commands import PATIENCE
-from mixwell import state, tables
-from mixwell.data.mnist import Mnist
-from mixwell.engines import Engine, Job
-from mixwell.engines.connection import connected
-from mixwell.locks import only_one
-from mixwell.sweeps import run_sweep
+from mixwell.lab import tables
+from mixwell.lab.mnist.mnist_data import Mnist
+from mixwell.mixer import state
+from mixwell.training.engines import Engine, Job
+from mixwell.training.engines.connection import connected
+from mixwell.training.sweeps import run_sweep
+from mixwell.utils.locks import only_one
 from sweep_work import count, descend, fail
 
 QUIET = Console(quiet=True)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixwell import environment, files, tables
+from mixwell.lab import tables
+from mixwell.utils import environment, files
 
 plain = st.text(alphabet="abc12_,\"'; \n-", max_size=8).filter(lambda t: t.strip() == t and not _number(t))
 

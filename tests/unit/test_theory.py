@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixwell import theory
-from mixwell.theory import Constants
+from mixwell.reference import theory
+from mixwell.reference.theory import Constants
 
 PLAIN = Constants(
     domains=3,

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import mixwell
-from mixwell.optimizers import SgdModel
-from mixwell.parameters import Parameters
-from mixwell.traces.base import StepModel
-from mixwell.traces.bfloat16 import round_stochastically
-from mixwell.traces.sketched import SketchedTraces
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.responses import SgdModel
+from mixwell.hypergradient.traces.base import StepModel
+from mixwell.hypergradient.traces.bfloat16 import round_stochastically
+from mixwell.hypergradient.traces.sketched import SketchedTraces
 from problems import Point, mse, names, regression_batches, train, two_layer
 
 

@@ -1,1 +1,1 @@
-"""Where training data come from."""
+"""Sources, tokenization, shuffles, exact apportionment, and how rows become batches."""

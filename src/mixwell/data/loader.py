@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mixwell import processes
-from mixwell.data.cuts import Cut, cut
-from mixwell.data.rows import Rows, as_rows, same_kind
+from mixwell import distributed
+from mixwell.data.datasets import Rows, as_rows, same_kind
 from mixwell.data.sampler import Rule, Sampler
-from mixwell.data.shuffles import Indices
-from mixwell.probes import rows_of
-from mixwell.repetition import EpochCap
-from mixwell.weights import Vector
+from mixwell.data.sharding import Cut, cut
+from mixwell.signals.probes import rows_of
+from mixwell.simplex.repetition import EpochCap
+from mixwell.typing import Indices, Vector
 
 if TYPE_CHECKING:
-    from mixwell.mixer import Mixer
+    from mixwell.mixer.mixer import Mixer
 
 
 @final
@@ -30,7 +29,7 @@ class Loader:
 
     See :class:`mixwell.data.sampler.Sampler` for how they are chosen. In several processes
     (``torch.distributed``) all draw the same batch, and each has its own rows of it
-    (:func:`mixwell.data.cuts.cut`).
+    (:func:`mixwell.data.sharding.cut`).
 
     Args:
         domains: by name a PyTorch dataset, a tensor, a tuple of tensors, or rows.
@@ -145,7 +144,7 @@ class Loader:
             Their indices.
         """
         drawn = self.sampler.draw(weights)
-        own = cut(drawn, rank=processes.rank(), processes=processes.count())
+        own = cut(drawn, rank=distributed.rank(), processes=distributed.world_size())
         self.portions = own.portions
         return own
 

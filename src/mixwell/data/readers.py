@@ -8,7 +8,7 @@ from typing import Any, Protocol, final
 
 from torch.utils.data import IterableDataset
 
-from mixwell.data.shuffles import Cursor
+from mixwell.data.shuffle import Cursor
 from mixwell.data.streams import Stream
 
 # Rows that are fetched at once, as most datasets are much slower row by row.

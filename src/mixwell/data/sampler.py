@@ -7,12 +7,12 @@ from typing import Any, Literal, final, get_args
 
 import numpy as np
 
-from mixwell.data import counts
-from mixwell.data.counts import Apportionment
-from mixwell.data.shuffles import Cursor, Indices
+from mixwell.data import apportionment
+from mixwell.data.apportionment import Apportionment
+from mixwell.data.shuffle import Cursor
 from mixwell.data.streams import Serial
-from mixwell.repetition import EpochCap
-from mixwell.weights import Vector
+from mixwell.simplex.repetition import EpochCap
+from mixwell.typing import Indices, Vector
 
 Rule = Literal["weight", "equal", "noise"]
 
@@ -22,7 +22,8 @@ class Sampler:
     """Draws batches whose domains follow weights that change.
 
     Each domain has a cursor of its own over rows that are shuffled anew in every epoch. The counts of a batch
-    follow shares with carried rounding (:class:`mixwell.data.counts.Apportionment`); ``sum_j w_j g_j`` is unbiased
+    follow shares with carried rounding (:class:`mixwell.data.apportionment.Apportionment`); ``sum_j w_j
+    g_j`` is unbiased
     whatever the counts, so they are chosen for its variance:
 
     - ``"weight"``: ``n_j ~ w_j``, as an ordinary mixed batch has it;
@@ -192,14 +193,14 @@ class Sampler:
         elif self.rule == "weight":
             shares = weights
         else:
-            shares = counts.by_weight_and_noise(weights, self.noise)
+            shares = apportionment.by_weight_and_noise(weights, self.noise)
         low = np.full(len(shares), self.least / self.batch_size)
-        self._shares = counts.within(shares, low, high)
+        self._shares = apportionment.within(shares, low, high)
         # A domain that has been used up is never there, so that any number below one will do.
         often = {
             name: float(n) or 0.5 for name, n in zip(self.names, self.batch_size * self._shares, strict=True)
         }
-        self._inclusion = {name: n for name, n in often.items() if n < 1 - counts.ROUNDING}
+        self._inclusion = {name: n for name, n in often.items() if n < 1 - apportionment.ROUNDING}
         self._followed = followed
 
     def _spend(self) -> None:

@@ -11,8 +11,9 @@ from typing import Any, final
 
 import numpy as np
 
-from mixwell.data.shuffles import Indices, shuffled
+from mixwell.data.shuffle import shuffled
 from mixwell.data.sources.base import digest_of
+from mixwell.typing import Indices
 
 # One row could be the same by chance where a shuffle buffer was filled anew.
 _COMPARED = 8

@@ -11,9 +11,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from mixwell import files
 from mixwell.data.sources.base import Source, digest_of
 from mixwell.data.sources.text import good_cut
+from mixwell.utils import files
 
 END = "<|endoftext|>"
 ENDS = (END, "</s>", "<eos>", "[SEP]")

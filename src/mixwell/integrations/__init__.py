@@ -1,1 +1,1 @@
-"""mixwell where users already are: transformers, datasets, Lightning, Accelerate. Each is imported by itself."""
+"""Where other libraries plug in: transformers, Lightning, Accelerate, loggers, exporters; imported lazily."""

@@ -8,12 +8,12 @@ from typing import Any, final
 
 from torch import Tensor
 
+from mixwell.hypergradient.traces import ProjectedTraces
 from mixwell.integrations.datasets import Interleaved
-from mixwell.mixer import Mixer
-from mixwell.repetition import EpochCap
-from mixwell.row_batch import RowBatch
+from mixwell.mixer.mixer import Mixer
+from mixwell.mixer.row_batch import RowBatch
 from mixwell.signals import Hypergradient
-from mixwell.traces import ProjectedTraces
+from mixwell.simplex.repetition import EpochCap
 
 Labels = Callable[[Any], Sequence[Any]]
 """From a batch the domain of each row."""

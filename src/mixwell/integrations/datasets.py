@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from mixwell.data.counts import Apportionment
+from mixwell.data.apportionment import Apportionment
 from mixwell.data.readers import Reader, check, reader
-from mixwell.weights import Vector
+from mixwell.typing import Vector
 
 _WORKERS = 1024
 
@@ -34,7 +34,8 @@ class Interleaved(IterableDataset[Any]):
     """Rows of several datasets, one after the other, as often as their weights say.
 
     The share of every dataset is exact: after n rows it has given ``n w_j`` of them, within one row
-    (:class:`mixwell.data.counts.Apportionment`). Map-style datasets are shuffled whole, streams by blocks; those
+    (:class:`mixwell.data.apportionment.Apportionment`). Map-style datasets are shuffled whole, streams by
+    blocks; those
     that end begin again in another order. The weights may be set at any time, also while workers of a
     ``DataLoader`` read: rows that were fetched ahead are still those of the weights before.
 

@@ -11,10 +11,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from mixwell import loggers, processes
+from mixwell import distributed
+from mixwell.integrations import loggers
 from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, settings_for
 from mixwell.integrations.datasets import Interleaved
-from mixwell.mixer import Mixer
+from mixwell.mixer.mixer import Mixer
 
 __all__ = ["Interleaved", "MixerCallback"]
 Loss = Callable[[LightningModule, Any], Tensor]
@@ -122,7 +123,7 @@ class MixerCallback(Callback):
         if self._saved is not None:
             here: dict[str, Tensor] = self.mixer.state_dict()["tensors"]
             saved: dict[str, Tensor] = self._saved["tensors"]
-            own = {name: processes.of_own_parts(t, here.get(name, t)) for name, t in saved.items()}
+            own = {name: distributed.from_local(t, here.get(name, t)) for name, t in saved.items()}
             self.mixer.load_state_dict({**self._saved, "tensors": own})
             self._saved = None
         self.rows.weights = self.mixer.weights.last
@@ -212,12 +213,12 @@ class MixerCallback(Callback):
         saved = self.mixer.state_dict(forget_step=True)
         own = {
             # Of tensors that are spread over the processes each gives its part.
-            "mixer": {**saved, "tensors": {k: processes.own_part(t) for k, t in saved["tensors"].items()}},
+            "mixer": {**saved, "tensors": {k: distributed.to_local(t) for k, t in saved["tensors"].items()}},
             # The next batch was drawn before the weights were updated, if they were.
             "rows": {**here, "weights": ahead["weights"]},
             "validated": self._validation.taken,
         }
-        return {"processes": processes.gathered(own)}
+        return {"processes": distributed.all_gather_object(own)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep what a checkpoint has until the mixer is made.
@@ -231,13 +232,13 @@ class MixerCallback(Callback):
         if not state_dict:
             return
         states = state_dict["processes"]
-        if processes.count() != len(states):
+        if distributed.world_size() != len(states):
             raise ValueError(
-                f"the checkpoint is of {len(states)} processes, and there are {processes.count()}; each has its "
+                f"the checkpoint is of {len(states)} processes, and there are {distributed.world_size()}; each has its "
                 "own place in the data, so start as many. To go on with another number, begin a new run from the "
                 "checkpoint's model, with the weights of the run: Interleaved(..., weights=...)"
             )
-        own = states[processes.rank()]
+        own = states[distributed.rank()]
         self._saved = own["mixer"]
         self.rows.load_state_dict(own["rows"])
         self._validation.skip(int(own["validated"]) - self._validation.taken)
@@ -278,7 +279,7 @@ def _refuse_strategy(trainer: Trainer) -> None:
         if size > 1:
             raise ValueError(
                 f"{size} processes share each layer (tensor_parallel_size), which cannot be mixed; give "
-                f"ModelParallelStrategy(data_parallel_size={processes.count()}, tensor_parallel_size=1) and shard "
+                f"ModelParallelStrategy(data_parallel_size={distributed.world_size()}, tensor_parallel_size=1) and shard "
                 "with fully_shard"
             )
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mixwell import processes
-from mixwell.data.rows import moved
+from mixwell import distributed
+from mixwell.data.datasets import moved
+from mixwell.hypergradient.responses import innermost
 from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, settings_for
 from mixwell.integrations.datasets import Interleaved
-from mixwell.mixer import Mixer
-from mixwell.optimizers import innermost
+from mixwell.mixer.mixer import Mixer
 
 __all__ = ["Interleaved", "MixedLoop"]
 
@@ -72,7 +72,7 @@ class MixedLoop:
         labels: Labels | None = None,
         mixer: Mapping[str, Any] | None = None,
     ) -> None:
-        if type(loader).__name__ == "DataLoaderDispatcher" and not processes.alone():
+        if type(loader).__name__ == "DataLoaderDispatcher" and not distributed.is_single_process():
             raise ValueError(
                 "Accelerate would send batches from one process to the others, and cannot send the names of "
                 "domains; do not prepare the loader, and let each process read rows of its own: Interleaved(..., "
@@ -125,7 +125,7 @@ class MixedLoop:
     def state_dict(self) -> dict[str, Any]:
         """The mixer and the place in the data of this process; the loop saves the model and the optimiser."""
         return {
-            "processes": processes.count(),
+            "processes": distributed.world_size(),
             "mixer": self.mixer.state_dict(),
             "rows": self.rows.state_dict(),
             "validated": self._validation.taken,
@@ -140,9 +140,9 @@ class MixedLoop:
         Raises:
             ValueError: it is of another number of processes, other data or other settings.
         """
-        if state["processes"] != processes.count():
+        if state["processes"] != distributed.world_size():
             raise ValueError(
-                f"the state is of one of {state['processes']} processes, and there are {processes.count()}; each "
+                f"the state is of one of {state['processes']} processes, and there are {distributed.world_size()}; each "
                 "has its own place in the data, so start as many"
             )
         self.mixer.load_state_dict(state["mixer"])

@@ -46,7 +46,7 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.scaling_law import ScalingLaws
-    from mixwell.updates import Assigned
+    from mixwell.simplex.updates import Assigned
 
     options: AdoOptions = task.options
     sixtieth = -(-task.steps // INTERVALS)

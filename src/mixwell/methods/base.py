@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:  # so that a list of the methods need not wait for torch
-    from mixwell.constraints import Constraint
     from mixwell.signals import Signal
-    from mixwell.updates import Update
+    from mixwell.simplex.constraints import Constraint
+    from mixwell.simplex.updates import Update
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -267,7 +267,7 @@ class Method:
         Returns:
             Steps of a round; all of them where the weights never change.
         """
-        from mixwell import horizons
+        from mixwell.simplex import horizons
 
         if self.kind == "static":
             return steps

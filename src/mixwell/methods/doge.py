@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mixwell.costs import validation_rows
 from mixwell.methods.base import (
     Extra,
     Method,
@@ -22,6 +21,7 @@ from mixwell.methods.base import (
     every_step,
     steps_of,
 )
+from mixwell.simplex.rounds import validation_rows
 
 
 class DogeOptions(Options):
@@ -66,7 +66,7 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.alignment import Alignment
-    from mixwell.updates import MirrorDescent, Smoothed
+    from mixwell.simplex.updates import MirrorDescent, Smoothed
 
     options: DogeOptions = task.options
     signal = Alignment(options.clip_norm, universal=options.target == "domains", score_cap=options.score_cap)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mixwell.costs import FORWARD
 from mixwell.methods.base import (
     Extra,
     Method,
@@ -24,6 +23,7 @@ from mixwell.methods.base import (
     every_step,
     steps_of,
 )
+from mixwell.signals.probes import FORWARD
 
 
 class DoremiOptions(Options):
@@ -68,8 +68,8 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.excess import ExcessLosses
-    from mixwell.updates import MirrorDescent, Smoothed
+    from mixwell.signals.excess_losses import ExcessLosses
+    from mixwell.simplex.updates import MirrorDescent, Smoothed
 
     options: DoremiOptions = task.options
     signal = ExcessLosses(options.clip, absent=options.absent, objective=options.objective)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mixwell.costs import FORWARD
 from mixwell.methods.base import (
     Extra,
     Method,
@@ -17,6 +16,7 @@ from mixwell.methods.base import (
 )
 from mixwell.methods.doremi import trained_reference
 from mixwell.methods.pike import hundredth
+from mixwell.signals.probes import FORWARD
 
 
 class DynamicLoadingOptions(Options):
@@ -40,8 +40,8 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.excess import ExcessLosses
-    from mixwell.updates import MirrorDescent
+    from mixwell.signals.excess_losses import ExcessLosses
+    from mixwell.simplex.updates import MirrorDescent
 
     options: DynamicLoadingOptions = task.options
     horizon = METHODS[0].length(task.mixer.horizon, task.steps)  # the signal sums over the steps of a round

@@ -27,8 +27,8 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.losses import Losses
-    from mixwell.updates import MirrorDescent
+    from mixwell.signals.domain_losses import Losses
+    from mixwell.simplex.updates import MirrorDescent
 
     options: GroupDroOptions = task.options
     rows = {name: task.rows[name] for name in task.domains} if options.size_adjustment else None

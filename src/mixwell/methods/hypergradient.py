@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from mixwell.horizons import DEFAULT
 from mixwell.methods.base import Method, Needs, Options, Positive, Recipe, Task, Whole
-from mixwell.repetition import EPOCHS_AHEAD, EpochPace
-from mixwell.rounds import POINTS, SPAN
-from mixwell.updates import FACTOR
+from mixwell.simplex.horizons import DEFAULT
+from mixwell.simplex.repetition import EPOCHS_AHEAD, EpochPace
+from mixwell.simplex.rounds import POINTS, SPAN
+from mixwell.simplex.updates import FACTOR
 
 if TYPE_CHECKING:
-    from mixwell.constraints import Constraint
     from mixwell.signals import Hypergradient, Signal
+    from mixwell.simplex.constraints import Constraint
 
 
 class MixwellOptions(Options):
@@ -45,8 +45,8 @@ def signal(task: Task, *, points: int = 1, span: float = SPAN, window: int | Non
     Returns:
         A new one.
     """
+    from mixwell.hypergradient.traces import BFloat16Traces, DenseTraces, ProjectedTraces, SketchedTraces
     from mixwell.signals import Hypergradient
-    from mixwell.traces import BFloat16Traces, DenseTraces, ProjectedTraces, SketchedTraces
 
     match task.traces:
         case "projected":
@@ -82,7 +82,7 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.updates import SelfTunedMirrorDescent
+    from mixwell.simplex.updates import SelfTunedMirrorDescent
 
     options: MixwellOptions = task.options
     made = replace(descent(task, averaged_signal(task)), constraints=_pace(task, options.epochs_ahead))

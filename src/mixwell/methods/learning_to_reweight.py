@@ -43,7 +43,7 @@ def row_recipe(signal: Signal, level: str) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.updates import Assigned, MirrorDescent
+    from mixwell.simplex.updates import Assigned, MirrorDescent
 
     return Recipe(signal, Assigned() if level == "domains" else MirrorDescent(1.0))
 

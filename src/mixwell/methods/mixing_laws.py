@@ -35,7 +35,7 @@ def stages(task: Task) -> Stages:
     """
     import numpy as np
 
-    from mixwell.search import laws, mixtures, proposals
+    from mixwell.methods.search import laws, mixtures, proposals
 
     options: MixingLawsOptions = task.options
     domains = len(task.domains)

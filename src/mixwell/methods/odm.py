@@ -25,8 +25,8 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.rewards import Rewards
-    from mixwell.updates import Assigned
+    from mixwell.signals.loss_rewards import Rewards
+    from mixwell.simplex.updates import Assigned
 
     options: OdmOptions = task.options
     return Recipe(Rewards(options.decay), Assigned())

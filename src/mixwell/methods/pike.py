@@ -46,8 +46,8 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.moments import DescentBound, Moments
-    from mixwell.updates import Assigned, MirrorDescent
+    from mixwell.signals.gradient_moments import DescentBound, Moments
+    from mixwell.simplex.updates import Assigned, MirrorDescent
 
     options: PikeOptions = task.options
     bound = None

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mixwell.costs import FORWARD
 from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Stages, Steps, Task, Whole
+from mixwell.signals.probes import FORWARD
 
 
 class ProxyOptions(Options):
@@ -56,7 +56,7 @@ def stages(task: Task) -> Stages:
     """
     import numpy as np
 
-    from mixwell.search import mixtures, proposals, regression
+    from mixwell.methods.search import mixtures, proposals, regression
 
     options: RegMixOptions = task.options
     model = regression.chosen(options.model, options.proxies)

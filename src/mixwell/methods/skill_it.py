@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mixwell.costs import FORWARD
 from mixwell.methods.base import (
     Extra,
     Method,
@@ -20,6 +19,7 @@ from mixwell.methods.base import (
     batch_of_each,
     validation_batch,
 )
+from mixwell.signals.probes import FORWARD
 
 Targets = Literal["validation", "domains"]
 
@@ -84,8 +84,8 @@ def skill_it(task: Task) -> Recipe:
         The recipe; where the affinity is given, the weights begin at `exp(eta sum_j A_ij)`, as published.
     """
     from mixwell.signals.affinity import KeptAffinity
-    from mixwell.updates import Assigned
-    from mixwell.weights import TINY
+    from mixwell.simplex.updates import Assigned
+    from mixwell.simplex.weights import TINY
 
     options: SkillItOptions = task.options
     signal = KeptAffinity(
@@ -117,7 +117,7 @@ def aioli(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.affinity import FreshAffinity
-    from mixwell.updates import Assigned, MirrorDescent
+    from mixwell.simplex.updates import Assigned, MirrorDescent
 
     options: AioliOptions = task.options
     signal = FreshAffinity(

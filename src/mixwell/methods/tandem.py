@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mixwell.costs import FORWARD
 from mixwell.methods.base import (
     Extra,
     Method,
@@ -15,6 +14,7 @@ from mixwell.methods.base import (
     batch_of_each,
     validation_batch,
 )
+from mixwell.signals.probes import FORWARD
 
 
 class TandemOptions(Options):
@@ -39,8 +39,8 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.twins import Twins
-    from mixwell.updates import ProjectedDescent
+    from mixwell.signals.twin_networks import Twins
+    from mixwell.simplex.updates import ProjectedDescent
 
     options: TandemOptions = task.options
     signal = Twins(probe_steps=options.probe_steps, gamma=options.gamma, learning_rate=options.learning_rate)

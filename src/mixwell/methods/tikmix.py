@@ -38,7 +38,7 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.influence import Influence
-    from mixwell.updates import Assigned
+    from mixwell.simplex.updates import Assigned
 
     options: TikmixOptions = task.options
     return Recipe(Influence(options.damping, candidates=_candidates(task), seed=task.seed), Assigned())

@@ -26,7 +26,7 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.curvature import ExactCurvature
+    from mixwell.hypergradient.curvature import ExactCurvature
     from mixwell.methods.hypergradient import descent, signal
     from mixwell.signals import Hypergradient
 

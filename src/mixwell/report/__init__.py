@@ -1,1 +1,1 @@
-"""Figures and reports. They need the extra ``mixwell[report]``."""
+"""Figures and HTML pages from run directories and tables."""

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from mixwell import environment, tables
-from mixwell.experiments.arms import CURVES, RUNS, WEIGHTS
-from mixwell.intervals import interval
+from mixwell.lab import tables
+from mixwell.lab.arms import CURVES, RUNS, WEIGHTS
+from mixwell.lab.intervals import interval
+from mixwell.lab.tables import Row
 from mixwell.report import lines, page, style
 from mixwell.report.lines import Course, Looks
 from mixwell.report.page import Page, Picture, Section, Sheet
-from mixwell.tables import Row
+from mixwell.utils import environment
 
 FINALS, CURVE = "finals", "curve"
 LOSSES = (("test_loss", "test loss"), ("validation_loss", "validation loss"))
@@ -24,7 +25,7 @@ def write(folder: Path, out: Path) -> list[Path]:
     """Draw the figures and write the page of a comparison.
 
     Args:
-        folder: written by :func:`mixwell.experiments.arms.run`.
+        folder: written by :func:`mixwell.lab.arms.run`.
         out: where to.
 
     Returns:

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from mixwell import environment, tables
-from mixwell.experiments.bounds.cells import MEASUREMENTS
-from mixwell.experiments.bounds.problems import CURVATURES
-from mixwell.experiments.bounds.scaling import Best, BestHorizon, Fit, growth_of, parting
-from mixwell.experiments.bounds.theorem import check, verdict
+from mixwell.lab import tables
+from mixwell.lab.bounds.cells import MEASUREMENTS
+from mixwell.lab.bounds.problems import CURVATURES
+from mixwell.lab.bounds.scaling import Best, BestHorizon, Fit, growth_of, parting
+from mixwell.lab.bounds.theorem import check, verdict
+from mixwell.lab.tables import Row, column
+from mixwell.reference.theory import stochastic_horizon
 from mixwell.report import lines, page, style
 from mixwell.report.page import Page, Picture, Section, Sheet
-from mixwell.tables import Row, column
-from mixwell.theory import stochastic_horizon
+from mixwell.utils import environment
 
 Drawing = tuple[Callable[[Any], None], str]
 

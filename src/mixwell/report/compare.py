@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mixwell import environment, tables
+from mixwell.lab import tables
+from mixwell.lab.tables import Row
 from mixwell.report import compare_figures, compare_rows, page, style
 from mixwell.report.compare_words import HEADINGS, difference, findings, some, summary, written
 from mixwell.report.page import Page, Picture, Section, Sheet
 from mixwell.report.standings import Pair, Standing, loss_column, pairs, standings
-from mixwell.tables import Row
+from mixwell.utils import environment
 
 __all__ = [
     "CURVES",

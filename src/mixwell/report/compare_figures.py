@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mixwell.lab.tables import Row
 from mixwell.report import lines, style
 from mixwell.report.compare_rows import KEY, KINDS, LETTERS, key, limits
 from mixwell.report.lines import Course
 from mixwell.report.standings import PROPORTIONAL, UNIFORM, Standing, number, of_method
-from mixwell.tables import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from mixwell.intervals import Interval
+from mixwell.lab.intervals import Interval
+from mixwell.lab.tables import Row
 from mixwell.report.standings import (
     NOISE,
     NOT_FINITE,
@@ -17,7 +18,6 @@ from mixwell.report.standings import (
     pairs,
     standings,
 )
-from mixwell.tables import Row
 
 HEADINGS = (
     "arm",

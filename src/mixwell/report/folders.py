@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mixwell.experiments.arms import RUNS as ARMS
-from mixwell.experiments.bounds.cells import MEASUREMENTS
-from mixwell.experiments.mnist.sweep import RUNS
+from mixwell.lab.arms import RUNS as ARMS
+from mixwell.lab.bounds.cells import MEASUREMENTS
+from mixwell.lab.mnist.sweep import RUNS
 from mixwell.report import arms, bounds, compare, mnist, runs
 from mixwell.training import metrics
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mixwell import environment
-from mixwell.experiments.mnist.curves import NEAR, Curve, curves_of, findings
-from mixwell.experiments.mnist.experiment import DOMAINS, ROTATED
-from mixwell.experiments.mnist.sweep import Results
+from mixwell.lab.mnist.curves import NEAR, Curve, curves_of, findings
+from mixwell.lab.mnist.experiment import DOMAINS, ROTATED
+from mixwell.lab.mnist.sweep import Results
+from mixwell.lab.tables import Row
 from mixwell.report import lines, page, style
 from mixwell.report.page import Page, Picture, Section, Sheet
-from mixwell.tables import Row
+from mixwell.utils import environment
 
 PANELS = (
     ("validation_loss", "validation loss"),

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from mixwell import files
 from mixwell.report import style
+from mixwell.utils import files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

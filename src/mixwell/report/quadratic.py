@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mixwell.experiments.quadratic.example import Path, Setting
+from mixwell.lab.quadratic.example import Path, Setting
 from mixwell.report import style
 
 

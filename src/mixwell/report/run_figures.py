@@ -10,7 +10,7 @@ import numpy as np
 
 from mixwell.report import lines, style
 from mixwell.report.lines import Course, Looks
-from mixwell.report.told import Told
+from mixwell.report.run_summary import Told
 
 FEW = 60
 """Of so many rounds the standard errors are shown."""

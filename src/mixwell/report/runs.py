@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mixwell import environment
-from mixwell.report import page, run_figures, style, told
+from mixwell.report import page, run_figures, run_summary, style
 from mixwell.report.page import Page, Picture, Section, Sheet
 from mixwell.report.run_figures import KINDS, Drawn
-from mixwell.report.told import Told
+from mixwell.report.run_summary import Told
+from mixwell.utils import environment
 
 MANY = 12
 """A table with more rows is folded up, and its first rows are shown."""
@@ -36,7 +36,10 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
     Returns:
         The files.
     """
-    runs = [told.read(folder, name=name) for folder, name in zip(folders, told.names(folders), strict=True)]
+    runs = [
+        run_summary.read(folder, name=name)
+        for folder, name in zip(folders, run_summary.names(folders), strict=True)
+    ]
     looks = run_figures.domains(runs)
     learning = [run for run in runs if run.learned and run.rounds]
     drawn = {

@@ -3,20 +3,20 @@
 from mixwell.signals.affinity import FreshAffinity, KeptAffinity
 from mixwell.signals.alignment import Alignment
 from mixwell.signals.base import Signal
-from mixwell.signals.excess import ExcessLosses
+from mixwell.signals.constant import Still
+from mixwell.signals.domain_losses import Losses
+from mixwell.signals.excess_losses import ExcessLosses
+from mixwell.signals.gradient_moments import DescentBound, Moments
 from mixwell.signals.hypergradient import Hypergradient
 from mixwell.signals.implicit import ImplicitGradient
 from mixwell.signals.influence import Influence
 from mixwell.signals.learned_curriculum import LearnedRowCurriculum
 from mixwell.signals.loss_network import LossNetwork
-from mixwell.signals.losses import Losses
-from mixwell.signals.moments import DescentBound, Moments
-from mixwell.signals.rewards import Rewards
+from mixwell.signals.loss_rewards import Rewards
 from mixwell.signals.row_alignment import RowAlignment
 from mixwell.signals.row_curriculum import GivenRowCurriculum
 from mixwell.signals.scaling_law import ScalingLaws
-from mixwell.signals.still import Still
-from mixwell.signals.twins import Twins
+from mixwell.signals.twin_networks import Twins
 
 __all__ = [
     "Alignment",

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell.parameters import Gradients, Parameters
-from mixwell.probes import Probes
-from mixwell.segments import Segments
+from mixwell.hypergradient.capture.hooks import RowWatch
+from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Signal
-from mixwell.signals.twins import Twin, expected_probes, measured, modes
-from mixwell.traces.base import Combined, Json
-from mixwell.watching import RowWatch
-from mixwell.weights import Vector
+from mixwell.signals.probes import Probes
+from mixwell.signals.twin_networks import Twin, expected_probes, measured, modes
+from mixwell.typing import Gradients, Json, Vector
 
 Targets = Literal["validation", "domains"]
 

@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell import processes
-from mixwell.parameters import Gradients, Parameters, inner_products
-from mixwell.probes import Probes
+from mixwell import distributed
+from mixwell.hypergradient.parameters import Parameters, inner_products
+from mixwell.hypergradient.traces.base import Combined, empty_trace
 from mixwell.signals.base import Signal
-from mixwell.traces.base import Combined, Json, empty_trace
-from mixwell.weights import Vector
+from mixwell.signals.probes import Probes
+from mixwell.typing import Gradients, Json, Vector
 
 # As torch.nn.utils.clip_grad_norm_ has it, and DoGE beside the mean norm.
 EPSILON = 1e-6
@@ -91,7 +91,7 @@ class Alignment(Signal):
         """
         if self._attached:
             raise ValueError("this Alignment is in use by another mixer; make a new one for each")
-        processes.expect_alone(self)
+        distributed.require_single_process(self)
         self._optimizer, self._parameters = optimizer, parameters
         self._sums = [self._empty() for _ in domains]
         self._step: list[

@@ -11,18 +11,25 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell import curvature as curvatures
-from mixwell import processes, rounds
-from mixwell.curvature import Curvature, RoundStart
-from mixwell.optimizers import Response, model_of
-from mixwell.parameters import Gradients, Parameters
-from mixwell.probes import Probes
-from mixwell.segments import Segments
+from mixwell import distributed
+from mixwell.hypergradient import curvature as curvatures
+from mixwell.hypergradient.capture.hooks import RowWatch
+from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.curvature import Curvature, RoundStart
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.responses import Response, model_of
+from mixwell.hypergradient.traces import (
+    AuditedTraces,
+    CarriedTraces,
+    Combined,
+    DenseTraces,
+    StepModel,
+    Traces,
+)
 from mixwell.signals.base import Signal
-from mixwell.traces import AuditedTraces, CarriedTraces, Combined, DenseTraces, StepModel, Traces
-from mixwell.traces.base import Json
-from mixwell.watching import RowWatch
-from mixwell.weights import Vector
+from mixwell.signals.probes import Probes
+from mixwell.simplex import rounds
+from mixwell.typing import Gradients, Json, Vector
 
 
 @final
@@ -34,7 +41,7 @@ class Hypergradient(Signal):
         ``u_j <- (I - eta H) u_j + grad l_j(theta)``,   ``h_j = -eta <grad L_V(theta_T), u_j>``
 
     and for any optimiser ``z_j = -d theta / d w_j`` with ``h_j = -<grad L_V, z_j>``
-    (:mod:`mixwell.optimizers`).
+    (:mod:`mixwell.hypergradient.responses`).
 
     The paper's objective is the validation loss at the round's last iterate. One noisy iterate says little: the
     validation gradient there depends mostly on where it happens to be along directions of high curvature. So by
@@ -149,7 +156,7 @@ class Hypergradient(Signal):
             raise ValueError("this Hypergradient is in use by another mixer; make a new one for each")
         if self.curvature.exact_products:
             # A product with the Hessian of all rows needs the trace of all rows.
-            processes.expect_alone(self.curvature)
+            distributed.require_single_process(self.curvature)
         self._parameters = parameters
         self._domains = tuple(domains)
         self._optimizer = model_of(optimizer, parameters)

@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from mixwell.parameters import Gradients, Parameters, cuda_devices
-from mixwell.probes import Probes
-from mixwell.segments import Segments
+from mixwell.hypergradient.capture.hooks import RowWatch
+from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.parameters import Parameters, cuda_devices
 from mixwell.signals.base import Signal
-from mixwell.signals.twins import evaluating, expected_probes
-from mixwell.traces.base import Json
-from mixwell.watching import RowWatch
-from mixwell.weights import Vector
+from mixwell.signals.probes import Probes
+from mixwell.signals.twin_networks import evaluating, expected_probes
+from mixwell.typing import Gradients, Json, Vector
 
 Solver = Literal["cg", "neumann", "single-loop"]
 Product = Callable[[Tensor], Tensor]

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell import processes
-from mixwell.parameters import Gradients, Parameters, cuda_devices, inner_products
-from mixwell.probes import Probes
+from mixwell import distributed
+from mixwell.hypergradient.parameters import Parameters, cuda_devices, inner_products
+from mixwell.hypergradient.traces.base import Combined, empty_trace
 from mixwell.signals.base import Signal
-from mixwell.traces.base import Combined, Json, empty_trace
-from mixwell.weights import TINY, Vector
+from mixwell.signals.probes import Probes
+from mixwell.simplex.weights import TINY
+from mixwell.typing import Gradients, Json, Vector
 
 
 @final
@@ -31,10 +32,10 @@ class Influence(Signal):
     follows.)
 
     Without candidates (TiKMiX-D) the next mixture minimises ``std(Phat) - sum(Phat) - entropy(w)`` with at
-    least the influence of the weights of the round: :func:`mixwell.search.influence.direct`. With them
+    least the influence of the weights of the round: :func:`mixwell.signals.influence_solvers.direct`. With them
     (TiKMiX-M) so many mixtures around the weights of the round are measured, each on a fresh batch of every
     domain that is not trained on, LightGBM learns the influence of a mixture, and the best that it predicts
-    is searched for: :func:`mixwell.search.influence.climbed`.
+    is searched for: :func:`mixwell.signals.influence_solvers.climbed`.
 
     The scores are ``-log`` of the mixture, for :class:`mixwell.Assigned`. A round of any length has one
     target gradient; a longer one has a better mean. A domain that is in no step of a round counts as the mean
@@ -89,7 +90,7 @@ class Influence(Signal):
         """
         if self._attached:
             raise ValueError("this Influence is in use by another mixer; make a new one for each")
-        processes.expect_alone(self)
+        distributed.require_single_process(self)
         if self.candidates and probes is None:
             raise ValueError(
                 f"{self!r} measures candidates on batches of its own, and there are no probes: give "
@@ -158,7 +159,7 @@ class Influence(Signal):
         Returns:
             Shape ``(m,)``; not finite where an influence is not.
         """
-        from mixwell.search import influence as search
+        from mixwell.signals import influence_solvers as search
 
         assert validation is not None
         seen = self._scales > 0

@@ -12,15 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from mixwell.directional import Derivatives
-from mixwell.parameters import Gradients, Parameters
-from mixwell.probes import Probes
-from mixwell.segments import Labels, Segments
+from mixwell.hypergradient.capture.row_groups import Labels, Segments
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.signals.directional import Derivatives
+from mixwell.signals.probes import Probes
 from mixwell.signals.row_curriculum import RowCurriculum
 from mixwell.signals.row_networks import RowNetwork
 from mixwell.signals.row_weighting import Level, expect_probes
-from mixwell.traces.base import Json
-from mixwell.weights import Vector
+from mixwell.typing import Gradients, Json, Vector
 
 EMBEDDING = 2
 """Numbers that are learned of a domain (the paper's embedding of a label)."""
@@ -37,7 +36,7 @@ class LearnedRowCurriculum(RowCurriculum):
 
         ``cross-entropy of v_i and 1[<grad L_V(theta), grad l_i(theta)> > 0]``, row i by ``mu_i = p_d / n_d``
 
-    The inner products of all rows are one pass in forward mode (:class:`mixwell.directional.Derivatives`).
+    The inner products of all rows are one pass in forward mode (:class:`mixwell.signals.directional.Derivatives`).
 
     Args:
         level: ``"rows"``: weigh every row; ``"domains"``: give each domain the sum over its rows as its weight

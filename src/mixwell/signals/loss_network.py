@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell.directional import Derivatives
-from mixwell.parameters import Gradients, Parameters
-from mixwell.probes import Probes
-from mixwell.segments import Segments
+from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.signals.directional import Derivatives
+from mixwell.signals.probes import Probes
 from mixwell.signals.row_networks import RowNetwork
 from mixwell.signals.row_weighting import Level, RowWeighting, expect_probes
-from mixwell.traces.base import Json
-from mixwell.weights import Vector
+from mixwell.typing import Gradients, Json, Vector
 
 
 @final
@@ -31,7 +30,8 @@ class LossNetwork(RowWeighting):
         ``d L_V(theta') / d Theta = -eta sum_i mu_i <grad L_V(theta'), grad l_i(theta)> d f_i / d Theta``
 
     with ``f = v``, or normalised as the real steps are. The inner products of all rows are one pass in forward
-    mode (:class:`mixwell.directional.Derivatives`), so nothing is differentiated twice. With a horizon of 1 this
+    mode (:class:`mixwell.signals.directional.Derivatives`), so nothing is differentiated twice. With a
+    horizon of 1 this
     is the published algorithm, but for the rows of the virtual step; with T, one such step is taken every T
     training steps.
 

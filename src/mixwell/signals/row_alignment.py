@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell.directional import Derivatives
-from mixwell.parameters import Gradients, Parameters
-from mixwell.probes import Probes
-from mixwell.segments import Segments
+from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.signals.directional import Derivatives
+from mixwell.signals.probes import Probes
 from mixwell.signals.row_weighting import Level, RowWeighting, expect_probes
-from mixwell.traces.base import Json
-from mixwell.weights import Vector
+from mixwell.typing import Gradients, Json, Vector
 
 
 @final
@@ -25,7 +24,8 @@ class RowAlignment(RowWeighting):
     ``v_i = max(0, <grad L_V(theta), grad l_i(theta)>)``, normalised over the batch (zeros where all are zero): by
     how much ``eps_i`` lowers the validation loss after one gradient step on ``sum_i eps_i l_i``, at ``eps = 0``.
 
-    The products of a batch are one pass in forward mode (:class:`mixwell.directional.Derivatives`). The validation
+    The products of a batch are one pass in forward mode
+    (:class:`mixwell.signals.directional.Derivatives`). The validation
     gradient is that of the loop, taken when a round ends and used for all steps of the next, so that with a
     horizon of 1 it is always at the parameters of the step, as published. For the first round it is taken from the
     probes.

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixwell.parameters import Gradients
-from mixwell.segments import Segments
+from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.row_weighting import Level, RowWeighting
-from mixwell.traces.base import Combined, Json
-from mixwell.weights import Vector
+from mixwell.typing import Gradients, Json, Vector
 
 Curriculum = Literal["self-paced", "linear"]
 

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell import processes
-from mixwell.parameters import Gradients, Parameters
-from mixwell.probes import Probes
-from mixwell.segments import Segments
+from mixwell import distributed
+from mixwell.hypergradient.capture.hooks import RowWatch
+from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Signal
-from mixwell.traces.base import Combined, Json
-from mixwell.watching import RowWatch
-from mixwell.weights import TINY, Vector
+from mixwell.signals.probes import Probes
+from mixwell.simplex.weights import TINY
+from mixwell.typing import Gradients, Json, Vector
 
 Level = Literal["rows", "domains"]
 """Whether the weights of rows multiply their losses, or become the weights of the domains."""
@@ -40,7 +41,8 @@ class RowWeighting(Signal):
     - ``level="rows"``: the factors multiply the rows' losses, and the domains' weights stay (all scores are zero).
       What a domain got over a round is in the record as ``share.<domain>``, ``~ p_d * (mean f over its rows)``.
     - ``level="domains"``: no row is weighted; that share becomes the domain's weight (with the update
-      :class:`mixwell.updates.Assigned`). ``p`` is what the weights were at first, so that a domain gains neither
+      :class:`mixwell.simplex.updates.Assigned`). ``p`` is what the weights were at first, so that a domain
+      gains neither
       by having more rows in a batch nor by having gained before. A domain of which no row was seen in a round
       keeps its last mean; where every factor was zero the weights stay.
 
@@ -125,7 +127,7 @@ class RowWeighting(Signal):
             raise ValueError(
                 f"this {type(self).__name__} is in use by another mixer; make a new one for each"
             )
-        processes.expect_alone(self)
+        distributed.require_single_process(self)
         self._attached = True
         self._parameters = parameters
         self._domains = tuple(domains)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell.parameters import Gradients, Parameters
-from mixwell.probes import Probes
-from mixwell.search.power_laws import Law, Matrix, fit_law
-from mixwell.signals.losses import LossSignal
-from mixwell.traces.base import Json
-from mixwell.weights import TINY, Vector
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.signals.domain_losses import LossSignal
+from mixwell.signals.power_laws import Law, Matrix, fit_law
+from mixwell.signals.probes import Probes
+from mixwell.simplex.weights import TINY
+from mixwell.typing import Gradients, Json, Vector
 
 Samples = Literal["all", "domain"]
 Credit = Literal["share", "spread"]

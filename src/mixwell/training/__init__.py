@@ -1,1 +1,1 @@
-"""Runs: a config file, the loop, checkpoints and the run directory."""
+"""Runs from a config: model, data, optimizer, checkpoints, metrics, display and plan."""

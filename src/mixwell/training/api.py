@@ -9,12 +9,13 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from mixwell.data.rows import Rows, as_rows
-from mixwell.loggers.base import Logger
-from mixwell.training import settings
+from mixwell.data.datasets import Rows, as_rows
+from mixwell.training import config_io
+from mixwell.training.loggers.base import Logger
 from mixwell.training.run import CONFIG, Run
-from mixwell.training.trainables import Loss, Trainable
+from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
+from mixwell.typing import LossFn
 
 
 def train(
@@ -23,8 +24,8 @@ def train(
     *,
     out: str | Path,
     model: nn.Module | Mapping[str, Any] | None = None,
-    loss: Loss | None = None,
-    row_losses: Loss | None = None,
+    loss: LossFn | None = None,
+    row_losses: LossFn | None = None,
     context: int | None = None,
     test: Any = None,
     resume: bool = False,
@@ -48,7 +49,7 @@ def train(
         resume: continue the run in ``out`` if there is one. The same model and data must be given.
         quiet: show nothing.
         loggers: what a config file would say (``{"tensorboard": True, "wandb": {"project": "mixtures"}}``), or
-            loggers of :mod:`mixwell.loggers` that are open already, and stay open.
+            loggers of :mod:`mixwell.integrations.loggers` that are open already, and stay open.
         options: further settings of a config file, such as ``steps=1000`` or ``batch={"rows": 64}``.
 
     Returns:
@@ -113,7 +114,7 @@ def train(
         plain["loggers"] = loggers
     else:
         own_loggers = loggers
-    config = settings.check(plain, where="mixwell.train")
+    config = config_io.check(plain, where="mixwell.train")
     console = Console(quiet=quiet)
     run = Run(config, Path(out), console=console, trainable=trainable, given=given, loggers=own_loggers)
     if resume and (Path(out) / CONFIG).exists():

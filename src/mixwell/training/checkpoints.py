@@ -4,7 +4,8 @@ A checkpoint is a folder ``step-00001200`` with
 
 - ``model.safetensors``: the parameters and buffers by name, for anyone to use;
 - ``training.safetensors``: the tensors of the optimiser, of the mixer and of the random generators; of several
-  processes a folder ``training``, through ``torch.distributed.checkpoint`` (:mod:`mixwell.shards`), from which any
+  processes a folder ``training``, through ``torch.distributed.checkpoint``
+  (:mod:`mixwell.distributed.sharded_checkpoint`), from which any
   number of them goes on;
 - ``state.json``: everything that is no tensor, and the checksums of the other files.
 
@@ -29,7 +30,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mixwell import files, processes, shards
+from mixwell import distributed
+from mixwell.distributed import sharded_checkpoint
+from mixwell.utils import files
 
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
 SHARDS = "training"
@@ -71,7 +74,7 @@ class Checkpoint:
         """
         if self.folder is None or not (self.folder / SHARDS).is_dir():
             return self.training
-        return shards.read(self.folder / SHARDS, like)
+        return sharded_checkpoint.read(self.folder / SHARDS, like)
 
     def model_tensors(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the model; all processes must call it.
@@ -84,11 +87,11 @@ class Checkpoint:
         """
         if self.folder is None or self.model:
             return self.model
-        spread = any(processes.is_spread(tensor) for tensor in like.values())
+        spread = any(distributed.is_sharded(tensor) for tensor in like.values())
         if not spread:
             return load_file(self.folder / MODEL)
         # Other files may lie beside that of the model.
-        return shards.read(self.folder, like, only=like)
+        return sharded_checkpoint.read(self.folder, like, only=like)
 
 
 class DamagedError(ValueError):
@@ -112,13 +115,13 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     final_place = folder / f"{_PREFIX}{checkpoint.step:08d}"
     part = folder / (final_place.name + _PART)
     try:
-        processes.first(lambda: files.empty_folder(part))
-        if processes.alone():
+        distributed.run_on_rank_zero(lambda: files.empty_folder(part))
+        if distributed.is_single_process():
             save_file(_apart(checkpoint.training), part / TRAINING)
         else:
-            shards.write(part / SHARDS, checkpoint.training)
+            sharded_checkpoint.write(part / SHARDS, checkpoint.training)
         model = _whole(checkpoint.model)
-        own = [one for each in processes.gathered(checkpoint.own) for one in each]
+        own = [one for each in distributed.all_gather_object(checkpoint.own) for one in each]
 
         def finish() -> None:
             save_file(_apart(model), part / MODEL)
@@ -137,13 +140,13 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
             os.replace(part, final_place)
             files.flush(folder)
 
-        processes.first(finish)
-    except processes.ElsewhereError:
+        distributed.run_on_rank_zero(finish)
+    except distributed.RankZeroError:
         raise
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise _explained(error, folder) from error
-    if processes.rank() == 0:
+    if distributed.rank() == 0:
         for old in list_all(folder)[:-keep]:
             _remove(old)
     return final_place
@@ -153,9 +156,9 @@ def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a file for anyone holds; in the first process, and nothing in the others."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        gathered = processes.whole(tensor.detach())  # one at a time, all must do it
-        if processes.rank() == 0:
-            found[name] = gathered.cpu() if processes.is_spread(tensor) else gathered
+        gathered = distributed.full_tensor(tensor.detach())  # one at a time, all must do it
+        if distributed.rank() == 0:
+            found[name] = gathered.cpu() if distributed.is_sharded(tensor) else gathered
     return found
 
 
@@ -190,7 +193,7 @@ def read(path: Path) -> Checkpoint:
         plain = json.loads((path / STATE).read_text(encoding="utf-8"))
         del plain["checksums"], plain["format"]
         # Of several processes each reads its own part, when it is known what that is.
-        model = load_file(path / MODEL) if processes.alone() else {}
+        model = load_file(path / MODEL) if distributed.is_single_process() else {}
         training = load_file(path / TRAINING) if (path / TRAINING).exists() else {}
         step, own = int(plain.pop("step")), plain.pop("processes")
         return Checkpoint(step, model, training, plain, own, path)
@@ -222,7 +225,7 @@ def check(path: Path) -> None:
             return False, f"{path} has format {version}, this version of mixwell reads format {FORMAT}"
         return None
 
-    found = processes.first(problem)
+    found = distributed.run_on_rank_zero(problem)
     if found is not None:
         damaged, message = found
         raise DamagedError(message) if damaged else ValueError(message)
@@ -281,8 +284,8 @@ def unique(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        place = (processes.own_part(tensor).data_ptr(), tuple(tensor.shape), tensor.stride())
-        if processes.own_part(tensor).numel() and place in seen:
+        place = (distributed.to_local(tensor).data_ptr(), tuple(tensor.shape), tensor.stride())
+        if distributed.to_local(tensor).numel() and place in seen:
             continue
         seen.add(place)
         kept[name] = tensor

@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mixwell import processes
+from mixwell import distributed
 from mixwell.data import tokenizer as tokenizers
-from mixwell.engines import LOCAL, Engine
-from mixwell.terminal import say, show
-from mixwell.training import data, fidelity, metrics, mixing, plan, settings, several
+from mixwell.training import config_io, data, fidelity, metrics, mixing, parallel, plan
 from mixwell.training.config import Config
 from mixwell.training.data import TEXT
 from mixwell.training.display import Tokenising
+from mixwell.training.engines import LOCAL, Engine
 from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
 from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer, validation_rows
+from mixwell.utils.terminal import say, show
 
 
 def run(
@@ -38,10 +38,10 @@ def run(
     """
     folder = out or Path("runs") / path.stem
     engine.check()
-    config = settings.read(path, overrides)
-    with several.joined(config):
+    config = config_io.read(path, overrides)
+    with parallel.joined(config):
         # Where a process died and all were started again, the run is there already.
-        again = processes.first(lambda: several.restarted(folder / CONFIG))
+        again = distributed.run_on_rank_zero(lambda: parallel.restarted(folder / CONFIG))
         _finish(Run(config, folder, workers=None, engine=engine), resuming=again, report=report)
 
 
@@ -54,7 +54,7 @@ def resume(folder: Path, *, report: bool, engine: Engine = LOCAL) -> None:
         engine: where runs that the method does first are done.
     """
     engine.check()
-    with several.joined(open_run(folder).config):
+    with parallel.joined(open_run(folder).config):
         _finish(open_run(folder, workers=None, engine=engine), resuming=True, report=report)
 
 
@@ -72,7 +72,7 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
     if processes < 1:
         raise ValueError(f"--processes must be at least 1, got {processes}")
     console = Console()
-    config = settings.read(path, overrides)
+    config = config_io.read(path, overrides)
     trainable, rows = Run(config, Path(), console=console).load()
     made = plan.make(config, trainable, rows)
     table = Table("domain", "rows", "tokens", "epochs at first", "epochs if alone", box=None)
@@ -172,7 +172,7 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
     Raises:
         ValueError: no domain is text, or the file is there already.
     """
-    config = settings.read(path, overrides)
+    config = config_io.read(path, overrides)
     out = out or path.parent / "tokenizer.json"
     if out.exists():
         raise ValueError(f"{out} is there already, and runs may need it; give another --out")
@@ -191,13 +191,13 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
 
 
 def _finish(run: Run, *, resuming: bool, report: bool) -> None:
-    console = Console(quiet=processes.rank() > 0)
+    console = Console(quiet=distributed.rank() > 0)
     try:
         trainer = run.resume() if resuming else run.start()
-        if not processes.rank():
+        if not distributed.rank():
             _tell(run, trainer, console)
     finally:
-        if report and not processes.rank() and run.begun and (run.folder / metrics.FILE).exists():
+        if report and not distributed.rank() and run.begun and (run.folder / metrics.FILE).exists():
             _report(run.folder, console)
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from mixwell.data import tokenised
+from mixwell.data import token_files
+from mixwell.data.datasets import Rows, TensorRows, TokenRows, as_rows
 from mixwell.data.downloads import cache_folder
-from mixwell.data.rows import Rows, TensorRows, TokenRows, as_rows
 from mixwell.data.sources import HuggingFace, JsonLines, Parquet, Source, TextFiles
-from mixwell.data.tokenised import Tokenised
+from mixwell.data.token_files import Tokenised
 from mixwell.data.tokenizer import Tokenizer
-from mixwell.training import entries
+from mixwell.training import entry_points
 from mixwell.training.config import Config, DataConfig
 from mixwell.training.trainables import Trainable
 
@@ -93,7 +93,7 @@ def load(
             elif data.kind == "tensors":
                 rows[key] = _tensors(config.base / Path(str(data.tensors)).expanduser())
             else:
-                made = entries.call(str(data.python), data.arguments, base=config.base, key="python")
+                made = entry_points.call(str(data.python), data.arguments, base=config.base, key="python")
                 rows[key] = as_rows(made)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
@@ -148,11 +148,11 @@ def _tokens(
     if data.tokens is not None:
         path = base / Path(data.tokens).expanduser()
         vocabulary = trainable.vocabulary or 2**31
-        return tokenised.open_tokens(path, dtype=data.dtype, vocabulary=vocabulary)
+        return token_files.open_tokens(path, dtype=data.dtype, vocabulary=vocabulary)
     documents = source(data, base=base)
     if isinstance(documents, HuggingFace) and documents.remote:
         announce(f"{key}: reading the dataset {data.dataset}, which may download it")
-    return tokenised.tokenise(
+    return token_files.tokenise(
         documents, tokenizer, cache=cache_folder(), progress=track(key, documents.size())
     )
 
@@ -197,7 +197,7 @@ def _overlaps(tokens: Mapping[str, Tokenised]) -> list[str]:
         for key, domain in tokens.items():
             if key == held_out or (held_out == "validation" and key == "test"):
                 continue
-            share = tokenised.shared(tokens[held_out], domain)
+            share = token_files.shared(tokens[held_out], domain)
             if share > SUSPICIOUS_OVERLAP:
                 harm = (
                     "the weights are chosen by it, so the test does not tell how the model does on new text"

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from mixwell.terminal import say
+from mixwell.utils.terminal import say
 
 LINE_SECONDS = 10.0
 BAR = 30

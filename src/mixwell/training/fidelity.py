@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mixwell import files
-from mixwell.fidelity import Fidelity
+from mixwell.reference.fidelity import Fidelity
+from mixwell.utils import files
 
 FILE = "fidelity.json"
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self, final
 import numpy as np
 import torch
 
-from mixwell import processes
-from mixwell.loggers.names import named, named_evaluation, named_step, named_weights
-from mixwell.records import RoundRecord
+from mixwell import distributed
+from mixwell.mixer.records import RoundRecord
+from mixwell.training.loggers.names import named, named_evaluation, named_step, named_weights
 
 if TYPE_CHECKING:
-    from mixwell.loggers.runs import RunLoggers
+    from mixwell.training.loggers.runs import RunLoggers
 
 FILE = "metrics.jsonl"
 
@@ -195,10 +195,10 @@ class Window:
             names: of the domains.
             device: on which processes exchange tensors.
         """
-        if processes.alone():
+        if distributed.is_single_process():
             return
         own = [self.total, *(self.sums.get(n, 0.0) for n in names), *(self.rows.get(n, 0) for n in names)]
-        total, *rest = processes.total(np.array(own, dtype=np.float64), device).tolist()
+        total, *rest = distributed.all_reduce_sum(np.array(own, dtype=np.float64), device).tolist()
         seen = [
             (n, s, int(r)) for n, s, r in zip(names, rest[: len(names)], rest[len(names) :], strict=True) if r
         ]
@@ -226,10 +226,10 @@ def own_window(saved: Sequence[Mapping[str, Any]]) -> Window:
     Returns:
         Its own where there are as many processes as there were; else the first goes on with that of all.
     """
-    if len(saved) == processes.count():
-        return Window(**saved[processes.rank()])
+    if len(saved) == distributed.world_size():
+        return Window(**saved[distributed.rank()])
     window = Window(steps=int(saved[0]["steps"]))
-    if processes.rank() == 0:
+    if distributed.rank() == 0:
         window.total = sum(one["total"] for one in saved)
         for one in saved:
             for name, rows in one["rows"].items():

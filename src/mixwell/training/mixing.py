@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from mixwell import methods
-from mixwell.constraints import Cap, Constraint, Floor, Prior
 from mixwell.data.sampler import Sampler
 from mixwell.methods import Task
 from mixwell.methods.hypergradient import averaged_signal
-from mixwell.mixer import Mixer
-from mixwell.outer import OuterStep
-from mixwell.probes import Probes
-from mixwell.repetition import EpochCap
+from mixwell.mixer.mixer import Mixer
 from mixwell.signals import Hypergradient, Signal, Still
+from mixwell.signals.probes import Probes
+from mixwell.simplex.constraints import Cap, Constraint, Floor, Prior
+from mixwell.simplex.repetition import EpochCap
+from mixwell.simplex.weight_updater import OuterStep
 from mixwell.training.config import Config, MixerConfig, method_options
 
 if TYPE_CHECKING:

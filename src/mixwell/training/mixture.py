@@ -9,10 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mixwell import environment, files
+from mixwell.utils import environment, files
 
 if TYPE_CHECKING:
-    from mixwell.mixer import Mixer
+    from mixwell.mixer.mixer import Mixer
 
 FILE = "mixture.json"
 FORMAT = 1

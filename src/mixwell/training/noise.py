@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mixwell.data.shuffles import Indices
+from mixwell.typing import Indices
 
 
 def backward_with_noise(

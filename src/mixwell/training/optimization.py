@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell import processes
+from mixwell import distributed
 from mixwell.training.config import OptimizerConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
@@ -82,7 +82,7 @@ def load_state(
     """
     known = patterns(optimizer)
     tensors = {
-        key: processes.spread_like(tensor, known[key]) if key in known else tensor
+        key: distributed.distribute_like(tensor, known[key]) if key in known else tensor
         for key, tensor in tensors.items()
     }
     remembered: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in plain.items()}

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from mixwell import methods
-from mixwell.communication import Training
-from mixwell.data.rows import Rows, TokenRows
-from mixwell.mixer import Mixer
-from mixwell.parameters import Parameters
-from mixwell.projections import Projections
+from mixwell.data.datasets import Rows, TokenRows
+from mixwell.distributed.communication import Training
+from mixwell.hypergradient.capture.projections import Projections
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.mixer.mixer import Mixer
 from mixwell.training import mixing, optimization
 from mixwell.training.config import Config, MixerConfig
 from mixwell.training.data import Data

@@ -14,24 +14,18 @@ from typing import Any, final
 
 from rich.console import Console
 
-from mixwell import environment, methods, processes
-from mixwell.data.rows import Rows
+from mixwell import distributed, methods
+from mixwell.data.datasets import Rows
 from mixwell.data.tokenizer import load as load_tokenizer
-from mixwell.engines import LOCAL, Engine
-from mixwell.locks import only_one
-from mixwell.loggers import runs as loggers
-from mixwell.loggers.base import Logger
-from mixwell.loggers.runs import GoingOn, RunLoggers
-from mixwell.terminal import say
 from mixwell.training import (
     checkpoints,
+    config_io,
     data,
     metrics,
     mixing,
     mixture,
+    parallel,
     randomness,
-    settings,
-    several,
     stages,
     trainables,
 )
@@ -39,10 +33,17 @@ from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.display import Display, Tokenising, Watch
+from mixwell.training.engines import LOCAL, Engine
+from mixwell.training.loggers import runs as loggers
+from mixwell.training.loggers.base import Logger
+from mixwell.training.loggers.runs import GoingOn, RunLoggers
 from mixwell.training.metrics import Journal, Window
-from mixwell.training.several import Together
+from mixwell.training.parallel import Together
 from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
+from mixwell.utils import environment
+from mixwell.utils.locks import only_one
+from mixwell.utils.terminal import say
 
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 FILES = (CONFIG, environment.FILE, metrics.FILE, mixture.FILE)
@@ -89,7 +90,7 @@ class Run:
     ) -> None:
         self.config, self.folder = config, folder
         self._workers, self._engine = workers, engine
-        self._console = Console(quiet=True) if processes.rank() else console or Console()
+        self._console = Console(quiet=True) if distributed.rank() else console or Console()
         self._trainable, self._given = trainable, given or {}
         self._own_model = trainable is not None
         self._rows: Data | None = None
@@ -110,7 +111,7 @@ class Run:
         Raises:
             OSError: there is a run in the directory already, or it cannot be written to.
         """
-        processes.first(self._expect_no_run)
+        distributed.run_on_rank_zero(self._expect_no_run)
         loggers.expect_installed(self.config.loggers.chosen)
         # Before anything is written, so that a bad config leaves nothing behind.
         trainer = None
@@ -120,21 +121,21 @@ class Run:
         else:
             trainer = self._prepare()
         with self._alone_in_folder():
-            processes.first(self._expect_no_run)
+            distributed.run_on_rank_zero(self._expect_no_run)
             try:
                 if trainer is None:
                     # So that it can be resumed from here on.
-                    settings.write(self.config, self.folder / CONFIG)
+                    config_io.write(self.config, self.folder / CONFIG)
                     trainer = self._prepare()
                 with self._begin_loggers() as told:
-                    processes.first(self._describe)
+                    distributed.run_on_rank_zero(self._describe)
                     return self._train(trainer, told)
             except BaseException as error:
                 # A model that does not fit its data, a logger that cannot begin: the name stays free.
                 begun = (self.folder / CONFIG).exists()
                 failed = isinstance(error, Exception) and not isinstance(error, InterruptedError)
                 untouched = failed and (trainer is None or not trainer.steps_done)
-                if not processes.rank() and (not begun or untouched):
+                if not distributed.rank() and (not begun or untouched):
                     loggers.forget(self.config.loggers.chosen, self.folder)
                     for name in FILES:
                         (self.folder / name).unlink(missing_ok=True)
@@ -154,14 +155,16 @@ class Run:
             loggers.expect_installed(self.config.loggers.chosen)
             trainer = self._prepare()
             saved = -1 if checkpoint is None else checkpoint.step
-            processes.first(lambda: checkpoints.tidy(self.folder / CHECKPOINTS, after=max(saved, 0)))
+            distributed.run_on_rank_zero(
+                lambda: checkpoints.tidy(self.folder / CHECKPOINTS, after=max(saved, 0))
+            )
             if checkpoint is not None:
                 trainer.load(checkpoint)
                 self._saved = checkpoint.step
                 self._length = int(checkpoint.plain["metrics_length"])
                 self._seconds = float(checkpoint.plain["seconds"])
                 self._window = metrics.own_window([one["window"] for one in checkpoint.own])
-            processes.first(lambda: environment.write(self.folder))
+            distributed.run_on_rank_zero(lambda: environment.write(self.folder))
             self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
             with self._begin_loggers(GoingOn(saved=saved, told=metrics.last_step(self.folder))) as told:
                 return self._train(trainer, told)
@@ -178,7 +181,7 @@ class Run:
         if self._trainable is None:
             self._trainable = trainables.build(self.config, vocabulary=tokenizer.size)
         if self._rows is None:
-            with processes.first_before_others(), Tokenising(self._console) as bar:
+            with distributed.rank_zero_first(), Tokenising(self._console) as bar:
                 self._rows = data.load(
                     self.config,
                     tokenizer,
@@ -217,7 +220,7 @@ class Run:
 
     def _prepare(self) -> Trainer:
         trainable, rows = self.load()
-        several.expect_possible(self.config, validation=0)
+        parallel.expect_possible(self.config, validation=0)
         sizes = {name: len(own) for name, own in rows.domains.items()}
         config = stages.settled(self.config, sizes, self.folder, self._do_trials)
         reference = None
@@ -248,12 +251,12 @@ class Run:
 
     def _do(self, trials: Sequence[tuple[Config, Path]]) -> None:
         """In other processes, or here where a model or rows were handed over."""
-        from mixwell.training import many  # which makes runs
+        from mixwell.training import concurrent
 
         if self._workers != 1 and len(trials) > 1 and not self._own_model and not self._given:
-            planned = [many.Planned(config, folder) for config, folder in trials]
+            planned = [concurrent.Planned(config, folder) for config, folder in trials]
             where = self.folder / stages.FOLDER / "unfinished"
-            many.do(
+            concurrent.do(
                 planned,
                 workers=self._workers,
                 unfinished=where,
@@ -294,10 +297,10 @@ class Run:
     def _expect_same_settings(self, checkpoint: Checkpoint | None) -> None:
         """What was trained with must stay; what is written, and where it is computed, may change."""
         if checkpoint is None:
-            before, there = settings.read(self.folder / CONFIG), CONFIG
+            before, there = config_io.read(self.folder / CONFIG), CONFIG
         else:
-            before, there = settings.check(checkpoint.plain["config"]), "the checkpoint"
-        changed = settings.differences(self.config, before, besides=FREE)
+            before, there = config_io.check(checkpoint.plain["config"]), "the checkpoint"
+        changed = config_io.differences(self.config, before, besides=FREE)
         if changed:
             raise ValueError(
                 f"the settings of the run in {self.folder} have changed: {'; '.join(changed)} (in {there}). It "
@@ -312,21 +315,21 @@ class Run:
             def hold() -> None:
                 stack.enter_context(only_one(self.folder))
 
-            processes.first(hold)
+            distributed.run_on_rank_zero(hold)
             yield
 
     def _describe(self) -> None:
-        settings.write(self.config, self.folder / CONFIG)
+        config_io.write(self.config, self.folder / CONFIG)
         environment.write(self.folder)
 
     def _begin_loggers(self, going_on: GoingOn | None = None) -> RunLoggers:
-        if processes.rank():  # the first process tells what all did
+        if distributed.rank():  # the first process tells what all did
             return RunLoggers({}, ())
         begun = loggers.begin(
             self.config.loggers.chosen,
             self.folder,
             base=self.config.base,
-            settings=settings.described(self.config),
+            settings=config_io.described(self.config),
             going_on=going_on,
             given=self._given_loggers,
         )
@@ -339,7 +342,7 @@ class Run:
         names = trainer.mixer.weights.names
         with (
             _signals() if self._stopping is None else nullcontext(self._stopping) as stopping,
-            nullcontext() if processes.rank() else self._metrics_file() as lines,
+            nullcontext() if distributed.rank() else self._metrics_file() as lines,
             self._watch or Display(self.config.steps, names, console=self._console) as watch,
         ):
             journal = Journal(lines, told)
@@ -373,7 +376,7 @@ class Run:
             self._window.add(outcome.loss, outcome.losses, outcome.counts)
             record = trainer.mixer.round_ended
             self._seconds += time.perf_counter() - begun
-            watch.step(done, outcome.loss * processes.count(), outcome.losses)
+            watch.step(done, outcome.loss * distributed.world_size(), outcome.losses)
             # At fixed steps only, so that a run that was stopped writes the same lines as one that was not.
             if done % output.log_every == 0 or done == self.config.steps:
                 self._window.share(trainer.mixer.weights.names, trainer.device)
@@ -422,7 +425,7 @@ class Run:
             checkpoint = Checkpoint(state.step, state.model, state.training, plain, own)
             checkpoints.write(self.folder / CHECKPOINTS, checkpoint, keep=self.config.output.keep)
             self._saved = state.step
-        if processes.rank():
+        if distributed.rank():
             return
         available = {name: len(rows) for name, rows in self.data.domains.items()}
         taken = trainer.sampler.taken
@@ -463,7 +466,7 @@ def open_run(folder: Path, **options: Any) -> Run:
     """
     if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no run in {folder}: it has no {CONFIG}; `mixwell run CONFIG` begins one")
-    return Run(settings.read(folder / CONFIG), folder, **options)
+    return Run(config_io.read(folder / CONFIG), folder, **options)
 
 
 def finished(folder: Path) -> bool:
@@ -490,7 +493,7 @@ def expect_same(config: Config, folder: Path) -> None:
     """
     if not (folder / CONFIG).exists():
         return
-    changed = settings.differences(settings.read(folder / CONFIG), config, besides=FREE)
+    changed = config_io.differences(config_io.read(folder / CONFIG), config, besides=FREE)
     if changed:
         raise ValueError(
             f"in {folder} is a run with other settings ({'; '.join(changed)}); choose another folder, or delete "

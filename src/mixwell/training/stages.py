@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mixwell import methods
-from mixwell.costs import FORWARD
 from mixwell.methods import Outcome, Trial
-from mixwell.training import checkpoints, metrics, mixing, mixture, settings, trainables
+from mixwell.signals.probes import FORWARD
+from mixwell.training import checkpoints, config_io, metrics, mixing, mixture, trainables
 from mixwell.training.config import Config
 from mixwell.training.trainables import Trainable
 
@@ -46,7 +46,7 @@ def settled(config: Config, sizes: Mapping[str, int], folder: Path, do: Do) -> C
     except StopIteration as end:
         plain = config.model_dump(mode="json")
         plain["mixer"] = {**plain["mixer"], **end.value}
-        return settings.check(plain, where=f"what {method.name} found")
+        return config_io.check(plain, where=f"what {method.name} found")
 
 
 def computed(folder: Path, *, looked: float = 0.0) -> float:
@@ -86,7 +86,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
         )
     trainable = given
     if trainable is None:
-        config = settings.read(folder / "config.yaml")
+        config = config_io.read(folder / "config.yaml")
         trainable = trainables.build(config, vocabulary=load(config.tokenizer, config.base).size)
     checkpoints.load_model(trainable.model, checkpoint.model_tensors({}))
     return trainable
@@ -110,7 +110,7 @@ def _config(config: Config, trial: Trial) -> Config:
     plain["test"] = None  # nothing may be learned from it
     plain["loggers"], plain["compare"] = {}, {}
     plain["output"] |= {"evaluate_every": trial.steps, "keep": 1}
-    return settings.check(plain, where=f"trial {trial.name}")
+    return config_io.check(plain, where=f"trial {trial.name}")
 
 
 def _outcome(folder: Path) -> Outcome:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mixwell import files
-from mixwell.terminal import say
+from mixwell.utils import files
+from mixwell.utils.terminal import say
 
 
 def write(path: Path) -> None:

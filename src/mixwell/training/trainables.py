@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
@@ -10,9 +9,7 @@ from typing import Any, cast, final
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixwell.models.cnn import small_cnn
-from mixwell.models.gpt import Gpt
-from mixwell.training import entries
+from mixwell.training import entry_points
 from mixwell.training.config import (
     CnnConfig,
     Config,
@@ -21,8 +18,9 @@ from mixwell.training.config import (
     PythonConfig,
     TransformersConfig,
 )
-
-Loss = Callable[[nn.Module, Any], Tensor]
+from mixwell.training.models.cnn import small_cnn
+from mixwell.training.models.gpt import Gpt
+from mixwell.typing import LossFn
 
 
 @final
@@ -40,11 +38,11 @@ class Trainable:
     """
 
     model: nn.Module
-    loss: Loss
+    loss: LossFn
     context: int | None = None
     vocabulary: int | None = None
-    row_losses: Loss | None = None
-    token_losses: Loss | None = None
+    row_losses: LossFn | None = None
+    token_losses: LossFn | None = None
 
 
 def build(config: Config, *, vocabulary: int) -> Trainable:
@@ -198,7 +196,7 @@ def _transformers(chosen: TransformersConfig, *, base: Path, vocabulary: int) ->
 
 
 def _python(chosen: PythonConfig, *, base: Path) -> Trainable:
-    made: Any = entries.call(chosen.entry, chosen.arguments, base=base, key="model.entry")
+    made: Any = entry_points.call(chosen.entry, chosen.arguments, base=base, key="model.entry")
     parts: list[Any] = list(cast("tuple[Any, ...]", made)) if isinstance(made, tuple) else []
     if len(parts) not in (2, 3) or not isinstance(parts[0], nn.Module) or not all(map(callable, parts[1:])):
         raise ValueError(

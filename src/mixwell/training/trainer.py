@@ -14,19 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mixwell import costs, methods, processes, state
-from mixwell.costs import FORWARD
-from mixwell.data.cuts import cut
+from mixwell import distributed, methods
+from mixwell.data.datasets import Rows, moved
 from mixwell.data.loader import joined
-from mixwell.data.rows import Rows, moved
-from mixwell.data.shuffles import Cursor, Indices
-from mixwell.fidelity import Fidelity, measure_fidelity
+from mixwell.data.sharding import cut
+from mixwell.data.shuffle import Cursor
+from mixwell.mixer import state
+from mixwell.reference.fidelity import Fidelity, measure_fidelity
 from mixwell.signals import Hypergradient
-from mixwell.training import checkpoints, mixing, noise, optimization, randomness, schedules, several
+from mixwell.signals.probes import FORWARD
+from mixwell.simplex import rounds
+from mixwell.training import checkpoints, mixing, noise, optimization, parallel, randomness, schedules
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
-from mixwell.training.probing import ProbeRows
-from mixwell.training.trainables import Loss, Trainable
+from mixwell.training.probe_data import ProbeRows
+from mixwell.training.trainables import Trainable
+from mixwell.typing import Indices, LossFn
 
 NOISE_MEMORY = 0.7
 
@@ -96,7 +99,7 @@ class Trainer:
         self._expect_needed(trainable, reference)
         self.device = choose_device(config.device)
         self.model = trainable.model.to(self.device)
-        shared = several.wrapped(self.model, config.parallel)
+        shared = parallel.wrapped(self.model, config.parallel)
         self._forward = shared
         if config.compile:
             self._forward = cast("nn.Module", torch.compile(shared, dynamic=True))
@@ -126,8 +129,8 @@ class Trainer:
             points = len(self.mixer.signal.validation_points(self.mixer.horizon))
             rows = validation_rows(config, self.mixer.horizon, points=points)
             self.validation_rows = min(rows, len(validation))
-        several.expect_possible(config, validation=self.validation_rows)
-        if processes.rank():  # so that no two drop out the same
+        parallel.expect_possible(config, validation=self.validation_rows)
+        if distributed.rank():  # so that no two drop out the same
             randomness.seed(self._own_seed)
 
     @property
@@ -170,7 +173,7 @@ class Trainer:
         self.model.train()
         measuring = self.sampler.rule == "noise" and self._round_begins()
         drawn = self.sampler.draw(weights)
-        own = cut(drawn, rank=processes.rank(), processes=processes.count())
+        own = cut(drawn, rank=distributed.rank(), processes=distributed.world_size())
         self.mixer.portions = own.portions
         losses: dict[str, float] = {}
         if self._mixed and not measuring:
@@ -198,9 +201,9 @@ class Trainer:
         assert self._cursor is not None
         assert self._validation is not None
         self.model.eval()
-        processes.same_tensors(self.model.buffers())
+        distributed.broadcast_tensors(self.model.buffers())
         indices, rows = self._cursor.take(self.validation_rows), self._validation
-        own = indices[processes.rank() :: processes.count()]
+        own = indices[distributed.rank() :: distributed.world_size()]
         for piece in self._pieces(own, indices, most=self._most_rows):
             self.mixer.portions = {"validation": piece.portion}
             with self.mixer.validation(share=piece.share) as scope:
@@ -219,17 +222,17 @@ class Trainer:
             The mean over those rows.
         """
         self.model.eval()
-        processes.same_tensors(self.model.buffers())
+        distributed.broadcast_tensors(self.model.buffers())
         chosen = np.sort(Cursor(len(rows), "evaluation").take(min(at_most, len(rows))))
-        own = chosen[processes.rank() :: processes.count()]
+        own = chosen[distributed.rank() :: distributed.world_size()]
         # Not the wrapper of data parallelism, in which processes would wait for each other.
-        model = self._forward if processes.alone() else self.model
+        model = self._forward if distributed.is_single_process() else self.model
         total = 0.0
         with torch.random.fork_rng(devices=[]):
             for piece in self._pieces(own, chosen, most=self._most_rows):
                 if piece.own or self.mixer.lockstep:
                     total += float(self._mean_loss(model, rows.batch(piece.rows))) * piece.own
-        return float(processes.total(np.array([total]), self.device)[0]) / len(chosen)
+        return float(distributed.all_reduce_sum(np.array([total]), self.device)[0]) / len(chosen)
 
     def fidelity(self, *, steps: int, replicates: int = 0) -> Fidelity:
         """Compare the estimated hypergradient with the exact one over the coming steps; nothing changes.
@@ -293,7 +296,7 @@ class Trainer:
         Returns:
             A checkpoint; its tensors are the live ones.
         """
-        processes.same_tensors(self.model.buffers())
+        distributed.broadcast_tensors(self.model.buffers())
         mixer = self.mixer.state_dict()
         remembered, moments = optimization.state(self._optimizer)
         drawn, generators = randomness.state(self.device)
@@ -347,8 +350,8 @@ class Trainer:
             self._cursor.taken = int(plain["validation_taken"])
         self._probe_rows.load_state(plain["probes"])
         self._rows_computed = float(plain["rows_computed"])
-        if len(saved) == processes.count():
-            randomness.load_state(saved[processes.rank()]["random"], part("random"), self.device)
+        if len(saved) == distributed.world_size():
+            randomness.load_state(saved[distributed.rank()]["random"], part("random"), self.device)
         else:
             randomness.seed(self._own_seed + self.steps_done)
 
@@ -392,7 +395,7 @@ class Trainer:
         labels = np.concatenate([np.full(len(one), names.index(name)) for name, one in own.items()])
         indices = np.concatenate(list(own.values()))
         often = self.mixer.inclusion
-        counts = {name: len(one) * often[name] / processes.count() for name, one in drawn.items()}
+        counts = {name: len(one) * often[name] / distributed.world_size() for name, one in drawn.items()}
         found: list[Tensor] = []
         places = np.arange(len(labels))
         parts = self._parts(places, at_most=self._config.batch.micro_rows or len(places))
@@ -402,7 +405,7 @@ class Trainer:
             rows = moved(rows, self.device)
             # Processes average what all parts have left, with the last one.
             last = number == len(parts) - 1
-            averaging = nullcontext() if last else processes.own_gradients(self._forward)
+            averaging = nullcontext() if last else distributed.no_sync(self._forward)
             with averaging, self.mixer.batch(labels[part], counts=counts) as batch:
                 losses, reference, objective = self._element_losses(rows, len(part))
                 batch.weigh(losses, reference=reference, objective=objective, data=rows).backward()
@@ -428,7 +431,7 @@ class Trainer:
         return losses, reference, (losses - reference).clamp(min=0) if excess else None
 
     @torch.no_grad()
-    def _referred(self, loss: Loss, rows: Any, count: int) -> Tensor:
+    def _referred(self, loss: LossFn, rows: Any, count: int) -> Tensor:
         """The losses of the reference model on rows."""
         assert self._reference is not None
         self._rows_computed += FORWARD * count
@@ -500,7 +503,7 @@ class Trainer:
     def _trained(self) -> list[Tensor]:
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def _cast(self, loss: Loss) -> Loss:
+    def _cast(self, loss: LossFn) -> LossFn:
         def cast_loss(model: nn.Module, batch: Any) -> Tensor:
             with self._autocast():
                 return loss(model, batch)
@@ -530,7 +533,7 @@ class Trainer:
         Where all processes must run the model equally often, one that has no rows left runs one that does not
         count.
         """
-        count = processes.count()
+        count = distributed.world_size()
         if not self.mixer.lockstep:
             portion = count * len(own) / len(drawn)
             parts = self._parts(own, at_most=most)
@@ -549,12 +552,12 @@ class Trainer:
     @property
     def _most_rows(self) -> int:
         """Rows that are computed at once outside of training steps."""
-        return self._config.batch.micro_rows or -(-self._config.batch.rows // processes.count())
+        return self._config.batch.micro_rows or -(-self._config.batch.rows // distributed.world_size())
 
     @property
     def _own_seed(self) -> int:
         """Of what is random in this process alone."""
-        return self._config.seed + 1_000_003 * processes.rank()
+        return self._config.seed + 1_000_003 * distributed.rank()
 
     def _round_begins(self) -> bool:
         rounds = self.mixer.rounds
@@ -577,7 +580,9 @@ def validation_rows(config: Config, horizon: int, *, points: int) -> int:
     if wanted != "auto":
         return wanted
     # Each process has one at least.
-    return max(costs.validation_rows(config.batch.rows, steps=horizon, points=points), processes.count())
+    return max(
+        rounds.validation_rows(config.batch.rows, steps=horizon, points=points), distributed.world_size()
+    )
 
 
 def choose_device(name: str) -> torch.device:
@@ -595,11 +600,13 @@ def choose_device(name: str) -> torch.device:
     if name in ("auto", "cuda") and torch.cuda.is_available():
         # Of several processes each has set its own.
         return (
-            torch.device("cuda") if processes.alone() else torch.device("cuda", torch.cuda.current_device())
+            torch.device("cuda")
+            if distributed.is_single_process()
+            else torch.device("cuda", torch.cuda.current_device())
         )
     if name == "auto":
         # Processes cannot exchange what is on Apple's devices.
-        mps = torch.backends.mps.is_available() and processes.alone()
+        mps = torch.backends.mps.is_available() and distributed.is_single_process()
         return torch.device("mps" if mps else "cpu")
     try:
         device = torch.device(name)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixwell.data.counts import ROUNDING, Apportionment, by_weight_and_noise, within
+from mixwell.data.apportionment import ROUNDING, Apportionment, by_weight_and_noise, within
 
 
 def shares(m: int) -> st.SearchStrategy[np.ndarray]:

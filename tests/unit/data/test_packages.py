@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mixwell.data import packages
-from mixwell.data.packages import Package
+from mixwell.lab.problems import packages
+from mixwell.lab.problems.packages import Package
 
 
 def tarball(contents: dict[str, bytes]) -> bytes:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from mixwell.data.rows import DatasetRows, TensorRows, TokenRows
+from mixwell.data.datasets import DatasetRows, TensorRows, TokenRows
 from mixwell.data.sources import Texts
-from mixwell.data.tokenised import Tokenised, open_tokens, tokenise
+from mixwell.data.token_files import Tokenised, open_tokens, tokenise
 from mixwell.data.tokenizer import Bytes
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import mixwell
 from mixwell.data.sampler import Sampler
-from mixwell.data.shuffles import Cursor, shuffled, whole_order
-from mixwell.repetition import EpochCap
+from mixwell.data.shuffle import Cursor, shuffled, whole_order
+from mixwell.simplex.repetition import EpochCap
 
 
 @settings(deadline=None)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from commands import PATIENCE
-from mixwell.data import tokenised
+from mixwell.data import token_files
 from mixwell.data.sources import Piece, Source, TextFiles, Texts
-from mixwell.data.tokenised import Tokenised, open_tokens, shared, tokenise
+from mixwell.data.token_files import Tokenised, open_tokens, shared, tokenise
 from mixwell.data.tokenizer import Bytes, TokenizerFile, train
 
 DOCUMENTS = ["The first one.\nIt has two lines.", "", "zweites, mit Größe"]
@@ -107,7 +107,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from mixwell.data.sources import Piece, Texts
-from mixwell.data.tokenised import tokenise
+from mixwell.data.token_files import tokenise
 from mixwell.data.tokenizer import Bytes
 
 class Killed(Bytes.__mro__[1]):
@@ -192,7 +192,7 @@ TOGETHER = """
 import sys, time
 from pathlib import Path
 from mixwell.data.sources import Texts
-from mixwell.data.tokenised import tokenise
+from mixwell.data.token_files import tokenise
 from mixwell.data.tokenizer import Bytes
 
 def read(done):
@@ -215,7 +215,7 @@ PEAK = """
 import sys
 from pathlib import Path
 from mixwell.data.sources import TextFiles
-from mixwell.data.tokenised import tokenise
+from mixwell.data.token_files import tokenise
 from mixwell.data.tokenizer import Bytes
 here = Path(sys.argv[1])
 made = tokenise(TextFiles(sys.argv[2], base=here), Bytes(), cache=here / "cache")
@@ -314,7 +314,7 @@ def test_other_trouble_with_the_disk(
     def lock(path: Path) -> None:
         raise OSError(number, os.strerror(number), str(path) if number == errno.EROFS else None)
 
-    monkeypatch.setattr(tokenised, "FileLock", lock)
+    monkeypatch.setattr(token_files, "FileLock", lock)
     kind, message = (ValueError, "MIXWELL_CACHE") if ours else (OSError, "Input/output error")
     with pytest.raises(kind, match=message) as caught:
         tokenise(Texts(["one"]), Bytes(), cache=tmp_path)

@@ -13,10 +13,9 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import mixwell
-from mixwell import tables
-from mixwell.experiments import arms
+from mixwell.lab import arms, tables
 from mixwell.report import arms as report
-from mixwell.training import settings
+from mixwell.training import config_io
 from mixwell.training.trainer import Trainer
 from training_texts import TINY, WORDS, lines, write_config
 
@@ -25,7 +24,7 @@ from training_texts import TINY, WORDS, lines, write_config
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with three arms of a tiny run."""
     folder = tmp_path_factory.mktemp("arms")
-    base = settings.read(write_config(folder))
+    base = config_io.read(write_config(folder))
     alone = arms.Arm("letters alone", {"method": "fixed"}, domains=["letters"])
     chosen = [arms.LEARNED, arms.PROPORTIONAL, alone]
     arms.run(base, chosen, seeds=2, out=folder / "out", workers=2, console=Console(quiet=True))
@@ -59,7 +58,7 @@ def test_arms_are_told_in_tables(compared: Path) -> None:
 
 
 def test_arms_are_not_mixed_with_other_settings(compared: Path) -> None:
-    base = settings.read(compared / "tiny.yaml", ["optimizer.lr=0.5"])
+    base = config_io.read(compared / "tiny.yaml", ["optimizer.lr=0.5"])
     with pytest.raises(
         ValueError, match=r"learned-0 is a run with other settings \(optimizer.lr is 0.\d+ here"
     ):

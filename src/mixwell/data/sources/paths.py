@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mixwell import files
 from mixwell.data.downloads import cache_folder
+from mixwell.utils import files
 
 _BLOCK = 1 << 20
 _SETTLED_SECONDS = 2.0

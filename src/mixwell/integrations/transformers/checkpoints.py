@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mixwell import files, processes, shards
-from mixwell.mixer import Mixer
+from mixwell import distributed
+from mixwell.distributed import sharded_checkpoint
+from mixwell.mixer.mixer import Mixer
+from mixwell.utils import files
 
 ALONE, TOGETHER = "mixer.safetensors", "mixer"
 PLACES = "mixing.json"
@@ -22,11 +24,11 @@ def write(folder: Path, mixer: Mixer, plain: dict[str, Any]) -> None:
         mixer: of the run, between two steps.
         plain: where the data of this process are, and whether there are ``streams`` among them.
     """
-    places = processes.gathered(plain)
-    processes.first(lambda: _make_room(folder))
-    mixer.save(folder / (ALONE if processes.alone() else TOGETHER))
+    places = distributed.all_gather_object(plain)
+    distributed.run_on_rank_zero(lambda: _make_room(folder))
+    mixer.save(folder / (ALONE if distributed.is_single_process() else TOGETHER))
     # The last to be written, so that where it is the others are whole.
-    processes.first(lambda: files.write(folder / PLACES, json.dumps({"processes": places})))
+    distributed.run_on_rank_zero(lambda: files.write(folder / PLACES, json.dumps({"processes": places})))
 
 
 def read_places(folder: Path) -> dict[str, Any]:
@@ -74,15 +76,15 @@ def _places(folder: Path) -> list[dict[str, Any]]:
 
 
 def _own(places: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    if len(places) == processes.count():
-        return places[processes.rank()]
+    if len(places) == distributed.world_size():
+        return places[distributed.rank()]
     if places[0]["streams"]:
         raise ValueError(
-            f"{folder} was saved by {len(places)} processes, and there are {processes.count()}; each reads its "
+            f"{folder} was saved by {len(places)} processes, and there are {distributed.world_size()}; each reads its "
             "own part of a stream, so start as many"
         )
     # Rows that have numbers are drawn by all processes together; only the sums of losses are of each one's rows.
-    return {**places[0], "losses": shards.merged([one["losses"] for one in places])}
+    return {**places[0], "losses": sharded_checkpoint.merged([one["losses"] for one in places])}
 
 
 def _make_room(folder: Path) -> None:

@@ -15,8 +15,8 @@ from mixwell.data import readers
 from mixwell.data.readers import Place, Reader
 from mixwell.data.sampler import Sampler
 from mixwell.integrations.transformers.domains import total_rows
-from mixwell.mixer import Mixer
-from mixwell.repetition import EpochCap
+from mixwell.mixer.mixer import Mixer
+from mixwell.simplex.repetition import EpochCap
 from mixwell.training import randomness
 
 LABELS = "mixwell_domain"

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mixwell import constraints as constraining
-from mixwell import loggers, updates
-from mixwell.constraints import Constraint
+from mixwell.integrations import loggers
 from mixwell.integrations.datasets import Interleaved
-from mixwell.weights import Weights
+from mixwell.simplex import constraints as constraining
+from mixwell.simplex import updates
+from mixwell.simplex.constraints import Constraint
+from mixwell.simplex.weights import Weights
 
 
 class DomainLossCallback(TrainerCallback):

@@ -13,15 +13,16 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from mixwell import loggers, processes
+from mixwell import distributed
 from mixwell.data import readers
+from mixwell.integrations import loggers
 from mixwell.integrations.batches import default_settings
 from mixwell.integrations.transformers import checkpoints, refusals
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.domains import CollateWithout, by_domain
 from mixwell.integrations.transformers.feed import LABELS, Cut, Feed
-from mixwell.mixer import Mixer
-from mixwell.repetition import EpochCap, EpochPace
+from mixwell.mixer.mixer import Mixer
+from mixwell.simplex.repetition import EpochCap, EpochPace
 from mixwell.training import mixture, randomness
 
 RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
@@ -136,7 +137,7 @@ class MixedTrainer(Trainer):
         def watched(parameters: Any, max_norm: float, norm_type: int = 2) -> Any:
             norm = clip(parameters, max_norm, norm_type=norm_type)
             if norm is not None:
-                self._clipped = float(processes.whole(norm)), float(max_norm)
+                self._clipped = float(distributed.full_tensor(norm)), float(max_norm)
             return norm
 
         self.accelerator.clip_grad_norm_ = watched
@@ -235,7 +236,7 @@ class MixedTrainer(Trainer):
         """
         if "loss" in logs:
             own = torch.from_numpy(self._sums.astype(np.float32)).to(self.args.device)
-            total, rows = processes.mean(own).cpu().double().numpy()
+            total, rows = distributed.all_reduce_mean(own).cpu().double().numpy()
             self._sums[:] = 0
             found = {name: total[k] / rows[k] for k, name in enumerate(self._domains) if rows[k]}
             logs = {

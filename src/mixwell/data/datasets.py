@@ -1,0 +1,267 @@
+"""Rows of data by number: what batches are made of."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from mixwell.data.sources.base import digest_of
+from mixwell.data.token_files import Integers, Tokenised
+from mixwell.typing import Indices
+
+_SAMPLED_ROWS = 256
+
+
+class Rows(ABC):
+    """Rows that can be had in any order."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batch(self, indices: Indices) -> Any:
+        """Some rows, as a model takes them.
+
+        Args:
+            indices: which, shape ``(rows,)``.
+
+        Returns:
+            Tensors whose first dimension is that of the rows.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Tells these data from others, without reading all of them."""
+
+    def check(self, indices: Indices) -> None:
+        """Refuse rows that are not there.
+
+        Args:
+            indices: which rows are asked for.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
+            raise IndexError(f"rows {indices.min()} to {indices.max()} were asked for, there are {len(self)}")
+
+
+@final
+class TokenRows(Rows):
+    """Rows of tokens: row ``i`` is ``tokens[i * length : (i + 1) * length + 1]``.
+
+    A row has one token more than its length, which is the first of the next row: it is the last one's target.
+
+    Args:
+        tokenised: the array.
+        length: how many tokens a model reads at once.
+        name: for messages.
+
+    Raises:
+        ValueError: there are too few tokens for one row.
+    """
+
+    def __init__(self, tokenised: Tokenised, *, length: int, name: str = "the text") -> None:
+        if length < 1:
+            raise ValueError(f"a row needs at least 1 token, got a length of {length}")
+        if tokenised.tokens <= length:
+            raise ValueError(
+                f"{name} has {tokenised.tokens} tokens, fewer than one row of {length + 1}; "
+                "lower model.context or add text"
+            )
+        self.tokenised, self.length = tokenised, length
+        self._array: Integers | None = None
+
+    def __len__(self) -> int:
+        return (self.tokenised.tokens - 1) // self.length
+
+    def __getstate__(self) -> dict[str, object]:
+        # a mapped array would be copied whole into a worker process
+        return {**self.__dict__, "_array": None}
+
+    def batch(self, indices: Indices) -> Tensor:
+        """Rows of tokens.
+
+        Args:
+            indices: which, shape ``(rows,)``.
+
+        Returns:
+            int64, shape ``(rows, length + 1)``.
+        """
+        self.check(indices)
+        if self._array is None:
+            self._array = np.asarray(self.tokenised.array())
+        places = indices[:, None] * self.length + np.arange(self.length + 1)
+        return torch.from_numpy(self._array[places].astype(np.int64))
+
+    def digest(self) -> str:
+        """Of the array's own digest, and the length."""
+        return digest_of("tokens", self.tokenised.digest, self.length)
+
+
+@final
+class TensorRows(Rows):
+    """Rows of tensors.
+
+    Args:
+        tensors: one or more with the same first dimension.
+
+    Raises:
+        ValueError: there is no tensor, or no row, or their numbers of rows differ.
+
+    Example:
+        >>> rows = TensorRows(torch.arange(6).view(3, 2), torch.tensor([7, 8, 9]))
+        >>> rows.batch(np.array([2, 0]))
+        (tensor([[4, 5],
+                [0, 1]]), tensor([9, 7]))
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        sizes = [len(tensor) if tensor.ndim else 0 for tensor in tensors]
+        if not sizes or 0 in sizes:
+            raise ValueError(f"expected tensors with rows, got {[tuple(tensor.shape) for tensor in tensors]}")
+        if len(set(sizes)) > 1:
+            raise ValueError(f"all tensors must have the same number of rows, got {sizes}")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def batch(self, indices: Indices) -> Tensor | tuple[Tensor, ...]:
+        """Rows of the tensors.
+
+        Args:
+            indices: which, shape ``(rows,)``.
+
+        Returns:
+            The rows of the tensor, or of each tensor.
+        """
+        self.check(indices)
+        chosen = torch.from_numpy(indices)
+        taken = tuple(tensor[chosen.to(tensor.device)] for tensor in self.tensors)
+        return taken[0] if len(taken) == 1 else taken
+
+    def digest(self) -> str:
+        """Of the shapes, and of rows spread over the tensors."""
+        chosen = torch.linspace(0, len(self) - 1, min(len(self), _SAMPLED_ROWS), dtype=torch.float64).long()
+        content = hashlib.blake2b(digest_size=20)
+        for tensor in self.tensors:
+            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            rows = tensor.detach()[chosen.to(tensor.device)].cpu().contiguous()
+            content.update(rows.reshape(-1).view(torch.uint8).numpy().data)
+        return content.hexdigest()
+
+
+@final
+class DatasetRows(Rows):
+    """The rows of a map-style PyTorch dataset.
+
+    Args:
+        dataset: has ``len(dataset)`` and ``dataset[i]``.
+        collate: makes a batch of a list of rows, by default PyTorch's ``default_collate``.
+
+    Raises:
+        ValueError: it is not such a dataset, or has no rows.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> None:
+        kind = type(dataset).__name__
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+            raise ValueError(
+                f"{kind} gives its rows in one order only, but batches are drawn in any order; use a map-style "
+                "dataset (with __getitem__ and __len__), for instance list(dataset) if it fits into memory"
+            )
+        if not hasattr(dataset, "__len__"):
+            raise ValueError(f"{kind} does not say how many rows it has; give it __len__")
+        self.dataset: Any = dataset
+        self.collate = collate or default_collate
+        if not len(self):
+            raise ValueError(f"{kind} has no rows")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, indices: Indices) -> Any:
+        """Rows of the dataset, put together.
+
+        Args:
+            indices: which, shape ``(rows,)``.
+
+        Returns:
+            What the collate function makes of them.
+        """
+        self.check(indices)
+        chosen: list[int] = indices.tolist()
+        together: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
+        rows = together(chosen) if together else [self.dataset[index] for index in chosen]
+        return self.collate(list(rows))
+
+    def digest(self) -> str:
+        """Of the kind and the number of rows alone: rows may be changed at random each time they are read."""
+        return digest_of("dataset", type(self.dataset).__qualname__, len(self))
+
+
+def same_kind(batch: Any, values: Sequence[Any]) -> Any:
+    """A tuple or list of the same kind as another.
+
+    Args:
+        batch: a tuple, named tuple or list.
+        values: what the new one holds.
+
+    Returns:
+        It.
+    """
+    kind = type(batch)
+    return kind(*values) if hasattr(kind, "_fields") else kind(values)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch on a device.
+
+    Args:
+        batch: tensors, mappings, tuples or lists of them; other values are left as they are.
+        device: where to.
+
+    Returns:
+        The batch in the same form.
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: moved(value, device) for key, value in cast("Mapping[Any, Any]", batch).items()}
+    if isinstance(batch, tuple | list):
+        return same_kind(batch, [moved(value, device) for value in cast("Sequence[Any]", batch)])
+    return batch
+
+
+def as_rows(made: Any) -> Rows:
+    """Rows of what Python code gives.
+
+    Args:
+        made: rows, a tensor, a tuple of tensors (columns), or a PyTorch dataset; a list is a dataset of its items.
+
+    Returns:
+        Rows.
+
+    Raises:
+        ValueError: it is nothing of these.
+    """
+    if isinstance(made, Rows):
+        return made
+    if isinstance(made, Tensor):
+        return TensorRows(made)
+    if isinstance(made, tuple) and made and all(isinstance(one, Tensor) for one in made):
+        return TensorRows(*made)
+    if hasattr(made, "__getitem__"):
+        return DatasetRows(cast("Dataset[Any]", made))
+    raise ValueError(f"expected a PyTorch dataset or tensors with one row each, got {type(made).__name__}")

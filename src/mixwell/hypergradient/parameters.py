@@ -1,0 +1,283 @@
+"""The parameters that a run trains, with their names, and what is done with all of their gradients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mixwell import distributed
+from mixwell.typing import Gradients
+
+
+@final
+@dataclass(frozen=True)
+class Parameters:
+    """The tensors that an optimiser trains, by name.
+
+    Args:
+        names: their names in the model.
+        tensors: the tensors themselves.
+        groups: for each tensor the index of its parameter group in the optimiser.
+        model: whose buffers (running statistics) probes must leave as they were.
+    """
+
+    names: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    groups: tuple[int, ...]
+    model: nn.Module | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer) -> Parameters:
+        """The parameters in the optimiser's order, with the model's names.
+
+        Args:
+            model: gives the names and the buffers.
+            optimizer: says which tensors are trained.
+
+        Returns:
+            The parameters, each once (tied weights are one tensor).
+
+        Raises:
+            ValueError: the optimiser has a parameter that the model has not, or one of complex numbers, or the
+                model is wrapped in a way whose gradients cannot be read.
+        """
+        _expect_readable(model)
+        distributed.reshard(model)
+        known = {id(p): name for p, name in _named(model)}
+        names: list[str] = []
+        tensors: list[Tensor] = []
+        groups: list[int] = []
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if id(parameter) not in known:
+                    raise ValueError(
+                        f"the optimiser trains a tensor of shape {tuple(parameter.shape)} (group {index}) "
+                        "that is no parameter of the model; give the model that holds all trained parameters"
+                    )
+                if parameter.is_complex():
+                    raise ValueError(f"parameter {known[id(parameter)]} is complex, which is not supported")
+                names.append(known[id(parameter)])
+                tensors.append(parameter)
+                groups.append(index)
+        if not tensors:
+            raise ValueError("the optimiser has no parameters")
+        return cls(tuple(names), tuple(tensors), tuple(groups), model)
+
+    def expect_all_of(self, optimizer: Optimizer) -> None:
+        """Refuse an optimiser that trains other tensors by now.
+
+        Args:
+            optimizer: the run's.
+
+        Raises:
+            RuntimeError: parameters were added or taken away.
+        """
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if count != len(self):
+            raise RuntimeError(
+                f"the optimiser has {count} parameters, but had {len(self)} when the mixer was made; make a new "
+                "Mixer (weights=mixer.weights.last) after changing what is trained"
+            )
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @property
+    def numel(self) -> int:
+        """The number of scalars."""
+        return sum(p.numel() for p in self.tensors)
+
+    def shapes(self) -> dict[str, list[int]]:
+        """The shape of every parameter, by name."""
+        return {name: list(p.shape) for name, p in zip(self.names, self.tensors, strict=True)}
+
+    def subset(self, indices: Sequence[int]) -> Parameters:
+        """Some of the parameters.
+
+        Args:
+            indices: which.
+
+        Returns:
+            Those, in that order.
+        """
+        return Parameters(
+            tuple(self.names[i] for i in indices),
+            tuple(self.tensors[i] for i in indices),
+            tuple(self.groups[i] for i in indices),
+            self.model,
+        )
+
+    def take_gradients(self) -> Gradients:
+        """Remove and return the gradients; the parameters have none afterwards."""
+        gradients: Gradients = []
+        for name, parameter in zip(self.names, self.tensors, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                raise ValueError(
+                    f"parameter {name} has a sparse gradient, which is not supported; "
+                    "use a dense one (nn.Embedding(..., sparse=False))"
+                )
+            gradients.append(gradient)
+        self.clear_gradients()
+        return gradients
+
+    def clear_gradients(self) -> None:
+        """Set every ``.grad`` to ``None``."""
+        for parameter in self.tensors:
+            parameter.grad = None
+
+    def stray_gradient(self) -> str | None:
+        """The name of a parameter that has a gradient other than zero already, if any."""
+        for name, parameter in zip(self.names, self.tensors, strict=True):
+            if parameter.grad is not None and bool(distributed.to_local(parameter.grad).any()):
+                return name
+        return None
+
+    def non_finite(self, gradients: Gradients) -> str | None:
+        """The name of the first parameter with NaN or infinity in its gradient.
+
+        A sum is finite only if all its terms are, and is the cheapest look at a tensor. The sums are looked
+        at together, so that an accelerator is waited for once; only where one is not finite (which may also
+        be an overflow of the sum) the tensors are looked at one by one.
+
+        Args:
+            gradients: one per parameter.
+
+        Returns:
+            The name, or ``None`` where all are finite.
+        """
+        present = [(n, g) for n, g in zip(self.names, gradients, strict=True) if g is not None and g.numel()]
+        if not present:
+            return None
+        sums = [distributed.to_local(gradient.detach()).sum().double() for _, gradient in present]
+        if bool(torch.stack([value.to(sums[0].device) for value in sums]).isfinite().all()):
+            return None
+        own = ((name, distributed.to_local(g)) for name, g in present)
+        return next((name for name, g in own if not bool(torch.isfinite(g).all())), None)
+
+    @cached_property
+    def spread(self) -> bool:
+        """Whether processes have parts of the parameters (FSDP), and of their gradients."""
+        return any(distributed.is_sharded(p) for p in self.tensors)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the first, on which processes exchange numbers."""
+        return self.tensors[0].device
+
+    @contextmanager
+    def full_precision(self) -> Generator[None]:
+        """Compute with gradients as they are: no graph of it, and no autocast, where the user's loop has one."""
+        with torch.no_grad(), torch.autocast(self.tensors[0].device.type, enabled=False):
+            yield
+
+    @contextmanager
+    def buffers_kept(self) -> Generator[None]:
+        """Leave the model's buffers as they were, so that a look at the model does not change it."""
+        modules = list(self.model.modules()) if self.model is not None else []
+        saved = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in modules
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for module, name, buffer, value in saved:
+                    buffer.copy_(value)
+                    if getattr(module, name) is not buffer:  # replaced, not changed in place
+                        setattr(module, name, buffer)
+
+
+def own_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
+    """``<left_i, right_i>`` for each pair of tensors, 0 where one is missing; of what this process has of them.
+
+    Args:
+        left: tensors.
+        right: tensors of the same shapes.
+
+    Returns:
+        One number per pair. An accelerator is waited for once.
+    """
+    products: list[Tensor] = []
+    for a, b in zip(left, right, strict=True):
+        if a is None or b is None:
+            products.append(torch.zeros((), dtype=torch.float64))
+            continue
+        a, b = distributed.to_local(a.detach()), distributed.to_local(b.detach())
+        # A sum of many terms overflows float16 and drowns in bfloat16.
+        kind = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+        products.append(torch.dot(a.flatten().to(kind), b.flatten().to(kind)).double())
+    if not products:
+        return []
+    device = next((p.device for p in products if p.device.type != "cpu"), torch.device("cpu"))
+    return torch.stack([p.to(device) for p in products]).tolist()
+
+
+def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
+    """``<left_i, right_i>`` for each pair of tensors, 0 where one is missing.
+
+    Args:
+        left: tensors.
+        right: tensors of the same shapes, spread over processes in the same way.
+
+    Returns:
+        One number per pair. Where tensors are spread, all processes must call it.
+    """
+    own = own_products(left, right)
+    both = [a if b is not None else None for a, b in zip(left, right, strict=True)]
+    parts = [i for i, one in enumerate(both) if one is not None and distributed.is_sharded(one)]
+    if not parts:
+        return own
+    spread = cast("Tensor", both[parts[0]])
+    shares = [distributed.replication_weight(cast("Tensor", both[i])) for i in parts]
+    summed = distributed.all_reduce_sum(np.array([own[i] for i in parts]) * shares, spread.device)
+    for i, product in zip(parts, summed.tolist(), strict=True):
+        own[i] = product
+    return own
+
+
+def cuda_devices(tensors: Iterable[Tensor]) -> list[int]:
+    """The CUDA devices that tensors are on, whose random streams a probe must not disturb.
+
+    Args:
+        tensors: any.
+
+    Returns:
+        Their indices.
+    """
+    return sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+
+
+def _expect_readable(model: nn.Module) -> None:
+    """Refuse wrappers that flatten parameters or keep gradients to themselves."""
+    # By name, since they take long to import.
+    kinds = {type(module).__name__ for module in model.modules()}
+    if "FullyShardedDataParallel" in kinds:
+        raise ValueError(
+            "FullyShardedDataParallel (FSDP1) flattens the parameters, so that gradients cannot be mixed; use "
+            "fully_shard (FSDP2): fsdp_version=2 in Accelerate, ModelParallelStrategy in Lightning"
+        )
+    if "DeepSpeedEngine" in kinds:
+        raise ValueError(
+            "DeepSpeed keeps the gradients to itself and cannot be mixed; use DistributedDataParallel or "
+            "fully_shard"
+        )
+
+
+def _named(model: nn.Module) -> list[tuple[Tensor, str]]:
+    """The parameters with their names, without what compilation and data parallelism put before them."""
+    raw: list[tuple[Tensor, str]] = [(p, name) for name, p in model.named_parameters()]
+    plain = [(p, name.replace("_orig_mod.", "")) for p, name in raw]
+    if all(name.startswith("module.") for _, name in plain):
+        plain = [(p, name.removeprefix("module.")) for p, name in plain]
+    return plain if len({name for _, name in plain}) == len(raw) else raw

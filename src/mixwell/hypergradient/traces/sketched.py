@@ -1,0 +1,251 @@
+"""Traces of a given size, whatever the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixwell import distributed
+from mixwell.hypergradient.capture.projections import random_signs, random_stream
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.traces.base import Combined, StepModel, Traces
+from mixwell.hypergradient.traces.dense import SMALLEST_SCALE
+from mixwell.typing import Gradients, Json, Vector
+
+CHUNK = 1 << 22
+
+
+@final
+class SketchedTraces(Traces):
+    """A linear sketch ``S z_j`` of every trace: ``size`` numbers per domain.
+
+    The recursion of a trace is linear, so it can run on the sketch: ``S z <- shrink * S z + rate * S P g``.
+    Coordinate i of the parameters is multiplied by a random sign and added to bucket ``i mod s``, s a prime
+    (so that no row length of a matrix is a multiple of it). As the signs are independent,
+    ``E <S x, S y> = <x, y>``, with a variance of at most ``2 |x|^2 |y|^2 / s`` where energy is spread evenly
+    over the buckets. Signs are drawn anew for every round, so errors of different rounds do not add up. Each
+    parameter group of the optimiser has a sketch of its own, since it may have its own decay; a parameter that
+    gets no gradient in a step fades with its group (dense traces leave it alone, as the optimiser does).
+
+    Besides ``m * size`` numbers, the signs take one byte per parameter, whatever m.
+
+    Args:
+        size: numbers per domain.
+        seed: of the signs.
+
+    Raises:
+        ValueError: the size is below 1.
+
+    References:
+        Charikar, Chen, Farach-Colton, "Finding frequent items in data streams" (2002); Weinberger et al.,
+        "Feature hashing for large scale multitask learning" (2009).
+    """
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        if size < 1:
+            raise ValueError(f"a sketch needs a size of at least 1, got {size}")
+        self.size = int(size)
+        self.seed = int(seed)
+
+    def __repr__(self) -> str:
+        return f"SketchedTraces({self.size}, seed={self.seed})"
+
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
+        """Take ``m * size`` numbers and one byte per parameter.
+
+        Args:
+            parameters: what is trained.
+            domains: the number m.
+            step: what a step does.
+
+        Raises:
+            ValueError: the parameters are spread over processes.
+        """
+        if parameters.spread:
+            raise ValueError(
+                f"{self!r} needs whole gradients, and the parameters are sharded (fully_shard): use "
+                "DenseTraces(), which are sharded as they are, or ProjectedTraces()"
+            )
+        self._parameters = parameters
+        self._step = step
+        self._empty = True
+        self._groups = sorted(set(parameters.groups))
+        device = parameters.tensors[0].device
+        kind = torch.promote_types(parameters.tensors[0].dtype, torch.float32)
+        counts = dict.fromkeys(self._groups, 0)
+        for tensor, group in zip(parameters.tensors, parameters.groups, strict=True):
+            counts[group] += tensor.numel()
+        self._stored = {
+            g: torch.zeros(
+                domains, _prime_below(self.size * counts[g] // parameters.numel), dtype=kind, device=device
+            )
+            for g in self._groups
+        }
+        self._scale = dict.fromkeys(self._groups, 1.0)
+        self._signs = [torch.empty(p.numel(), dtype=torch.int8, device=p.device) for p in parameters.tensors]
+        self._draw_signs(0)
+        for group in self._groups:
+            self._shrink(group, step)
+
+    def reset(self, round_index: int, validation: Gradients | None = None) -> None:
+        """Set all sketches to zero and draw new signs.
+
+        Args:
+            round_index: the number of the round that begins.
+            validation: not used.
+        """
+        for stored in self._stored.values():
+            stored.zero_()
+        self._scale = dict.fromkeys(self._groups, 1.0)
+        self._empty = True
+        self._draw_signs(round_index)
+
+    def begin_step(self, step: StepModel) -> None:
+        """Fade all traces.
+
+        Args:
+            step: what the step does.
+        """
+        self._step = step
+        for group in self._groups:
+            self._scale[group] *= self._shrink(group, step)
+            if self._scale[group] < SMALLEST_SCALE:
+                self._stored[group].mul_(self._scale[group])
+                self._scale[group] = 1.0
+
+    def add(self, domain: int, gradients: Gradients, scale: float) -> None:
+        """``stored_j += rate * scale * S P g_j / decay``.
+
+        Args:
+            domain: which.
+            gradients: its gradient.
+            scale: its factor.
+        """
+        self._sketch_into(
+            {g: stored[domain] for g, stored in self._stored.items()},
+            (
+                None if gradient is None else response.precondition(gradient)
+                for gradient, response in zip(gradients, self._step.responses, strict=True)
+            ),
+            [self._step.rate(i) * scale / self._scale[g] for i, g in enumerate(self._parameters.groups)],
+        )
+
+    def end_step(self, combined: Combined) -> None:
+        """Replace the clipping factor that was assumed for the first step of a round by the true one.
+
+        Args:
+            combined: what the optimiser is about to be given.
+        """
+        if self._empty:
+            for group in self._groups:
+                self._scale[group] *= combined.clip / self._step.clip
+        self._empty = False
+
+    def dot(self, vector: Gradients) -> Vector:
+        """``<S vector, S z_j>``, the mean of what the processes have.
+
+        Args:
+            vector: one tensor per parameter.
+
+        Returns:
+            Shape ``(m,)``.
+        """
+        sketch = {g: torch.zeros_like(stored[0]) for g, stored in self._stored.items()}
+        self._sketch_into(sketch, vector, [1.0] * len(self._parameters))
+        total = np.zeros(len(next(iter(self._stored.values()))))
+        for group, stored in self._stored.items():
+            total += self._scale[group] * (stored @ sketch[group]).double().cpu().numpy()
+        return distributed.all_reduce_sum(total, self._parameters.device) / distributed.world_size()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of sketches and signs."""
+        return sum(s.nbytes for s in self._stored.values()) + sum(s.nbytes for s in self._signs)
+
+    def state(self) -> tuple[Json, dict[str, Tensor]]:
+        """The sketches; the signs follow from the seed and the round."""
+        scales = {str(g): s for g, s in self._scale.items()}
+        values: Json = {"scale": scales, "round": self._round, "empty": self._empty}
+        return values, {str(g): s for g, s in self._stored.items()}
+
+    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
+        """Take up sketches and draw their signs again.
+
+        Args:
+            values: scalars and the number of the round.
+            tensors: the sketches.
+        """
+        scales = cast("dict[str, float]", values["scale"])
+        for group, stored in self._stored.items():
+            self._scale[group] = float(scales[str(group)])
+            stored.copy_(tensors[str(group)])
+        self._empty = bool(values["empty"])
+        self._draw_signs(int(cast("int", values["round"])))
+
+    def _shrink(self, group: int, step: StepModel) -> float:
+        """The decay of a group's sketch: one number, the greatest of its parameters'.
+
+        Parameters of one group differ by less than a thousandth where Adam has not stepped all of them
+        equally often (experts, parameters that were frozen).
+        """
+        members = [i for i, g in enumerate(self._parameters.groups) if g == group]
+        # A parameter that does not answer to gradients has no trace to fade.
+        moved = [i for i in members if step.rate(i)] or members
+        shrinks = [step.shrink(i) for i in moved]
+        numbers = [s for s in shrinks if not isinstance(s, Tensor)]
+        coupled = any(step.responses[i].coupled and step.optimizer.preconditions for i in members)
+        if coupled or len(numbers) < len(shrinks) or max(numbers) - min(numbers) > 1e-3:
+            raise ValueError(
+                "sketched traces need one decay per parameter group: use IsotropicCurvature (or "
+                "MeasuredCurvature('isotropic')), and AdamW instead of Adam with weight decay; "
+                "or use DenseTraces"
+            )
+        return max(numbers)
+
+    def _draw_signs(self, round_index: int) -> None:
+        self._round = round_index
+        for index, signs in enumerate(self._signs):
+            if signs.is_meta:  # where memory is only counted
+                continue
+            signs.copy_(
+                random_signs(signs.shape, random_stream(self.seed, round_index, index), dtype=torch.int8)
+            )
+
+    def _sketch_into(
+        self, targets: dict[int, Tensor], tensors: Iterable[Tensor | None], factors: list[float]
+    ) -> None:
+        offsets = dict.fromkeys(self._groups, 0)
+        for index, tensor in enumerate(tensors):
+            group = self._parameters.groups[index]
+            start = offsets[group]
+            offsets[group] += self._signs[index].numel()
+            if tensor is None or not factors[index]:
+                continue
+            target = targets[group]
+            for piece, signs in zip(
+                tensor.detach().flatten().split(CHUNK), self._signs[index].split(CHUNK), strict=True
+            ):
+                _fold_into(target, piece.to(target.dtype) * signs, start, factors[index])
+                start += piece.numel()
+
+
+def _fold_into(target: Tensor, values: Tensor, start: int, factor: float) -> None:
+    """``target[(start + i) mod s] += factor * values[i]``."""
+    size = len(target)
+    before = start % size
+    rows = -(-(before + len(values)) // size)
+    padded = values.new_zeros(rows * size)
+    padded[before : before + len(values)] = values
+    target.add_(padded.view(rows, size).sum(dim=0).to(target.device), alpha=factor)
+
+
+def _prime_below(limit: int) -> int:
+    """The greatest prime up to a limit (1 where there is none)."""
+    for candidate in range(limit, 1, -1):
+        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
+            return candidate
+    return 1

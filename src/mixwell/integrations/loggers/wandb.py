@@ -1,0 +1,110 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, final
+
+from mixwell.training.loggers.base import Logger, Outcome, tool
+from mixwell.training.loggers.names import PREFIX
+
+STEP = f"{PREFIX}/step"
+"""The axis of all charts; other numbers of the same run may be logged at steps that are counted otherwise."""
+# 255 is what W&B takes for a run that its user has stopped.
+_EXIT_CODES: dict[Outcome, int] = {"finished": 0, "stopped": 255, "failed": 1}
+
+
+@final
+class WandbLogger(Logger):
+    """Logs to a run of Weights & Biases.
+
+    What is not given is as W&B's environment variables and its own defaults say.
+
+    W&B cannot take numbers back. A run that goes on is given its ``id``, and with ``after`` the last step that W&B
+    has been told, so that no step is there twice. Offline, each process writes a folder of its own under the same
+    id; send them in their order, all but the first by ``wandb sync --append``. W&B's own process writes every
+    fifteen seconds; what it has not written when a run is killed is lost to it.
+
+    Args:
+        project: of the run.
+        entity: the team or user.
+        name: of the run.
+        group: of runs to which it belongs.
+        tags: of the run.
+        mode: ``"online"``, ``"offline"`` (nothing is sent; ``wandb sync`` does it later), or ``"disabled"``.
+        folder: in which W&B makes its folder ``wandb``; made if it is missing.
+        id: of a run of one's own to go on with, or for a new one.
+        settings: what the run was made with, for W&B's tables.
+        run: a run that is open already, in place of all of these. It is left open at the end.
+        after: the last step that the run has been told already.
+
+    Raises:
+        ValueError: W&B is not installed or cannot begin the run, or a run is given together with settings of
+            another.
+    """
+
+    forgets = False
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        entity: str | None = None,
+        name: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        mode: Literal["online", "offline", "disabled"] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        id: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        run: Any = None,
+        after: int | None = None,
+    ) -> None:
+        super().__init__(after=after)
+        wandb = self.load()
+        options = {"project": project, "entity": entity, "name": name, "group": group, "mode": mode, "id": id}
+        options |= {"tags": list(tags) or None, "config": None if settings is None else dict(settings)}
+        options |= {"dir": None if folder is None else str(Path(folder).resolve())}
+        self._own = run is None
+        if not self._own and any(value is not None for value in options.values()):
+            given = ", ".join(key for key, value in options.items() if value is not None)
+            raise ValueError(f"a run is given, which has its own {given}; give the run alone")
+        if self._own:
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)  # W&B would else take one for temporary files
+            try:
+                # Another run that is open in this process stays what it is.
+                run = wandb.init(**options, resume=None if id is None else "allow", reinit="create_new")
+            except Exception as error:
+                reason = " ".join(str(error).split())
+                raise ValueError(
+                    f"Weights & Biases cannot begin a run ({reason}); try `wandb login`, or mode: offline"
+                ) from error
+        self._run: Any = run
+        self._run.define_metric(STEP, hidden=True)
+        self._run.define_metric(f"{PREFIX}/*", step_metric=STEP)
+
+    @staticmethod
+    def load() -> Any:
+        """W&B's package."""
+        return tool("wandb", name="Weights & Biases", extra="wandb")
+
+    @property
+    def place(self) -> str:
+        """The run; W&B itself prints its page or folder."""
+        return f"Weights & Biases, run {self._run.id} of {self._run.project}"
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The id of the run."""
+        return {"id": str(self._run.id)}
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        # W&B's own count of steps must be the same for all that a run is told, which we know of our own runs only.
+        self._run.log({STEP: step, **values}, step=step if self._own else None)
+
+    def _end(self, outcome: Outcome) -> None:
+        if self._own:
+            self._run.finish(exit_code=_EXIT_CODES[outcome])

@@ -1,0 +1,224 @@
+"""``mixwell reproduce bounds``: measure, check, fit, write and draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from mixwell.lab import tables
+from mixwell.lab.bounds.cells import MEASUREMENTS, Cell, measure
+from mixwell.lab.bounds.problems import CURVATURES
+from mixwell.lab.bounds.scaling import Best, Fit, growth_of, parting
+from mixwell.lab.bounds.theorem import check, verdict
+from mixwell.lab.tables import Row, Value
+from mixwell.training.engines import LOCAL, Engine, Job
+from mixwell.training.sweeps import check_workers, run_sweep
+from mixwell.utils import environment, terminal
+from mixwell.utils.locks import only_one
+
+HORIZONS, FITS = "horizons.csv", "fits.csv"
+SCALING = (
+    ("quadratic", False, 100),
+    ("steep quadratic", False, 100),
+    ("logistic", False, 30),
+    ("noisy quadratic", True, 100),
+    ("logistic", True, 30),
+)
+"""Kind, noise, and the first budget of three decades."""
+
+
+def cells_of(*, seeds: int, copies: int, decades: float) -> list[Cell]:
+    """All measurements.
+
+    Args:
+        seeds: problems of each kind, for the growth of the best horizon; half of them where a run is dear.
+        copies: of the noise.
+        decades: of budgets; from three on, the theorem is also compared at N = 10^8.
+
+    Returns:
+        The cells, those of the theorem first.
+    """
+    theorem = [
+        Cell("theorem", kind, seed, False, curvature, budget)
+        for kind in ("quadratic", "logistic")
+        for seed in range(min(seeds, 3))
+        for curvature in CURVATURES
+        for budget in (1_000, 10_000)
+    ]
+    theorem += [
+        Cell("theorem", kind, seed, True, "exact", budget, copies)
+        for kind in ("quadratic", "noisy quadratic", "logistic")
+        for seed in range(min(seeds, 3))
+        for budget in (1_000, 10_000)
+    ]
+    if decades >= 3:
+        # A minute each, but only there is the budget great enough for the bound to say something.
+        theorem += [
+            Cell("theorem", "quadratic", s, False, "exact", 100_000_000) for s in range(min(seeds, 3))
+        ]
+    powers = [k / 2 for k in range(math.floor(2 * decades) + 1)]
+    scaling = [
+        Cell("scaling", kind, seed, noisy, "exact", round(first * 10**power), copies if noisy else 1)
+        for kind, noisy, first in SCALING
+        for seed in range(max(2, seeds // 2) if kind == "logistic" else seeds)
+        for power in powers
+    ]
+    return theorem + scaling
+
+
+def main(
+    *,
+    seeds: int,
+    copies: int,
+    decades: float,
+    workers: int | None,
+    out: Path,
+    figures: bool,
+    engine: Engine = LOCAL,
+) -> bool:
+    """The whole command.
+
+    Args:
+        seeds: problems of each kind.
+        copies: runs of the noise that are averaged.
+        decades: of budgets, over which the best horizon is sought.
+        workers: how many measurements at a time; ``None`` for one per core.
+        out: folder for the files.
+        figures: whether to draw.
+        engine: where they are done.
+
+    Returns:
+        Whether the theorems hold wherever they speak.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    if seeds < 2 or copies < 2 or not 0.5 <= decades <= 4:
+        raise ValueError(
+            "bounds needs at least 2 seeds, 2 copies and 0.5 to 4 decades, got "
+            f"{seeds}, {copies} and {decades:g}"
+        )
+    check_workers(workers, engine)
+    console = Console()
+    cells = cells_of(seeds=seeds, copies=copies, decades=decades)
+    rows = _measure(cells, out, workers, engine, console)
+    best, fits = growth_of(rows)
+    holds = _print_theorem(rows, console)
+    _print_scaling(best, fits, console)
+    written = [out / MEASUREMENTS, *_write(best, fits, out)]
+    if figures:
+        from mixwell.report import bounds
+
+        written += bounds.write(out, out)
+    terminal.say(console, "written: " + ", ".join(str(path) for path in written))
+    return holds
+
+
+def _measure(
+    cells: Sequence[Cell], out: Path, workers: int | None, engine: Engine, console: Console
+) -> list[Row]:
+    """The rows of all cells; those that are in the table already are not measured again, and others stay in it."""
+    path = out / MEASUREMENTS
+    wanted = {tuple(int(v) if isinstance(v, bool) else v for v in asdict(c).values()): c for c in cells}
+    with only_one(out):
+        rows = tables.read(path)
+        done = {_key(row) for row in rows}
+        todo = [cell for key, cell in wanted.items() if key not in done]
+        terminal.say(console, f"{len(cells)} measurements, {len(cells) - len(todo)} of them done before")
+        if todo:
+            environment.write(out)
+
+        def add(job: Job[Cell], found: list[Row]) -> None:
+            rows.extend(found)
+            rows.sort(
+                key=lambda row: (
+                    str(row["purpose"]),
+                    *map(str, _key(row)[1:5]),
+                    *_key(row)[5:],
+                    row["horizon"],
+                )
+            )
+            tables.write(path, rows)
+
+        run_sweep(
+            measure,
+            [Job(cell.name, cell.work, cell) for cell in todo],
+            workers=workers,
+            checkpoints=out / "unfinished",
+            on_done=add,
+            console=console,
+            engine=engine,
+        )
+    return [row for row in rows if _key(row) in wanted]
+
+
+def _key(row: Row) -> tuple[Value, ...]:
+    return tuple(row[f.name] for f in fields(Cell))
+
+
+def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
+    """The theorems' inequalities, and F's convexity that they ask for."""
+    table = Table(title="measured beside bound, greatest quotient", title_justify="left", title_style="bold")
+    heads = (
+        "problem",
+        "gradients",
+        "curvature",
+        "rows",
+        "F(w_avg) - F*",
+        "a round's error",
+        "bound says something",
+    )
+    for name in heads:
+        table.add_column(name)
+    checks = check(rows)
+    for found in checks:
+        table.add_row(
+            found.kind,
+            "noisy" if found.noisy else "full",
+            found.curvature,
+            str(found.rows),
+            f"{found.gap:.2g}",
+            "" if found.noisy else f"{found.error:.2g}",
+            f"{found.telling} of {found.rows}",
+        )
+    terminal.show(console, table)
+    for line in verdict(checks):
+        terminal.say(console, line)
+    return all(found.holds for found in checks)
+
+
+def _print_scaling(best: Best, fits: Sequence[Fit], console: Console) -> None:
+    console.print("the best horizon:")
+    for growth in fits:
+        told = parting(growth, best[growth.kind, growth.noisy])
+        terminal.say(console, f"  {told}")
+
+
+def _write(best: Best, fits: Sequence[Fit], out: Path) -> list[Path]:
+    rows: list[Row] = [
+        {"kind": kind, "noisy": int(noisy), **asdict(found)}
+        for (kind, noisy), every in best.items()
+        for found in every
+    ]
+    lines: list[Row] = [
+        {
+            "kind": growth.kind,
+            "noisy": int(growth.noisy),
+            "problems": growth.slope.count,
+            "slope": growth.slope.mean,
+            "slope_low": growth.slope.low,
+            "slope_high": growth.slope.high,
+            "late": growth.late.mean,
+            "late_low": growth.late.low,
+            "late_high": growth.late.high,
+            "theory": growth.theory,
+            "intercept": growth.intercept,
+        }
+        for growth in fits
+    ]
+    return [tables.write(out / HORIZONS, rows), tables.write(out / FITS, lines)]

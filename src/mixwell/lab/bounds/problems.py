@@ -1,0 +1,213 @@
+"""Strongly convex bilevel problems whose constants are computed, not guessed.
+
+Both kinds live on a ball that no run leaves. Around any centre z, the map ``theta -> theta - eta g`` with
+``eta <= 1/L`` contracts by ``1 - eta mu`` and moves z by at most ``eta s``, where ``s = max_j ||grad
+l_j(z)|| + noise``; so the ball of radius ``max(||theta_0 - z||, s / mu)`` is mapped into itself. The
+Lipschitz constants are those of that ball.
+
+All methods work on rows: ``theta`` has the shape ``(rows, d)`` and ``weights`` ``(rows, m)``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixwell.reference.theory import Constants
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+CURVATURES = ("isotropic", "diagonal", "exact")
+GRID = 12
+
+
+class BilevelProblem(ABC):
+    """Domains, a validation loss, and everything that the theorems want to know of them.
+
+    Attributes:
+        name: of the kind and seed.
+        domains: m.
+        dimension: d.
+        start: theta_0, shape ``(d,)``.
+        noise_bound: no noisy gradient is farther than this from the gradient.
+    """
+
+    name: str
+    domains: int
+    dimension: int
+    start: Array
+    noise_bound: float
+
+    @abstractmethod
+    def gradients(self, theta: Array) -> Array:
+        """The domains' gradients, shape ``(rows, m, d)``."""
+
+    @abstractmethod
+    def noisy_gradients(self, theta: Array, random: np.random.Generator) -> Array:
+        """Unbiased, noisy versions of :meth:`gradients`."""
+
+    @abstractmethod
+    def validation_gradient(self, theta: Array) -> Array:
+        """The gradient of the validation loss, shape ``(rows, d)``."""
+
+    @abstractmethod
+    def noisy_validation_gradient(self, theta: Array, random: np.random.Generator) -> Array:
+        """An unbiased, noisy version of :meth:`validation_gradient`."""
+
+    @abstractmethod
+    def validation_loss(self, theta: Array) -> Array:
+        """Shape ``(rows,)``."""
+
+    @abstractmethod
+    def minimiser(self, weights: Array, near: Array | None = None) -> Array:
+        """``theta*(w)``, shape ``(rows, d)``; ``near`` is a guess, where there is one."""
+
+    @abstractmethod
+    def hessian(self, weights: Array, theta: Array) -> Array:
+        """The Hessian of the weighted loss, shape ``(rows, d, d)``."""
+
+    @abstractmethod
+    def base_constants(self, *, noisy: bool) -> Constants:
+        """The constants for the exact Hessian at the optimum."""
+
+    @abstractmethod
+    def diagonal_error(self) -> float:
+        """A bound of how far the diagonal of the Hessian is from it, in operator norm, for all weights."""
+
+    def greatest_gap(self) -> float:
+        """``max_w F(w) - F*`` on a grid of weights: a bound above it says nothing."""
+        return float(self.outer(simplex_grid(self.domains, GRID)).max()) - self.best()[1]
+
+    def outer(self, weights: Array) -> Array:
+        """``F(w) = L_V(theta*(w))``, shape ``(rows,)``."""
+        return self.validation_loss(self.minimiser(weights))
+
+    def hypergradient(self, weights: Array, theta: Array | None = None) -> Array:
+        """The true one, ``-<grad L_V, H^-1 grad l_j>`` at the minimiser (Eq. 2), shape ``(rows, m)``."""
+        star = self.minimiser(weights) if theta is None else theta
+        target = np.linalg.solve(self.hessian(weights, star), self.validation_gradient(star)[..., None])
+        return -(self.gradients(star) @ target)[..., 0]
+
+    def curvature(self, kind: str, weights: Array, theta: Array) -> Array:
+        """The H that a round uses, as full matrices, shape ``(rows, d, d)``.
+
+        Args:
+            kind: ``"exact"``, the Hessian at the minimiser; its ``"diagonal"``; or ``"isotropic"``, gamma I with
+                gamma midway between mu and L.
+            weights: of the round.
+            theta: the minimiser for them.
+
+        Returns:
+            H.
+        """
+        exact = self.hessian(weights, theta)
+        eye = np.eye(self.dimension)
+        if kind == "diagonal":
+            return exact * eye
+        if kind == "isotropic":
+            base = self.base_constants(noisy=False)
+            return np.broadcast_to(eye * (base.strong_convexity + base.smoothness) / 2, exact.shape)
+        return exact
+
+    def constants(self, kind: str = "exact", *, noisy: bool = False) -> Constants:
+        """The theorem's constants for a kind of curvature.
+
+        All curvatures have eigenvalues between mu and L (a diagonal entry of a matrix is between its extreme
+        eigenvalues), and ``gamma I`` with gamma midway is at most ``(L - mu) / 2`` from any of them.
+
+        Args:
+            kind: of :data:`CURVATURES`.
+            noisy: whether the gradients are.
+
+        Returns:
+            The constants.
+        """
+        base = self.base_constants(noisy=noisy)
+        mu, smooth = base.strong_convexity, base.smoothness
+        if kind == "isotropic":
+            middle = (mu + smooth) / 2
+            return replace(
+                base, least_curvature=middle, greatest_curvature=middle, curvature_error=(smooth - mu) / 2
+            )
+        error = self.diagonal_error() if kind == "diagonal" else 0.0
+        return replace(base, curvature_error=error)
+
+    def greatest_hypergradient(self) -> float:
+        """``max_w max_j |dF/dw_j|`` on a grid of weights: the size that ``G G_V / mu_hat`` bounds."""
+        return float(np.abs(self.hypergradient(simplex_grid(self.domains, GRID))).max())
+
+    def best(self, *, gap: float = 1e-8, steps: int = 5_000) -> tuple[Array, float]:
+        """The weights that minimise F, by mirror descent with true hypergradients.
+
+        For convex F, ``F(w) - F* <= <grad F, w> - min_j dF/dw_j``; it stops where that is small.
+
+        Args:
+            gap: to stop at.
+            steps: at most.
+
+        Returns:
+            The weights, shape ``(m,)``, and ``F*``.
+        """
+        weights = np.full((1, self.domains), 1 / self.domains)
+        star = self.minimiser(weights)
+        value, rate = float(self.validation_loss(star)[0]), 1.0 / self.greatest_hypergradient()
+        for _ in range(steps):
+            slope = self.hypergradient(weights, star)
+            if float((slope * weights).sum() - slope.min()) < gap:
+                break
+            while True:
+                tried = weights * np.exp(-rate * (slope - slope.min()))
+                tried /= tried.sum()
+                there = self.minimiser(tried, star)
+                lower = float(self.validation_loss(there)[0])
+                if lower <= value or rate < 1e-12:
+                    break
+                rate /= 2
+            weights, star, value, rate = tried, there, lower, rate * 1.3
+        return weights[0], value
+
+    def convexity_violations(self) -> tuple[int, int]:
+        """On how many chords of a grid the middle of F is above the mean of its ends, and of how many."""
+        grid = simplex_grid(self.domains, GRID)
+        first, second = np.triu_indices(len(grid), 1)
+        values = self.outer(grid)
+        middle = self.outer((grid[first] + grid[second]) / 2)
+        above = middle - (values[first] + values[second]) / 2 > 1e-10
+        return int(above.sum()), len(first)
+
+
+def simplex_grid(domains: int, parts: int) -> Array:
+    """All weights that are multiples of ``1 / parts``.
+
+    Args:
+        domains: m.
+        parts: of the unit.
+
+    Returns:
+        Shape ``(count, m)``.
+
+    Example:
+        >>> simplex_grid(2, 2).tolist()
+        [[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]]
+    """
+    counts = [c for c in product(range(parts + 1), repeat=domains) if sum(c) == parts]
+    return np.array(counts, dtype=np.float64) / parts
+
+
+def unit(vectors: Array) -> Array:
+    """Vectors of the same directions and length one."""
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def norm(vectors: Array) -> float:
+    """The greatest length."""
+    return float(np.linalg.norm(vectors, axis=-1).max())
+
+
+def spread(points: Array) -> float:
+    """The greatest distance of two points."""
+    return norm((points[:, None] - points).reshape(-1, points.shape[-1]))

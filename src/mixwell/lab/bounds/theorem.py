@@ -1,0 +1,161 @@
+"""Whether the theorems' inequalities hold in what was measured, and whether they say anything there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import final
+
+import numpy as np
+
+from mixwell.lab.bounds.kinds import KINDS
+from mixwell.lab.tables import Row, column
+
+
+@final
+@dataclass(frozen=True)
+class Check:
+    """The measurements of one kind of problems beside their bounds.
+
+    Args:
+        kind: of the problems.
+        noisy: whether gradients are.
+        curvature: of the hypergradients.
+        rows: how many were compared.
+        gap: the greatest quotient of ``F(w_avg) - F*`` and its bound.
+        error: the greatest quotient of a round's hypergradient error and its bound; NaN with noise.
+        telling: in how many rows the bound is below ``max_w F(w) - F*``; elsewhere nothing could break it.
+        fading: the slowest fall of the error with the horizon, as a share of what the bound promises per step
+            (at least 1 is right); NaN but for the exact curvature, whose error has no other part.
+        nonconvex: in how many problems F is not convex, as the theorems ask.
+    """
+
+    kind: str
+    noisy: bool
+    curvature: str
+    rows: int
+    gap: float
+    error: float
+    telling: int
+    fading: float
+    nonconvex: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether every inequality does; what is not a number does not hold."""
+        right = self.gap <= 1 and (self.noisy or self.error <= 1)
+        return right and (math.isnan(self.fading) or self.fading >= 1)
+
+
+def check(rows: Sequence[Row]) -> list[Check]:
+    """Compare all theorem rows with their bounds.
+
+    Args:
+        rows: all measurements.
+
+    Returns:
+        One check for each kind, noise and curvature.
+    """
+    theorem = [row for row in rows if row["purpose"] == "theorem"]
+    found: list[Check] = []
+    for kind, noisy, curvature in dict.fromkeys((r["kind"], r["noisy"], r["curvature"]) for r in theorem):
+        own = [r for r in theorem if (r["kind"], r["noisy"], r["curvature"]) == (kind, noisy, curvature)]
+        seeds = sorted({int(r["seed"]) for r in own})
+        found.append(
+            Check(
+                kind=str(kind),
+                noisy=bool(noisy),
+                curvature=str(curvature),
+                rows=len(own),
+                gap=float(np.max(np.array(column(own, "gap")) / np.array(column(own, "bound")))),
+                error=math.nan if noisy else float(np.max(column(own, "error_ratio"))),
+                telling=sum(float(r["bound"]) < greatest_gap(str(kind), int(r["seed"])) for r in own),
+                fading=_fading(own) if curvature == "exact" and not noisy else math.nan,
+                nonconvex=sum(not is_convex(str(kind), seed) for seed in seeds),
+            )
+        )
+    return found
+
+
+def verdict(checks: Sequence[Check]) -> list[str]:
+    """What the checks say, in sentences.
+
+    Args:
+        checks: of all kinds.
+
+    Returns:
+        The sentences.
+    """
+    rows, telling = sum(c.rows for c in checks), sum(c.telling for c in checks)
+    broken = [f"{c.kind}, {c.curvature}" for c in checks if not c.holds]
+    holds = f"they do NOT hold for {'; '.join(broken)}" if broken else "they all hold"
+    lines = [
+        f"The theorems' inequalities were compared with {rows} measurements: {holds}. In {telling} of them the "
+        "bound of F(w_avg) - F* is below the greatest gap that any weights can have; elsewhere no algorithm "
+        "could break it, so the bound is true but says nothing at these sizes."
+    ]
+    fading = [c.fading for c in checks if not math.isnan(c.fading)]
+    if fading:
+        lines.append(
+            "With exact curvature the hypergradient's error falls with the horizon at least "
+            f"{min(fading):.2f} times as fast as (1 - eta mu / 2)^T promises (below 1 would be a failure)."
+        )
+    nonconvex = sum(c.nonconvex for c in checks)
+    if nonconvex:
+        lines.append(f"The theorems ask for a convex F; in {nonconvex} of the compared problems it is not.")
+    return lines
+
+
+@cache
+def greatest_gap(kind: str, seed: int) -> float:
+    """``max_w F(w) - F*`` of a problem.
+
+    Args:
+        kind: of the problem.
+        seed: of the problem.
+
+    Returns:
+        The gap.
+    """
+    return KINDS[kind](seed).greatest_gap()
+
+
+@cache
+def is_convex(kind: str, seed: int) -> bool:
+    """Whether F of a problem is convex, on the chords of a grid.
+
+    Args:
+        kind: of the problem.
+        seed: of the problem.
+
+    Returns:
+        Whether it is.
+    """
+    return KINDS[kind](seed).convexity_violations()[0] == 0
+
+
+def _fading(rows: Sequence[Row]) -> float:
+    """The slowest ``log(error_1 / error_2) / log(bound_1 / bound_2)`` of neighbouring horizons.
+
+    Only the bound's exponential part is taken, with its factor ``eta T``; pairs whose errors are rounded away
+    are left out.
+    """
+    slowest = math.inf
+    for seed, budget in sorted({(int(r["seed"]), int(r["budget"])) for r in rows}):
+        own = sorted(
+            (r for r in rows if (r["seed"], r["budget"]) == (seed, budget)), key=lambda r: r["horizon"]
+        )
+        mu = KINDS[str(own[0]["kind"])](seed).base_constants(noisy=False).strong_convexity
+        for one, two in pairwise(own):
+            first, second = float(one["error"]), float(two["error"])
+            if second <= 0:
+                continue
+            steps = float(two["horizon"]) - float(one["horizon"])
+            promised = -steps * math.log1p(-float(one["learning_rate"]) * mu / 2)
+            promised -= math.log(float(two["horizon"]) / float(one["horizon"]))
+            if promised > 0:
+                slowest = min(slowest, math.log(first / second) / promised)
+    return slowest if math.isfinite(slowest) else math.nan

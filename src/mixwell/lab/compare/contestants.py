@@ -1,0 +1,130 @@
+"""Who takes part in a comparison, and which settings each has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from mixwell import methods
+from mixwell.methods import Method
+from mixwell.training import config_io, mixing
+from mixwell.training.config import Config, method_options
+
+ALL, OWN = "all", "own"
+Horizon = int | Literal["own", "long"]
+
+
+@final
+@dataclass(frozen=True)
+class Contestant:
+    """One way to train.
+
+    Args:
+        name: shown, and that of its directories.
+        entry: the same without a horizon.
+        method: what it is of.
+        config: its settings.
+        named: whether it was asked for by its name, and not as one of all.
+    """
+
+    name: str
+    entry: str
+    method: Method
+    config: Config
+    named: bool
+
+    @property
+    def learns(self) -> bool:
+        """Whether weights are learned in the run itself."""
+        return self.method.learns(method_options(self.method, self.config.mixer.options))
+
+
+def choose(
+    base: Config, names: Sequence[str], horizons: Sequence[Horizon] = (OWN,)
+) -> tuple[list[Contestant], dict[str, str]]:
+    """The contestants, and why others cannot take part.
+
+    Args:
+        base: the settings that all share.
+        names: of methods, of entries of ``compare`` in the settings, or ``all`` for all of both.
+        horizons: of the methods that learn in rounds, in the run or in a proxy: ``own`` is what its authors
+            use, ``long`` is sqrt(N log N).
+
+    Returns:
+        The contestants, and by name the reasons for which some of ``all`` cannot take part.
+
+    Raises:
+        ValueError: one that was named cannot take part.
+    """
+    wanted = list(dict.fromkeys(one for name in names for one in (_all(base) if name == ALL else [name])))
+    found: list[Contestant] = []
+    refused: dict[str, str] = {}
+    for name in wanted:
+        try:
+            found += _of(base, name, horizons, named=name in names)
+        except ValueError as error:
+            if name in names:
+                raise
+            refused[name] = str(error).removeprefix(f"{name}: ")
+    return found, refused
+
+
+def horizons_of(text: str) -> list[Horizon]:
+    """What the command line says.
+
+    Args:
+        text: ``own``, ``long`` and numbers with commas between.
+
+    Returns:
+        The horizons.
+
+    Raises:
+        ValueError: something else is there.
+    """
+    found: list[Horizon] = []
+    for part in (one.strip() for one in text.split(",")):
+        if part in ("own", "long"):
+            found.append("own" if part == "own" else "long")
+        elif part.isdigit() and int(part) > 0:
+            found.append(int(part))
+        else:
+            raise ValueError(
+                f"--horizons takes own, long and whole numbers with commas between, got {text!r}"
+            )
+    return found
+
+
+def _all(base: Config) -> list[str]:
+    known = [name for name in methods.every() if name != "fixed" or isinstance(base.mixer.weights, dict)]
+    return [*known, *(name for name in base.compare if name not in known)]
+
+
+def _of(base: Config, name: str, horizons: Sequence[Horizon], *, named: bool) -> list[Contestant]:
+    given = base.compare.get(name, {})
+    try:
+        method = methods.find(str(given.get("method", name)))
+    except ValueError as error:
+        variants = f" (`compare` in the config has {', '.join(base.compare)})" if base.compare else ""
+        raise ValueError(f"{error}{variants}") from None
+    method.expect_installed()
+    if not method.has_rounds:
+        return [Contestant(name, name, method, _config(base, name, method, given, "own"), named)]
+    found: dict[int, Contestant] = {}  # by T, of which one is enough
+    for horizon in horizons:
+        config = _config(base, name, method, given, horizon)
+        shown = {"own": name, "long": f"{name} long"}.get(str(horizon), f"{name} T={horizon}")
+        found.setdefault(mixing.horizon(config), Contestant(shown, name, method, config, named))
+    return list(found.values())
+
+
+def _config(base: Config, name: str, method: Method, given: Mapping[str, Any], horizon: Horizon) -> Config:
+    plain = base.model_dump(mode="json")
+    mixer: dict[str, Any] = plain["mixer"]
+    if method.name != base.mixer.method:  # what was chosen for another method says nothing about this one
+        mixer |= {"options": {}, "horizon": "auto"}
+    mixer |= {"method": method.name, **given}
+    if horizon != OWN:
+        mixer["horizon"] = min(horizon, base.steps) if isinstance(horizon, int) else horizon
+    plain["mixer"], plain["compare"] = mixer, {}
+    return config_io.check(plain, where=name)

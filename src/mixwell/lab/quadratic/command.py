@@ -1,0 +1,142 @@
+"""``mixwell reproduce quadratic``: run, print, check, write and draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mixwell.lab import tables
+from mixwell.lab.quadratic import example
+from mixwell.lab.quadratic.example import Path, Setting
+from mixwell.utils import terminal
+
+AGREEMENT = 1e-9
+
+
+def main(
+    *,
+    radii: Sequence[float],
+    step_sizes: Sequence[float],
+    learning_rate: float,
+    budget: int,
+    horizons: Sequence[int],
+    margin: float,
+    out: FilePath,
+    figures: bool,
+) -> bool:
+    """The whole command.
+
+    Args:
+        radii: R of each row.
+        step_sizes: alpha of each row.
+        learning_rate: eta.
+        budget: N.
+        horizons: T of each column.
+        margin: the theorem's c.
+        out: folder for the files.
+        figures: whether to draw.
+
+    Returns:
+        Whether the mixer agrees with the recursion and the theorem holds.
+    """
+    console = Console()
+    settings = [Setting(r, a, learning_rate, budget) for r in radii for a in step_sizes]
+    pairs = example.table(settings, horizons)
+    example.safe_horizon(settings[0], margin=margin)  # refuses a bad c before anything runs
+    left_out = sorted({t for t in horizons if t > budget})
+    if left_out:
+        console.print(f"left out, beyond the budget of {budget} steps: T = {left_out}")
+    out.mkdir(parents=True, exist_ok=True)
+    runs = _run_all(pairs, console)
+    _print_table(runs, console)
+    worst = max(example.deviation(path, example.recursion(setting, t)) for (setting, t), path in runs.items())
+    agrees = worst <= AGREEMENT
+    console.print(
+        f"{_mark(agrees)} the mixer agrees with the paper's closed recursion: greatest relative deviation of "
+        f"the log-odds {worst:.1e}",
+        highlight=False,
+    )
+    holds = _print_theorem(runs, margin, console)
+    written = [_write_csv(runs, out / "quadratic.csv")]
+    if figures:
+        from mixwell.report.quadratic import draw
+
+        present = sorted({t for _, t in runs})
+        shown = [t for t in (1, 10, 100) if t in present] or present[:: max(1, len(present) // 3)][:3]
+        written += draw(runs, shown, out / "quadratic")
+    terminal.say(console, "written: " + ", ".join(str(path) for path in written))
+    return agrees and holds
+
+
+def _run_all(pairs: Sequence[tuple[Setting, int]], console: Console) -> dict[tuple[Setting, int], Path]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("training", total=len(pairs))
+        runs: dict[tuple[Setting, int], Path] = {}
+        for setting, horizon in pairs:
+            progress.update(task, description=f"R={setting.radius:g} α={setting.step_size:g} T={horizon}")
+            runs[setting, horizon] = example.run(setting, horizon)
+            progress.advance(task)
+    return runs
+
+
+def _print_table(runs: dict[tuple[Setting, int], Path], console: Console) -> None:
+    settings = list(dict.fromkeys(setting for setting, _ in runs))
+    horizons = sorted({t for _, t in runs})
+    first = settings[0]
+    table = Table(
+        title=f"final log-odds of the right domain, log(w/(1-w)); η={first.learning_rate:g}, N={first.budget}",
+        title_style="bold",
+        title_justify="left",
+    )
+    table.add_column("R, α")
+    for horizon in horizons:
+        table.add_column(f"T={horizon}", justify="right", no_wrap=True)
+    for setting in settings:
+        cells = [f"{runs[setting, t].phi[-1]:.5g}" if (setting, t) in runs else "" for t in horizons]
+        table.add_row(f"{setting.radius:g}, {setting.step_size:g}", *cells)
+    terminal.show(console, table)
+
+
+def _print_theorem(runs: dict[tuple[Setting, int], Path], margin: float, console: Console) -> bool:
+    def runner(setting: Setting, horizon: int) -> Path:
+        return runs.get((setting, horizon)) or example.run(setting, horizon)
+
+    console.print("the theorem (appendix A):")
+    holds = True
+    for setting in dict.fromkeys(setting for setting, _ in runs):
+        for claim in example.check_theorem(setting, margin=margin, runner=runner):
+            console.print(
+                f"{_mark(claim.holds)} R={setting.radius:g}, α={setting.step_size:g}, {claim.text}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            holds = holds and claim.holds is not False
+    return holds
+
+
+def _mark(holds: bool | None) -> str:
+    return "  --  " if holds is None else ("  ok  " if holds else "FAILED")
+
+
+def _write_csv(runs: dict[tuple[Setting, int], Path], path: FilePath) -> FilePath:
+    rows: list[tables.Row] = [
+        {
+            "radius": s.radius,
+            "step_size": s.step_size,
+            "learning_rate": s.learning_rate,
+            "budget": s.budget,
+            "horizon": horizon,
+            "step": int(step),
+            "theta": float(theta),
+            "log_odds": float(phi),
+            "weight": float(weight),
+        }
+        for (s, horizon), run in runs.items()
+        for step, theta, phi, weight in zip(run.steps, run.theta, run.phi, run.weight, strict=True)
+    ]
+    return tables.write(path, rows)

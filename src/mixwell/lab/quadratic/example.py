@@ -1,0 +1,273 @@
+"""The paper's motivating example: two quadratics, where updating the weights at every step fails.
+
+``l_1 = theta^2 / 2``, ``l_2 = (theta - 1)^2 / 2``, ``L_V = theta^2 / 2``, so all weight belongs to the first
+domain. Training starts at ``theta_0 = -R`` with equal weights. Far to the left of both minima the second
+domain pulls harder to the right, so a greedy update (T = 1) gives it the weight; a horizon that sees the
+minimum does not (Sec. "Motivating Example" and appendix A).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mixwell.mixer.mixer import Mixer
+from mixwell.signals import Hypergradient
+from mixwell.simplex.rounds import RoundClock
+from mixwell.typing import Vector
+
+GOOD, BAD = "target", "other"
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """One instance of the example.
+
+    Args:
+        radius: R, the distance of the start from the optimum.
+        step_size: alpha, of the weights.
+        learning_rate: eta, of the model.
+        budget: N, training steps.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    radius: float
+    step_size: float
+    learning_rate: float = 0.1
+    budget: int = 1000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < 1:
+            raise ValueError(f"the learning rate must be between 0 and 1, got {self.learning_rate}")
+        if not (math.isfinite(self.radius) and self.radius > 0):
+            raise ValueError(f"the radius must be positive, got {self.radius}")
+        if not (math.isfinite(self.step_size) and self.step_size > 0):
+            raise ValueError(f"the step size must be positive, got {self.step_size}")
+        if self.budget < 1:
+            raise ValueError(f"the budget must be at least 1 step, got {self.budget}")
+
+
+@final
+@dataclass(frozen=True)
+class Path:
+    """What happened with one horizon.
+
+    Args:
+        horizon: T.
+        steps: training steps at the start and after every round, shape ``(K + 1,)``.
+        theta: the parameter there.
+        phi: ``log(w / (1 - w))`` there, w the weight of the right domain.
+    """
+
+    horizon: int
+    steps: Vector
+    theta: Vector
+    phi: Vector
+
+    @property
+    def weight(self) -> Vector:
+        """The weight of the right domain after every round."""
+        return np.exp(-np.logaddexp(0.0, -self.phi))
+
+
+@final
+@dataclass(frozen=True)
+class Claim:
+    """One case of the theorem, checked.
+
+    Args:
+        text: what it says here, and what was measured.
+        holds: whether the measurement agrees; ``None`` where the theorem says nothing.
+    """
+
+    text: str
+    holds: bool | None
+
+
+class _Scalar(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+    def loss(self, center: float) -> Tensor:
+        return (self.theta - center) ** 2 / 2
+
+
+def run(setting: Setting, horizon: int) -> Path:
+    """The example, by the real mixer: Algorithm 2 with the exact Hessian, which is 1.
+
+    Args:
+        setting: the instance.
+        horizon: T.
+
+    Returns:
+        What happened.
+    """
+    model = _Scalar(-setting.radius)
+    optimizer = torch.optim.SGD(model.parameters(), lr=setting.learning_rate)
+    mixer = Mixer(
+        model,
+        optimizer,
+        [GOOD, BAD],
+        budget=setting.budget,
+        horizon=horizon,
+        signal=Hypergradient(curvature=1.0, points=1),
+        update=setting.step_size,
+    )
+    steps, theta, phi = [0], [-float(setting.radius)], [0.0]
+    for _ in range(setting.budget):
+        for domain, center in ((GOOD, 0.0), (BAD, 1.0)):
+            with mixer.domain(domain):
+                model.loss(center).backward()
+        mixer.step()
+        if mixer.validation_due:
+            with mixer.validation():
+                model.loss(0.0).backward()
+            log = mixer.weights.log
+            steps.append(mixer.steps_done)
+            theta.append(float(model.theta.detach()))
+            phi.append(float(log[0] - log[1]))
+    return Path(horizon, np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
+
+
+def recursion(setting: Setting, horizon: int) -> Path:
+    """The same by the paper's closed recursion (appendix A).
+
+    ``theta <- r theta + (1 - w)(1 - r)`` and ``phi <- phi + alpha theta (1 - r)`` with ``r = (1 - eta)^T``, T the
+    length of the round.
+
+    Args:
+        setting: the instance.
+        horizon: T.
+
+    Returns:
+        What it gives.
+    """
+    clock = RoundClock(horizon, budget=setting.budget, warmup=0)
+    steps, theta, phi = [0], [-float(setting.radius)], [0.0]
+    while clock.steps_done < setting.budget:
+        ratio = (1 - setting.learning_rate) ** clock.round_length
+        other = math.exp(-float(np.logaddexp(0.0, phi[-1])))
+        theta.append(ratio * theta[-1] + other * (1 - ratio))
+        phi.append(phi[-1] + setting.step_size * theta[-1] * (1 - ratio))
+        clock.steps_done += clock.round_length
+        clock.next_round()
+        steps.append(clock.steps_done)
+    return Path(horizon, np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
+
+
+def deviation(measured: Path, expected: Path) -> float:
+    """The greatest difference of two paths' phi, relative to the greatest phi.
+
+    Args:
+        measured: one path.
+        expected: another of the same setting and horizon.
+
+    Returns:
+        A number near rounding error where they agree.
+    """
+    return float(np.abs(measured.phi - expected.phi).max() / max(1.0, np.abs(expected.phi).max()))
+
+
+def failure_radius(setting: Setting) -> float:
+    """``eta N / ((1 - eta)(1 - (1 - eta)^N))``: from farther away T = 1 ends with the wrong weights.
+
+    Args:
+        setting: the instance.
+
+    Returns:
+        The radius.
+    """
+    eta, n = setting.learning_rate, setting.budget
+    return eta * n / ((1 - eta) * (1 - (1 - eta) ** n))
+
+
+def safe_horizon(setting: Setting, *, margin: float) -> int:
+    """``ceil((c + 1) log(2R + 1) / log(1 / (1 - eta)))``, the theorem's horizon.
+
+    Args:
+        setting: the instance.
+        margin: c > 0.
+
+    Returns:
+        The horizon.
+
+    Raises:
+        ValueError: c is not positive.
+    """
+    if margin <= 0:
+        raise ValueError(f"the theorem's c must be positive, got {margin}")
+    eta, radius = setting.learning_rate, setting.radius
+    return math.ceil((margin + 1) * math.log(2 * radius + 1) / -math.log1p(-eta))
+
+
+def check_theorem(
+    setting: Setting, *, margin: float, runner: Callable[[Setting, int], Path] = run
+) -> list[Claim]:
+    """Both cases of the theorem of appendix A on one instance.
+
+    Args:
+        setting: the instance.
+        margin: the theorem's c.
+        runner: what runs the example.
+
+    Returns:
+        The failure of T = 1, and the success of the long horizon.
+    """
+    return [_greedy_claim(setting, runner), _long_claim(setting, margin, runner)]
+
+
+def _greedy_claim(setting: Setting, runner: Callable[[Setting, int], Path]) -> Claim:
+    limit = failure_radius(setting)
+    if setting.radius <= limit:
+        return Claim(f"T=1: no claim, R={setting.radius:g} is within {limit:.4g}", None)
+    phi = float(runner(setting, 1).phi[-1])
+    return Claim(
+        f"T=1: w < 1/2 is claimed, as R={setting.radius:g} > {limit:.4g}; measured log-odds {phi:.4f}",
+        phi < 0,
+    )
+
+
+def _long_claim(setting: Setting, margin: float, runner: Callable[[Setting, int], Path]) -> Claim:
+    horizon = safe_horizon(setting, margin=margin)
+    if horizon > setting.budget:
+        return Claim(f"T={horizon}: no claim, the horizon exceeds the budget of {setting.budget}", None)
+    if setting.radius <= failure_radius(setting):
+        return Claim(f"T={horizon}: no claim, R={setting.radius:g} is within the theorem's radius", None)
+    rounds = setting.budget // horizon
+    base = 2 * setting.radius + 1
+    beta = (1 - base**-margin) * (1 - base ** (-rounds * (margin + 1)))
+    bound = beta * setting.step_size / 2
+    phi = float(runner(setting, horizon).phi[rounds])
+    return Claim(
+        f"T={horizon}: log-odds >= {bound:.4f} is claimed (c={margin:g}, K={rounds}); measured {phi:.4f}",
+        phi >= bound,
+    )
+
+
+def table(settings: Sequence[Setting], horizons: Sequence[int]) -> list[tuple[Setting, int]]:
+    """The runs of a table, those with a horizon beyond the budget left out.
+
+    Args:
+        settings: rows.
+        horizons: columns.
+
+    Returns:
+        The pairs to run.
+
+    Raises:
+        ValueError: no horizon fits a budget.
+    """
+    pairs = [(s, t) for s in settings for t in sorted(set(horizons)) if 1 <= t <= s.budget]
+    if not pairs:
+        raise ValueError(f"no horizon of {sorted(set(horizons))} is between 1 and the budget")
+    return pairs

@@ -1,0 +1,154 @@
+"""Data mixing laws: losses that fall exponentially in the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from mixwell.methods.search.mixtures import Matrix
+from mixwell.typing import Vector
+
+HUBER = 0.05
+"""Where the Huber loss turns from squares to distances, in standard deviations of the losses."""
+LARGEST_EXPONENT = 50.0
+"""A line search may try anything; beyond this no loss is predicted, and exp must not overflow."""
+
+
+@final
+@dataclass(frozen=True)
+class Law:
+    """``L(r) = c + sum_i k_i exp(sum_j t_ij r_j)`` with all ``k_i > 0``, so it is convex in ``r``.
+
+    One term is the law of one target (Ye et al. 2024, arXiv:2403.16952). Several are that of a target which has
+    parts, ``sum_i s_i (c_i + k_i exp(t_i r))``; their shares ``s_i`` cannot be told from the ``k_i`` and are taken
+    into them. On weights that sum to one, ``t_i`` is known only up to a constant, for which ``k_i`` makes up; here
+    every ``t_i`` has mean zero.
+
+    Args:
+        constant: c, the loss that no mixture takes away.
+        levels: ``log k``, shape ``(parts,)``; a term that hardly matters may have a k that no float can hold.
+        slopes: t, shape ``(parts, m)``.
+    """
+
+    constant: float
+    levels: Vector
+    slopes: Matrix
+
+    def predict(self, weights: Matrix) -> Vector:
+        """The losses that are expected of mixtures.
+
+        Args:
+            weights: shape ``(n, m)``.
+
+        Returns:
+            Shape ``(n,)``.
+        """
+        return self.constant + np.exp(weights @ self.slopes.T + self.levels).sum(axis=1)
+
+
+def usual_penalty(*, parts: int, domains: int, proxies: int) -> float:
+    """How strongly the terms of a law are held together where proxies are few.
+
+    ``.005 (p/n)^2`` for ``p`` parameters and ``n`` proxies: it fades as proxies become many. Without it, several
+    terms and few proxies predict nonsense where no proxy was.
+
+    Args:
+        parts: number of terms.
+        domains: m.
+        proxies: n.
+
+    Returns:
+        The ``penalty`` of :func:`fit`.
+    """
+    return 0.005 * ((1 + parts * domains) / proxies) ** 2
+
+
+def fit(
+    weights: Matrix,
+    losses: Vector,
+    *,
+    parts: int = 1,
+    penalty: float = 0.0,
+    starts: int = 16,
+    huber: float = HUBER,
+    seed: int = 0,
+) -> Law:
+    """Fit a law to proxies: the Huber loss, by L-BFGS from many starts, of which the best counts.
+
+    First one term is fitted, from constants ``c`` at many distances below the least loss (given ``c``, the slopes
+    follow from the logarithms by least squares); several begin at equal shares of that one, shaken at random.
+
+    Args:
+        weights: of the proxies, rows that sum to one, shape ``(n, m)``.
+        losses: of the proxies, shape ``(n,)``.
+        parts: number of terms.
+        penalty: adds ``penalty/2 sum_i |t_i - mean_i t_i|^2`` to the mean Huber loss (in units of ``huber``, of
+            standardised losses); a strong one leaves a law of one term.
+        starts: of the search.
+        huber: residuals beyond it count by their size and not their square, in standard deviations of the losses.
+        seed: of the starts.
+
+    Returns:
+        The law.
+
+    Raises:
+        ValueError: the shapes do not fit, a number is not finite, or a setting is not positive.
+    """
+    if weights.ndim != 2 or losses.shape != weights.shape[:1]:
+        raise ValueError(f"expected weights (n, m) and losses (n,), got {weights.shape} and {losses.shape}")
+    if not (np.isfinite(weights).all() and np.isfinite(losses).all()):
+        raise ValueError("weights and losses must be finite; leave out proxies that diverged")
+    if parts < 1 or starts < 1 or huber <= 0 or penalty < 0:
+        raise ValueError(
+            "parts and starts must be 1 or more, huber positive and penalty not negative; got "
+            f"{parts}, {starts}, {huber} and {penalty}"
+        )
+    # The same fit whatever the unit of the losses.
+    level, unit = float(losses.mean()), float(losses.std()) or 1.0
+    target = (losses - level) / unit
+    rng = np.random.default_rng(seed)
+    reach = float(np.ptp(target)) or 1.0
+    begins: list[Vector] = []
+    for distance in np.geomspace(0.03, 3.0, starts) * reach:
+        constant = target.min() - distance
+        slopes = np.linalg.lstsq(weights, np.log(target - constant), rcond=None)[0]
+        begins.append(np.concatenate([[constant], slopes]))
+    found = _search(begins, weights, target, 1, huber, 0.0)
+    if parts > 1:
+        shared = found[1:] - np.log(parts)
+        shaken = shared + rng.normal(size=(starts, parts, weights.shape[1]))
+        begins = [np.concatenate([found[:1], one.ravel()]) for one in shaken]
+        found = _search(begins, weights, target, parts, huber, penalty)
+    exponents = found[1:].reshape(parts, -1)
+    middle = exponents.mean(axis=1)
+    return Law(level + unit * float(found[0]), np.log(unit) + middle, exponents - middle[:, None])
+
+
+def _search(
+    begins: Sequence[Vector], weights: Matrix, target: Vector, parts: int, huber: float, penalty: float
+) -> Vector:
+    """The best of many descents over ``c`` and ``u_ij = t_ij + log k_i``, which have no gauge left."""
+    from scipy.optimize import minimize
+
+    def objective(point: Vector) -> tuple[float, Vector]:
+        exponents = point[1:].reshape(parts, -1)
+        terms = np.exp(np.minimum(weights @ exponents.T, LARGEST_EXPONENT))
+        residuals = point[0] + terms.sum(axis=1) - target
+        size = np.abs(residuals)
+        value = np.where(size <= huber, residuals**2 / (2 * huber), size - huber / 2).mean()
+        slope = np.clip(residuals / huber, -1.0, 1.0) / len(target)
+        # Only what tells the parts apart is held back, not what they have in common nor their scales.
+        apart = exponents - exponents.mean(axis=0)
+        apart = apart - apart.mean(axis=1, keepdims=True)
+        value += penalty / 2 * (apart**2).sum()
+        by_exponent = (terms * slope[:, None]).T @ weights + penalty * apart
+        return float(value), np.concatenate([[slope.sum()], by_exponent.ravel()])
+
+    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-14, "gtol": 1e-9, "maxcor": 20}
+    descents: list[Any] = [
+        minimize(objective, begin, jac=True, method="L-BFGS-B", options=options) for begin in begins
+    ]
+    return min(descents, key=lambda one: float(one.fun)).x

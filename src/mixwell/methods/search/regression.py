@@ -1,0 +1,139 @@
+"""The loss of a proxy as a function of its mixture: three models with one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isqrt
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from mixwell.methods.search.mixtures import Matrix
+from mixwell.typing import Vector
+
+Model = Literal["linear", "log-linear", "lightgbm"]
+Predictor = Callable[[Matrix], Vector]
+"""Gives the losses that are expected of mixtures, shape ``(n, m)`` to shape ``(n,)``."""
+
+ENOUGH_FOR_TREES = 128
+"""Proxies from which on trees are the better choice: on the runs that RegMix's authors published (17 domains), the
+log-linear model ranks new mixtures better below it, trees above it."""
+OFFSET = 1e-3
+"""Added to weights before their logarithm is taken, for those that are zero."""
+RIDGE = 1e-2
+ROUNDS, LEARNING_RATE = 1000, 1e-2
+
+
+def chosen(model: Model | Literal["auto"], proxies: int) -> Model:
+    """The model that ``auto`` means.
+
+    Args:
+        model: as the settings have it.
+        proxies: that it is fitted on.
+
+    Returns:
+        ``lightgbm`` from :data:`ENOUGH_FOR_TREES` proxies on, else ``log-linear``; or the model that is given.
+    """
+    if model != "auto":
+        return model
+    return "lightgbm" if proxies >= ENOUGH_FOR_TREES else "log-linear"
+
+
+def expect_installed(model: Model) -> None:
+    """Find out early whether a model can be fitted here.
+
+    Args:
+        model: the model.
+
+    Raises:
+        ValueError: its package cannot be imported.
+    """
+    if model == "lightgbm":
+        try:
+            import lightgbm  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        except (ImportError, OSError) as error:  # OSError: it is there, but a library that it links to is not
+            raise ValueError(
+                f"lightgbm cannot be imported ({error}); install it (pip install 'mixwell[search]'), or set model "
+                "to log-linear"
+            ) from error
+
+
+def fit(model: Model, weights: Matrix, losses: Vector, *, seed: int = 0) -> Predictor:
+    """Fit a model to proxies.
+
+    Args:
+        model: ``linear``, ``log-linear`` or ``lightgbm``.
+        weights: of the proxies, shape ``(n, m)``.
+        losses: of the proxies, shape ``(n,)``.
+        seed: of what is random in it.
+
+    Returns:
+        The fitted model.
+
+    Raises:
+        ValueError: the shapes do not fit, or a number is not finite.
+
+    Example:
+        >>> weights = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+        >>> predict = fit("linear", weights, np.array([1.0, 2.0, 3.0]))
+        >>> predict(np.array([[0.25, 0.75]])).round(6).tolist()
+        [2.5]
+    """
+    if weights.ndim != 2 or losses.shape != weights.shape[:1]:
+        raise ValueError(f"expected weights (n, m) and losses (n,), got {weights.shape} and {losses.shape}")
+    if not (np.isfinite(weights).all() and np.isfinite(losses).all()):
+        raise ValueError("weights and losses must be finite; leave out proxies that diverged")
+    match model:
+        case "linear":
+            return _linear(weights, losses)
+        case "log-linear":
+            return _log_linear(weights, losses)
+        case "lightgbm":
+            return _lightgbm(weights, losses, seed)
+
+
+def _linear(weights: Matrix, losses: Vector) -> Predictor:
+    """Least squares with an intercept; of the solutions (weights sum to one) the shortest."""
+
+    def features(weights: Matrix) -> Matrix:
+        return np.column_stack([np.ones(len(weights)), weights])
+
+    coefficients = np.linalg.lstsq(features(weights), losses, rcond=None)[0]
+    return lambda weights: features(weights) @ coefficients
+
+
+def _log_linear(weights: Matrix, losses: Vector) -> Predictor:
+    """Ridge regression on ``[w, log(w + 1e-3)]``: returns diminish, and the first rows of a domain count most."""
+
+    def features(weights: Matrix) -> Matrix:
+        return np.column_stack([weights, np.log(weights + OFFSET)])
+
+    # The intercept is not shrunk, so that adding a constant to all losses changes no proposal.
+    design = features(weights)
+    centre, level = design.mean(axis=0), losses.mean()
+    design = design - centre
+    penalty = RIDGE * np.eye(design.shape[1])
+    coefficients = np.linalg.solve(design.T @ design + penalty, design.T @ (losses - level))
+    return lambda weights: (features(weights) - centre) @ coefficients + level
+
+
+def _lightgbm(weights: Matrix, losses: Vector, seed: int) -> Predictor:
+    """Boosted trees with the paper's settings, and all its rounds: none is chosen by looking at other mixtures."""
+    import lightgbm
+
+    # LightGBM's own least leaf is 20 rows, which a few dozen proxies could not split at all.
+    leaf = min(20, isqrt(len(losses)))
+    settings: dict[str, Any] = {
+        "objective": "regression",
+        "learning_rate": LEARNING_RATE,
+        "min_data_in_leaf": leaf,
+        "min_data_in_bin": 3 if leaf >= 3 else 1,
+        "seed": seed,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": 1,
+        "verbose": -1,
+    }
+    data = lightgbm.Dataset(weights, label=losses, params=settings)
+    booster = lightgbm.train(settings, data, num_boost_round=ROUNDS)
+    return lambda weights: np.asarray(cast("Any", booster.predict(weights, num_threads=1)), dtype=np.float64)

@@ -1,0 +1,93 @@
+"""What happens to a loss or gradient that is not finite."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from mixwell import distributed
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.typing import Gradients
+
+Policy = Literal["raise", "skip"]
+
+
+@final
+class NonFinite:
+    """Finds non-finite contributions before they are used, and raises or counts. They never become zeros.
+
+    Args:
+        policy: ``"raise"``, or ``"skip"``: leave the contribution out, warn once per domain, and count.
+
+    Raises:
+        ValueError: the policy is unknown.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        if policy not in ("raise", "skip"):
+            raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {policy!r}")
+        self.policy = policy
+        self.total: dict[str, int] = {}
+        self.in_round: dict[str, int] = {}
+
+    def accept(
+        self, name: str, step: int, parameters: Parameters, gradients: Gradients, loss: Tensor | None
+    ) -> bool:
+        """Whether a contribution may be used.
+
+        Args:
+            name: whose it is.
+            step: the number of the step.
+            parameters: what the gradients are of.
+            gradients: one per parameter.
+            loss: the loss, if it was told.
+
+        Returns:
+            False where it must be left out.
+
+        """
+        problem = self._problem(parameters, gradients, loss)
+        if self.policy == "skip" and parameters.spread:
+            # Each process sees a part of the gradient, and all must do the same.
+            found = distributed.any_rank(problem is not None, parameters.device)
+            problem = "gradient in another process" if found and problem is None else problem
+        if problem is None:
+            return True
+        self.reject(
+            name,
+            f"non-finite {problem} in {name!r} at step {step}",
+            "Look at that batch, or lower the learning rate",
+        )
+        return False
+
+    def reject(self, name: str, problem: str, remedy: str) -> None:
+        """Raise or count, as the policy says.
+
+        Args:
+            name: whose contribution is not used.
+            problem: what is wrong.
+            remedy: what to do.
+
+        Raises:
+            FloatingPointError: the policy is to raise.
+        """
+        if self.policy == "raise":
+            raise FloatingPointError(
+                f"{problem}; it was not used. {remedy}, or set on_nonfinite to 'skip' (mixer.on_nonfinite in a "
+                "config) to leave such contributions out"
+            )
+        if name not in self.total:
+            warnings.warn(
+                f"{problem}: left out, and so will be further ones (they are counted)", stacklevel=5
+            )
+        self.total[name] = self.total.get(name, 0) + 1
+        self.in_round[name] = self.in_round.get(name, 0) + 1
+
+    def _problem(self, parameters: Parameters, gradients: Gradients, loss: Tensor | None) -> str | None:
+        if loss is not None and not bool(torch.isfinite(loss).all()):
+            return f"loss ({float(loss):g})"
+        parameter = parameters.non_finite(gradients)
+        return None if parameter is None else f"gradient of parameter {parameter}"

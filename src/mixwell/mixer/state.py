@@ -1,0 +1,204 @@
+"""State files: one safetensors file, plain values in it as JSON. Reading one runs no code from it.
+
+The state of several processes is a folder: their tensors (:mod:`mixwell.distributed.sharded_checkpoint`),
+and their plain values in
+``mixwell.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mixwell import distributed
+from mixwell.distributed import sharded_checkpoint
+from mixwell.utils import files
+
+FORMAT = 2
+PLAIN = "mixwell.json"
+State = dict[str, Any]
+"""``{"format": int, "settings": {...}, "values": {...}, "tensors": {name: Tensor}}``"""
+
+
+def write(path: str | os.PathLike[str], state: State) -> None:
+    """Write a state file; what was there before is replaced in one move, or left alone if anything fails.
+
+    Args:
+        path: where to.
+        state: what ``Mixer.state_dict()`` gave.
+    """
+    target = Path(path)
+    plain = json.dumps({key: value for key, value in state.items() if key != "tensors"})
+    tensors = {name: distributed.full_tensor(t.detach()).contiguous() for name, t in state["tensors"].items()}
+    # As a tensor, since a header of safetensors has a limit that the records of many rounds would reach.
+    tensors[PLAIN] = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
+    with _moved_away(target), files.replacing(target) as temporary:
+        save_file(tensors, temporary)
+
+
+def write_all(path: str | os.PathLike[str], state: State) -> None:
+    """Write the states of all processes into a folder; what was there before is replaced when all is written.
+
+    Args:
+        path: where to, on a file system that all processes see.
+        state: of this process.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    target = Path(path)
+    part = target.with_name(target.name + ".part")
+    distributed.run_on_rank_zero(lambda: files.empty_folder(part))
+    sharded_checkpoint.write(part, state["tensors"])
+    plain = distributed.all_gather_object({key: value for key, value in state.items() if key != "tensors"})
+
+    def finish() -> None:
+        files.write(part / PLAIN, json.dumps({"processes": plain}))
+        for written in (*part.iterdir(), part):
+            files.flush(written)
+        with _moved_away(target):
+            os.replace(part, target)
+
+    distributed.run_on_rank_zero(finish)
+
+
+def own_of(plain: Sequence[State]) -> State:
+    """The plain values that this process goes on with.
+
+    Args:
+        plain: of each process that saved.
+
+    Returns:
+        Its own where there are as many processes as there were, else what all of them had together.
+    """
+    if len(plain) == distributed.world_size():
+        return plain[distributed.rank()]
+    values = [dict(one["values"]) for one in plain]
+    counts = [one.pop("skipped_in_round") for one in values]
+    totals = [one.pop("skipped") for one in values]
+    # All processes have the same totals but for this round, of which they tell each other when it ends.
+    before = {name: total - counts[0].get(name, 0) for name, total in totals[0].items()}
+    together = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
+    here: dict[str, int] = {} if distributed.rank() else together
+    skipped = {name: before.get(name, 0) + here.get(name, 0) for name in before | here}
+    # A process that had no rows of a domain has a sum of zero, not none: it counts in the mean.
+    seen = dict.fromkeys(name for one in values for name in one["losses"])
+    for one in values:
+        one["losses"] = {name: one["losses"].get(name, [0.0, 0.0]) for name in seen}
+    return {
+        **plain[0],
+        "values": {
+            **sharded_checkpoint.merged(values),
+            "skipped": {name: number for name, number in skipped.items() if number},
+            "skipped_in_round": here,
+        },
+    }
+
+
+def _read_all(folder: Path, like: Mapping[str, Tensor]) -> State:
+    try:
+        plain = json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"{folder} is not a state of mixwell, or it is damaged ({error})") from error
+    return {**own_of(plain), "tensors": sharded_checkpoint.read(folder, like)}
+
+
+@contextmanager
+def _moved_away(target: Path) -> Generator[None]:
+    """Make room for something new, and bring the old back where that fails."""
+    old = target.with_name(target.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.is_dir():
+        os.replace(target, old)
+    try:
+        yield
+    except BaseException:
+        if old.is_dir() and not target.exists():
+            os.replace(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = None) -> State:
+    """Read a state file, or the folder of several processes.
+
+    Args:
+        path: where from.
+        like: tensors by name that tell how a tensor is spread over processes here.
+
+    Returns:
+        The state, to be given to ``Mixer.load_state_dict``.
+
+    Raises:
+        ValueError: it is not a state file of mixwell, or it is damaged.
+    """
+    left = Path(path).with_name(Path(path).name + ".old")
+    if not Path(path).exists() and left.is_dir():  # of a process that died while it replaced it
+        path = left
+    if Path(path).is_dir():
+        return _read_all(Path(path), like or {})
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        plain = json.loads(tensors.pop(PLAIN).numpy().tobytes())
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is not a state file of mixwell, or it is damaged ({error})") from error
+    return {**own_of([plain]), "tensors": tensors}
+
+
+def check(state: Mapping[str, Any], expected: State, *, growing: tuple[str, ...] = ()) -> None:
+    """Refuse a state that does not fit, and say what differs.
+
+    Args:
+        state: the state to be loaded.
+        expected: the state of the mixer that is to take it up, which tells what fits.
+        growing: names of tensors whose first dimension may differ.
+
+    Raises:
+        ValueError: with every difference.
+    """
+    if not {"format", "settings", "values", "tensors"} <= set(state):
+        raise ValueError("this is not a state of mixwell.Mixer: give what state_dict() returned")
+    if state["format"] != FORMAT:
+        raise ValueError(
+            f"the state has format {state['format']}, this version of mixwell reads format {FORMAT}; "
+            "load it with the version that wrote it"
+        )
+    differences = _differences(state["settings"], expected["settings"])
+    tensors = cast("Mapping[str, Tensor]", state["tensors"])
+    for name, tensor in expected["tensors"].items():
+        if name not in tensors:
+            differences.append(f"tensor {name} is missing")
+        else:
+            skip = 1 if name in growing else 0
+            if tensors[name].shape[skip:] != tensor.shape[skip:]:
+                differences.append(
+                    f"tensor {name}: {tuple(tensors[name].shape)} in the state, {tuple(tensor.shape)} here"
+                )
+    if differences:
+        shown = "\n  ".join(differences[:10] + (["..."] if len(differences) > 10 else []))
+        raise ValueError(f"the state is of another run; nothing was loaded. It differs in:\n  {shown}")
+
+
+def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for key in sorted(set(saved) | set(here)):
+        a, b = saved.get(key), here.get(key)
+        if a == b:
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):
+            inside = _differences(cast("dict[str, Any]", a), cast("dict[str, Any]", b))
+            found += [f"{key} {line}" for line in inside]
+        else:
+            found.append(f"{key}: {a} in the state, {b} here")
+    return found

@@ -1,0 +1,350 @@
+"""How good an estimated hypergradient is on the user's own model: against the exact one, itself, and the loss."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mixwell.hypergradient.parameters import Parameters, cuda_devices
+from mixwell.mixer.mixer import Mixer
+from mixwell.mixer.row_counts import ROWS_IGNORE_WEIGHTS
+from mixwell.reference.comparison import rank_agreement, relative_error, sign_agreement, tangent_cosine
+from mixwell.signals import Hypergradient, Signal
+from mixwell.simplex.weights import Weights
+from mixwell.typing import LossFn, Vector
+
+Batches = Sequence[Mapping[str, Any]]
+"""For each step the batch of every domain, by name."""
+GOOD, FAIR = 0.8, 0.4
+"""Cosines from which on a direction is called right, and roughly right."""
+
+
+@final
+@dataclass(frozen=True)
+class Replication:
+    """Whether a round's scores come out the same with other batches, and whether they are right about the loss.
+
+    Args:
+        estimates: the signal's scores from the same start with other batches, shape ``(replicates, m)``.
+        agreement: the mean tangent cosine over all pairs of them. Low: one round's direction is mostly noise.
+        worst: the least of these cosines.
+        effect: what the weights of these T steps really do to the validation loss at their end, by central
+            differences with large differences on held-out rows, the mean over the replicates, shape ``(m,)``.
+        effect_cosine: the mean tangent cosine of the estimates with it.
+    """
+
+    estimates: NDArray[np.float64]
+    agreement: float
+    worst: float
+    effect: Vector
+    effect_cosine: float
+
+
+@final
+@dataclass(frozen=True)
+class Fidelity:
+    """An estimated hypergradient compared with the exact one of the same T steps.
+
+    Args:
+        domains: their names.
+        horizon: T.
+        estimate: the signal's, shape ``(m,)``.
+        exact: by central differences of the real training run, shape ``(m,)``.
+        cosine: of the two in the tangent space of the simplex. This is what the weights follow.
+        sign_agreement: the share of domains that both would move in the same direction.
+        rank_agreement: Kendall's tau of the two.
+        relative_error: ``|estimate - exact| / |exact|``.
+        replication: with other batches, where they were given.
+    """
+
+    domains: tuple[str, ...]
+    horizon: int
+    estimate: Vector
+    exact: Vector
+    cosine: float
+    sign_agreement: float
+    rank_agreement: float
+    relative_error: float
+    replication: Replication | None = None
+
+    def verdict(self) -> list[str]:
+        """What the figures mean: one sentence for each of the three comparisons that were made.
+
+        Returns:
+            One sentence, or three with replicates.
+        """
+        lines = [
+            f"Same batches: cosine {self.cosine:.2f} with the exact hypergradient of these steps; "
+            + _grade(
+                self.cosine,
+                "the estimate is right",
+                "the estimate is roughly right",
+                "the estimate is wrong: raise the curvature or shorten the horizon",
+            )
+        ]
+        found = self.replication
+        if found is not None:
+            lines += [
+                f"Other batches: {len(found.estimates)} replicates agree by {found.agreement:.2f} (worst "
+                f"{found.worst:.2f}); "
+                + _grade(
+                    found.agreement,
+                    "one round's direction can be trusted",
+                    "one round's direction is partly noise, so that it takes several rounds",
+                    "one round's direction is mostly noise: take more validation points or a longer horizon",
+                ),
+                f"True effect: cosine {found.effect_cosine:.2f} with what the weights do to the held-out loss; "
+                + _grade(
+                    found.effect_cosine,
+                    "the weights move where the loss falls",
+                    "the weights move roughly where the loss falls",
+                    "the weights do not move where the loss falls",
+                ),
+            ]
+        return lines
+
+    def __str__(self) -> str:
+        wide = max(len(name) for name in self.domains)
+        columns = {"estimate": self.estimate, "exact": self.exact}
+        if self.replication is not None:
+            columns["true effect"] = self.replication.effect
+        head = "".join(f"  {name:<11}" for name in columns).rstrip()
+        rows = "\n".join(
+            f"  {name:<{wide}}" + "".join(f"  {column[j]:+.4e}" for column in columns.values())
+            for j, name in enumerate(self.domains)
+        )
+        return (
+            f"hypergradient over {self.horizon} steps: tangent cosine {self.cosine:.4f}, signs agree for "
+            f"{self.sign_agreement:.0%} of the domains, rank agreement {self.rank_agreement:+.2f}, "
+            f"relative error {self.relative_error:.3f}\n  {'':<{wide}}{head}\n{rows}\n"
+            + "\n".join(self.verdict())
+        )
+
+
+def _grade(cosine: float, good: str, fair: str, bad: str) -> str:
+    return good if cosine >= GOOD else fair if cosine >= FAIR else bad
+
+
+def measure_fidelity(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: LossFn,
+    batches: Batches,
+    validation: Any,
+    *,
+    signal: Callable[[], Signal] | None = None,
+    weights: Mapping[str, float] | Sequence[float] | None = None,
+    clip_norm: float | None = None,
+    difference: float = 1e-2,
+    double: bool = False,
+    replicates: Sequence[tuple[Batches, Any]] = (),
+    held_out: Sequence[Any] | None = None,
+    effect_difference: float = 0.1,
+) -> Fidelity:
+    """Compare an estimate with the exact T-step hypergradient, where T is the number of ``batches``.
+
+    The exact one is measured, not derived: every weight is moved up and down by ``difference``, the T steps
+    are run again from the same start with the same batches and random numbers, and the validation losses (the mean
+    over the points at which the signal takes a validation gradient) are subtracted. So it holds for any optimiser,
+    clipping and dropout. It costs ``2 m`` runs of T steps; give small batches.
+
+    That an estimate is exact for the batches that it saw does not mean that it says something about others. With
+    ``replicates`` the same T steps are also estimated with other batches, and compared with each other and with
+    the true effect: the change of the loss on ``held_out`` at the end of the T steps when a weight is moved by
+    ``effect_difference``, the mean over the replicates. Each costs ``2 m + 1`` more runs of T steps.
+
+    Everything happens on a copy: model and optimiser are left as they are.
+
+    Args:
+        model: the model, at any point of its training.
+        optimizer: with its state at that point.
+        loss: ``loss(model, batch)`` is the mean loss of a batch.
+        batches: for each of the T steps the batch of every domain, by name.
+        validation: the validation batch.
+        signal: makes the estimator; by default :class:`mixwell.Hypergradient` with its defaults.
+        weights: of the domains, uniform by default (``mixer.weights.last`` in mid-run).
+        clip_norm: as in :class:`mixwell.Mixer`.
+        difference: by how much a weight is moved. Smaller is more exact until rounding takes over.
+        double: run on a copy in float64 (inputs must fit), to allow small differences.
+        replicates: at least two other pairs of ``batches`` and ``validation``.
+        held_out: validation batches for the true effect, with as many rows as possible; by default all that were
+            given.
+        effect_difference: by how much a weight is moved for the true effect. Large, since what is looked for is
+            not the derivative along one trajectory.
+
+    Returns:
+        Both hypergradients and how well they agree; ``print`` it for a verdict in words.
+
+    Raises:
+        ValueError: there are no batches, not every step has the same domains, or there is one replicate.
+    """
+    if len(replicates) == 1:
+        raise ValueError("one replicate has none to agree with; give at least 2, or none")
+    names = _domains_of(batches)
+    for other, _ in replicates:
+        if _domains_of(other) != names or len(other) != len(batches):
+            raise ValueError(
+                f"a replicate has {len(other)} steps of {_domains_of(other)}, the batches have {len(batches)} of "
+                f"{names}; they must agree"
+            )
+    start = _Start(getattr(model, "_orig_mod", model), optimizer, double=double)
+    point = Weights(names, weights)
+    made = signal or Hypergradient
+    due = made().validation_points(len(batches)) or (len(batches),)
+
+    def estimated(steps: Batches, wanted: Any) -> Vector:
+        return _estimate(start, loss, steps, wanted, point, made, clip_norm)
+
+    estimate = estimated(batches, validation)
+    exact = _differences(
+        lambda moved: _train(start, loss, batches, [validation], moved, clip_norm, due=due),
+        point.values,
+        difference,
+    )
+    replication = None
+    if replicates:
+        estimates = np.stack([estimated(*one) for one in replicates])
+        pairs = [tangent_cosine(a, b) for k, a in enumerate(estimates) for b in estimates[:k]]
+        wanted = held_out or [validation, *(one for _, one in replicates)]
+        end = (len(batches),)
+        effects = [
+            _differences(
+                lambda moved, steps=steps: _train(start, loss, steps, wanted, moved, clip_norm, due=end),
+                point.values,
+                effect_difference,
+            )
+            for steps, _ in replicates
+        ]
+        effect = np.mean(effects, axis=0)
+        replication = Replication(
+            estimates,
+            float(np.mean(pairs)),
+            float(np.min(pairs)),
+            effect,
+            float(np.mean([tangent_cosine(one, effect) for one in estimates])),
+        )
+    return Fidelity(
+        domains=names,
+        horizon=len(batches),
+        estimate=estimate,
+        exact=exact,
+        cosine=tangent_cosine(estimate, exact),
+        sign_agreement=sign_agreement(estimate, exact),
+        rank_agreement=rank_agreement(estimate, exact),
+        relative_error=relative_error(estimate, exact),
+        replication=replication,
+    )
+
+
+def _domains_of(batches: Batches) -> tuple[str, ...]:
+    if not batches:
+        raise ValueError("batches must hold one mapping of domain to batch for every step; got none")
+    names = tuple(batches[0])
+    for t, step in enumerate(batches):
+        if tuple(step) != names:
+            raise ValueError(f"step {t} has the domains {tuple(step)}, step 0 has {names}; they must agree")
+    return names
+
+
+def _differences(value: Callable[[Vector], float], weights: Vector, difference: float) -> Vector:
+    """Central differences of a function of the weights."""
+    found = np.zeros(len(weights))
+    for index in range(len(weights)):
+        for sign in (1.0, -1.0):
+            moved = weights.copy()
+            moved[index] += sign * difference
+            found[index] += sign * value(moved) / (2 * difference)
+    return found
+
+
+@final
+class _Start:
+    """A model and its optimiser at one moment, of which copies can be had."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, double: bool) -> None:
+        # Copied together, so that the copied optimiser trains the copied parameters.
+        self._model, self._optimizer = copy.deepcopy((model, optimizer))
+        if double:
+            self._model.double()
+            for state in self._optimizer.state.values():
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and value.is_floating_point():
+                        state[key] = value.double()
+
+    def copy(self) -> tuple[nn.Module, Optimizer]:
+        return copy.deepcopy((self._model, self._optimizer))
+
+
+def _estimate(
+    start: _Start,
+    loss: LossFn,
+    batches: Batches,
+    validation: Any,
+    weights: Weights,
+    signal: Callable[[], Signal],
+    clip_norm: float | None,
+) -> Vector:
+    model, optimizer = start.copy()
+    mixer = Mixer(
+        model,
+        optimizer,
+        weights.names,
+        horizon=len(batches),
+        signal=signal(),
+        update=1.0,
+        weights=weights.last,
+        clip_norm=clip_norm,
+    )
+    with torch.random.fork_rng(cuda_devices(model.parameters())), warnings.catch_warnings():
+        # The batches are given; nobody trains with them.
+        warnings.filterwarnings("ignore", ROWS_IGNORE_WEIGHTS)
+        torch.manual_seed(0)
+        for step in batches:
+            for name, batch in step.items():
+                with mixer.domain(name):
+                    loss(model, batch).backward(create_graph=mixer.needs_graph)
+            mixer.step()
+            if mixer.validation_due:
+                with mixer.validation():
+                    loss(model, validation).backward()
+    return np.array(list(mixer.rounds[-1].scores.values()))
+
+
+def _train(
+    start: _Start,
+    loss: LossFn,
+    batches: Batches,
+    validation: Sequence[Any],
+    weights: Vector,
+    clip_norm: float | None,
+    *,
+    due: Sequence[int],
+) -> float:
+    """The mean validation loss after the due ones of T plain training steps with fixed weights."""
+    model, optimizer = start.copy()
+    parameters = Parameters.of(model, optimizer)
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    found: list[float] = []
+    with torch.random.fork_rng(cuda_devices(model.parameters())):
+        torch.manual_seed(0)
+        for done, step in enumerate(batches, start=1):
+            optimizer.zero_grad()
+            for weight, batch in zip(weights, step.values(), strict=True):
+                (float(weight) * loss(model, batch)).backward()
+            if clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(trained, clip_norm)
+            optimizer.step()
+            if done in due:
+                # As mixer.validation() does: running statistics are those of training.
+                with torch.no_grad(), parameters.buffers_kept():
+                    found += [float(loss(model, batch).double()) for batch in validation]
+    return float(np.mean(found))

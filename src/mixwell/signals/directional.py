@@ -1,0 +1,207 @@
+"""How the loss of every row changes along one direction of the parameters."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mixwell.hypergradient.parameters import Parameters, cuda_devices
+from mixwell.signals.probes import Probes
+from mixwell.typing import Gradients, LossFn
+
+
+@final
+class Derivatives:
+    """Derivatives of the probes' losses by what is trained.
+
+    ``<grad l_i(theta), v>`` of all rows i at once is one pass in forward mode: every layer gives its value and the
+    value's change along v. That is exact, takes the products of matrices that a gradient takes, and keeps no
+    activations. Where an operation of the model has no forward mode (PyTorch's ``NotImplementedError``; such as
+    reentrant checkpointing), the weighted gradient ``sum_i r_i grad l_i`` is differentiated by its weights r
+    instead, which is exact too and costs a second gradient. Attention is computed by its plain formula, since its
+    fused kernels have neither.
+
+    All is computed in the mode that the model is in. Nothing of the model changes: not its ``.grad``, not its
+    buffers (running statistics of BatchNorm), nor the random stream of the run.
+
+    Args:
+        probes: the model and its losses.
+        parameters: what is trained.
+
+    Raises:
+        ValueError: the model of the probes is another one.
+    """
+
+    def __init__(self, probes: Probes, parameters: Parameters) -> None:
+        self._probes, self._parameters = probes, parameters
+        names = {id(p): name for name, p in probes.model.named_parameters()}
+        missing = [n for n, p in zip(parameters.names, parameters.tensors, strict=True) if id(p) not in names]
+        if missing:
+            raise ValueError(
+                f"the probes are of a model that has no parameter {missing[0]} of the one that is trained; "
+                "give Probes the same model as the Mixer"
+            )
+        self._names = [names[id(p)] for p in parameters.tensors]
+        self._forward_mode = True
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """Compute in evaluation mode inside (no dropout, BatchNorm by its running statistics), as loops validate.
+
+        Yields:
+            Nothing. Every module is in its own mode again afterwards.
+        """
+        modes = [(module, module.training) for module in self._probes.model.modules()]
+        self._probes.model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def along(self, batch: Any, direction: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """The loss of every row, and its derivative along a direction.
+
+        In training mode dropout draws new masks here, other than those of a training step on the same rows.
+
+        Args:
+            batch: rows.
+            direction: v, a tensor for each parameter; ``None`` counts as zeros.
+
+        Returns:
+            ``l_i(theta)`` and ``<grad l_i(theta), v>``, each of shape ``(rows,)``, without a graph.
+        """
+        if self._forward_mode:
+            try:
+                return self._by_forward_mode(batch, direction)
+            except NotImplementedError:
+                self._forward_mode = False
+        self._probes.charge(batch)
+        return self._by_two_backward_passes(batch, direction)
+
+    def row_gradient(self, batch: Any, weigh: Callable[[Tensor], Tensor]) -> tuple[Tensor, Gradients]:
+        """A weighted sum of the rows' gradients.
+
+        Args:
+            batch: rows.
+            weigh: the weights of the rows, from their losses; both of shape ``(rows,)`` and without a graph.
+
+        Returns:
+            The losses, and ``sum_i r_i grad l_i(theta)``.
+        """
+        with self._undisturbed(), torch.enable_grad():
+            losses = self._call(self._probes.row_losses, batch, {})
+            known = losses.detach()
+            return known, self._gradients((weigh(known).to(losses) * losses).sum(), {})
+
+    def mean_gradient(self, batch: Any, at: Sequence[Tensor] | None = None) -> Gradients:
+        """The gradient of the mean loss of a batch.
+
+        Args:
+            batch: rows.
+            at: the parameters' values; ``None`` for those that they have.
+
+        Returns:
+            The gradient.
+
+        Raises:
+            FloatingPointError: it is not finite.
+        """
+        with self._undisturbed(), torch.enable_grad():
+            values: dict[int, Tensor] = {}
+            if at is not None:
+                values = {i: at[i].detach().requires_grad_() for i in self._trained()}
+            found = self._gradients(self._call(self._probes.loss, batch, values), values)
+        wrong = self._parameters.non_finite(found)
+        if wrong is not None:
+            raise FloatingPointError(
+                f"the validation gradient of parameter {wrong}, taken beside training, is not finite: look at the "
+                "validation set, or lower the learning rate"
+            )
+        return found
+
+    def _by_forward_mode(self, batch: Any, direction: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        pairs = enumerate(zip(self._parameters.tensors, direction, strict=True))
+        with self._undisturbed(), torch.no_grad(), forward_ad.dual_level():
+            values = {i: _dual(p, v) for i, (p, v) in pairs if v is not None}
+            losses = self._call(self._probes.row_losses, batch, values)
+            primal, tangent = forward_ad.unpack_dual(losses)
+            # There is no tangent where no loss depends on the parameters.
+            return primal.clone(), torch.zeros_like(primal) if tangent is None else tangent.clone()
+
+    def _by_two_backward_passes(
+        self, batch: Any, direction: Sequence[Tensor | None]
+    ) -> tuple[Tensor, Tensor]:
+        with self._undisturbed(), torch.enable_grad():
+            losses = self._call(self._probes.row_losses, batch, {})
+            weights = torch.zeros_like(losses, requires_grad=True)
+            gradients = self._gradients((weights * losses).sum(), {}, graph=True)
+            products = [
+                (g * v.to(g)).sum()
+                for g, v in zip(gradients, direction, strict=True)
+                if g is not None and v is not None
+            ]
+            if not products:
+                return losses.detach(), torch.zeros_like(losses)
+            (found,) = torch.autograd.grad(torch.stack(products).sum(), weights)
+        return losses.detach(), found
+
+    def _gradients(self, loss: Tensor, values: Mapping[int, Tensor], *, graph: bool = False) -> Gradients:
+        trained = self._trained()
+        found = torch.autograd.grad(
+            loss,
+            [values.get(i, self._parameters.tensors[i]) for i in trained],
+            create_graph=graph,
+            allow_unused=True,
+        )
+        gradients: Gradients = [None] * len(self._parameters)
+        for i, gradient in zip(trained, found, strict=True):
+            gradients[i] = gradient
+        return gradients
+
+    def _trained(self) -> list[int]:
+        return [i for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
+
+    def _call(self, loss: LossFn, batch: Any, values: Mapping[int, Tensor]) -> Tensor:
+        """A loss with other values of some parameters, and with copies of the buffers.
+
+        Copies, and not put back afterwards: a training step whose backward pass is still to come may have kept
+        them.
+        """
+        others = {f"model.{name}": b.clone() for name, b in self._probes.model.named_buffers()}
+        others.update({f"model.{self._names[i]}": value for i, value in values.items()})
+        with sdpa_kernel(SDPBackend.MATH):
+            return cast("Tensor", functional_call(_Called(self._probes.model, loss), others, (batch,)))
+
+    @contextmanager
+    def _undisturbed(self) -> Generator[None]:
+        with torch.random.fork_rng(cuda_devices(self._parameters.tensors)):
+            yield
+
+
+@final
+class _Called(nn.Module):
+    """A loss as a module, whose parameters are the model's."""
+
+    def __init__(self, model: nn.Module, loss: LossFn) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._loss(self.model, batch)
+
+
+def _dual(value: Tensor, tangent: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        # PyTorch loads some rules of the forward mode, at the first call, by what it has since deprecated.
+        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script", category=DeprecationWarning)
+        return forward_ad.make_dual(value.detach(), tangent.to(value))

@@ -1,0 +1,178 @@
+"""How many training steps one weight update looks back over.
+
+A budget of N steps is cut into rounds of T steps. When T does not divide N the last round is short: its
+hypergradient sums fewer steps, and it moves the weights proportionally less.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+from mixwell.simplex import formulas
+
+
+class Horizon(ABC):
+    """A rule for the number T of steps in a round."""
+
+    @abstractmethod
+    def length(self, budget: int | None) -> int:
+        """The horizon for a budget.
+
+        Args:
+            budget: the number N of training steps, if it is known.
+
+        Returns:
+            The number T of training steps between two weight updates.
+        """
+
+
+@final
+@dataclass(frozen=True)
+class Every(Horizon):
+    """A fixed horizon: one weight update every ``steps`` training steps.
+
+    Args:
+        steps: the horizon T.
+
+    Raises:
+        ValueError: ``steps`` is not a positive whole number.
+
+    Example:
+        >>> Every(84).length(budget=1000)
+        84
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or int(self.steps) != self.steps or self.steps < 1:
+            raise ValueError(f"a horizon must be a whole number of at least 1 step, got {self.steps!r}")
+
+    def length(self, budget: int | None) -> int:
+        """The given number of steps, whatever the budget.
+
+        Args:
+            budget: not used.
+
+        Returns:
+            T.
+        """
+        return int(self.steps)
+
+
+@final
+@dataclass(frozen=True)
+class Stochastic(Horizon):
+    """The paper's choice for noisy gradients: ``ceil(sqrt(N log N))`` (stochastic theorem), times a factor.
+
+    The theorem leaves the constant open. It balances the number of updates against the noise of one; a
+    hypergradient that is averaged over several iterates is less noisy, so the default is half of the paper's.
+
+    Args:
+        factor: multiplies the square root; 1 is the paper's choice.
+
+    Raises:
+        ValueError: the factor is not positive and finite.
+
+    Example:
+        >>> Stochastic().length(budget=1000), Stochastic(0.5).length(budget=1000)
+        (84, 42)
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor > 0):
+            raise ValueError(f"the factor of a horizon must be positive and finite, got {self.factor!r}")
+
+    def length(self, budget: int | None) -> int:
+        """``ceil(factor * sqrt(N log N))``.
+
+        Args:
+            budget: the number N of training steps.
+
+        Returns:
+            T, at least 1.
+        """
+        steps = _needed(budget, self)
+        if self.factor == 1:
+            return formulas.stochastic_horizon(steps)
+        return max(1, math.ceil(self.factor * math.sqrt(steps * math.log(steps))))
+
+
+@final
+@dataclass(frozen=True)
+class Deterministic(Horizon):
+    """The paper's choice for full gradients: ``T = ceil(2 log N / (eta mu))`` (the deterministic theorem).
+
+    Args:
+        learning_rate: eta, the learning rate of the model.
+        strong_convexity: mu, a lower bound of the curvature of the losses.
+
+    Example:
+        >>> Deterministic(learning_rate=0.1, strong_convexity=1.0).length(budget=1000)
+        139
+    """
+
+    learning_rate: float
+    strong_convexity: float
+
+    def length(self, budget: int | None) -> int:
+        """``ceil(2 log N / (eta mu))``.
+
+        Args:
+            budget: the number N of training steps.
+
+        Returns:
+            T.
+        """
+        return formulas.deterministic_horizon(
+            _needed(budget, self), learning_rate=self.learning_rate, strong_convexity=self.strong_convexity
+        )
+
+
+DEFAULT = Stochastic(0.5)
+"""Where no horizon is given."""
+
+
+def resolve(horizon: Horizon | int | None, budget: int | None) -> int:
+    """The horizon T of a run.
+
+    Args:
+        horizon: a rule, a number of steps, or ``None`` for :data:`DEFAULT`.
+        budget: the number N of training steps, or ``None`` where it is not known.
+
+    Returns:
+        T, between 1 and the budget.
+
+    Raises:
+        ValueError: T exceeds the budget, or the budget is missing or not positive.
+
+    Example:
+        >>> resolve(None, 5000), resolve(Stochastic(), 5000), resolve(20, None)
+        (104, 207, 20)
+    """
+    if budget is not None and (isinstance(budget, bool) or int(budget) != budget or budget < 1):
+        raise ValueError(f"budget must be a whole number of at least 1 training step, got {budget!r}")
+    if horizon is None:
+        horizon = DEFAULT
+    rule = horizon if isinstance(horizon, Horizon) else Every(horizon)
+    length = int(rule.length(budget))
+    if budget is not None and length > budget:
+        raise ValueError(
+            f"the horizon of {length} steps ({rule}) exceeds the budget of {budget} training steps, so the "
+            "weights would never be updated; give a shorter horizon or a larger budget"
+        )
+    return length
+
+
+def _needed(budget: int | None, horizon: Horizon) -> int:
+    if budget is None:
+        raise ValueError(
+            f"the horizon {horizon} follows from the number of training steps; "
+            "give budget=<training steps>, or a fixed horizon=<steps per weight update>"
+        )
+    return budget

@@ -1,0 +1,176 @@
+"""When a round begins and ends."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import final
+
+POINTS, SPAN = 8, 0.5
+"""The iterates of a round at which a validation gradient is taken by default, and the part of the round that they
+are in."""
+
+
+def validation_points(
+    length: int, *, points: int = POINTS, span: float = SPAN, window: int | None = None
+) -> tuple[int, ...]:
+    """The steps of a round after which a validation gradient is due: evenly spaced in its later part.
+
+    Args:
+        length: the number of steps in the round.
+        points: how many; fewer where that part of the round has no more steps.
+        span: the part of the round, at its end, in (0, 1].
+        window: the greatest number of last steps that it may have.
+
+    Returns:
+        Increasing; the last one is ``length``.
+
+    Example:
+        >>> validation_points(84, points=4), validation_points(3, points=4), validation_points(84, points=1)
+        ((53, 63, 74, 84), (2, 3), (84,))
+    """
+    later = min(max(1, math.ceil(span * length)), window or length)
+    count = min(points, later)
+    return tuple(length - later + math.ceil(later * (i + 1) / count) for i in range(count))
+
+
+VALIDATION_SHARE = 0.05
+"""What the validation gradients of a round take of its training, where settings leave it open."""
+
+
+def validation_rows(batch_rows: int, *, steps: int, points: int) -> int:
+    """Rows of a validation gradient: at each of a round's points as many, a twentieth of its training in all.
+
+    A round of fewer than twenty steps has one training batch in all, since a gradient of less says nothing.
+
+    Args:
+        batch_rows: of a training step.
+        steps: of a round.
+        points: validation gradients in a round.
+
+    Returns:
+        At least 1.
+
+    Example:
+        >>> validation_rows(32, steps=84, points=8), validation_rows(32, steps=1, points=1)
+        (16, 32)
+    """
+    return max(1, int(batch_rows * max(VALIDATION_SHARE * steps, 1.0) / max(points, 1)))
+
+
+@final
+class RoundClock:
+    """Counts training steps and cuts them into rounds.
+
+    The first ``warmup`` steps belong to no round. Then come rounds of ``horizon`` steps; the last one before
+    the budget is reached is short where the horizon does not divide the rest. Steps beyond the budget go on
+    in rounds of ``horizon`` steps, with a warning.
+
+    Args:
+        horizon: the number T of steps in a round.
+        budget: the number N of steps, where it is known.
+        warmup: the number of first steps in no round.
+
+    Raises:
+        ValueError: the warm-up is negative or leaves no step for a round.
+
+    Example:
+        >>> clock = RoundClock(4, budget=10, warmup=1)
+        >>> lengths = []
+        >>> for _ in range(10):
+        ...     clock.tick()
+        ...     if clock.round_done:
+        ...         lengths.append(clock.round_length)
+        ...         clock.next_round()
+        >>> lengths
+        [4, 4, 1]
+    """
+
+    def __init__(self, horizon: int, *, budget: int | None, warmup: int) -> None:
+        if warmup < 0 or int(warmup) != warmup:
+            raise ValueError(f"warmup must be a whole number of steps, not negative, got {warmup}")
+        if budget is not None and warmup >= budget:
+            raise ValueError(f"a warmup of {warmup} steps leaves nothing of the budget of {budget} steps")
+        self.horizon = horizon
+        self.budget = budget
+        self.warmup = int(warmup)
+        self.steps_done = 0
+        self.round_index = 0
+        self.round_start = self.warmup
+        self._warned = False
+
+    def __repr__(self) -> str:
+        of = "" if self.rounds is None else f" of {self.rounds}"
+        inside = self.steps_in_round
+        return f"step {self.steps_done}, round {self.round_index}{of}, {inside} of {self.round_length} steps"
+
+    @property
+    def rounds(self) -> int | None:
+        """How many rounds the budget has, a short last one included."""
+        return None if self.budget is None else -(-(self.budget - self.warmup) // self.horizon)
+
+    @property
+    def round_length(self) -> int:
+        """The number of steps in this round."""
+        if self.budget is None or self.round_start >= self.budget:
+            return self.horizon
+        return min(self.horizon, self.budget - self.round_start)
+
+    @property
+    def in_round(self) -> bool:
+        """Whether the next step belongs to a round (and not to the warm-up)."""
+        return self.steps_done >= self.warmup
+
+    @property
+    def steps_in_round(self) -> int:
+        """Steps of this round so far."""
+        return max(0, self.steps_done - self.round_start)
+
+    @property
+    def remaining(self) -> int:
+        """Steps until the round ends."""
+        return self.round_start + self.round_length - self.steps_done
+
+    @property
+    def round_done(self) -> bool:
+        """Whether the round has ended and the next has not begun."""
+        return self.remaining == 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent, to the step."""
+        return self.steps_done == self.budget
+
+    def tick(self) -> None:
+        """One training step is done."""
+        if self.budget is not None and self.steps_done >= self.budget and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"training goes on after the budget of {self.budget} steps; rounds of {self.horizon} steps "
+                "continue",
+                stacklevel=3,
+            )
+        self.steps_done += 1
+
+    def next_round(self) -> None:
+        """The weights are updated; the next round begins."""
+        self.round_index += 1
+        self.round_start = self.steps_done
+
+    def state(self) -> dict[str, int]:
+        """The counters."""
+        return {
+            "steps_done": self.steps_done,
+            "round_index": self.round_index,
+            "round_start": self.round_start,
+        }
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Take up the counters.
+
+        Args:
+            state: what :meth:`state` gave.
+        """
+        self.steps_done = int(state["steps_done"])
+        self.round_index = int(state["round_index"])
+        self.round_start = int(state["round_start"])

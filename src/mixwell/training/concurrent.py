@@ -1,0 +1,115 @@
+"""Several runs at once, by workers with one thread each; stopped and continued together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console
+
+from mixwell.training import config_io
+from mixwell.training.config import Config
+from mixwell.training.display import Watch
+from mixwell.training.engines import LOCAL, Engine, Job, StoppedError
+from mixwell.training.run import CONFIG, Run, expect_same, finished, open_run
+from mixwell.training.sweeps import run_sweep
+
+
+@final
+@dataclass(frozen=True)
+class Planned:
+    """A run to be done.
+
+    Args:
+        config: its settings.
+        folder: its directory.
+        work: how much it is, in training steps; by default those of the run.
+    """
+
+    config: Config
+    folder: Path
+    work: int | None = None
+
+
+def do(
+    runs: Sequence[Planned],
+    *,
+    workers: int | None,
+    unfinished: Path,
+    console: Console,
+    engine: Engine = LOCAL,
+) -> None:
+    """Do the runs that are not finished, each from where it stopped.
+
+    Args:
+        runs: in the order in which they are begun.
+        workers: how many at a time; ``None`` for one per core.
+        unfinished: a folder for messages of runs that failed.
+        console: for the progress.
+        engine: where they are done.
+
+    Raises:
+        ValueError: in one of the folders is a run with other settings.
+    """
+    for run in runs:
+        expect_same(run.config, run.folder)
+    jobs = [
+        Job(
+            str(run.folder.name),
+            run.work or run.config.steps,
+            (run.config.model_dump(mode="json"), str(run.folder.absolute())),
+        )
+        for run in runs
+        if not finished(run.folder)
+    ]
+    run_sweep(
+        _work,
+        jobs,
+        workers=workers,
+        checkpoints=unfinished,
+        on_done=lambda job, result: None,
+        console=console,
+        engine=engine,
+    )
+
+
+@final
+class _Forward(Watch):
+    """Tells the steps of a run and of the trials before it."""
+
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self._report = report
+        self._done = 0
+
+    def start_at(self, step: int, weights: Mapping[str, float]) -> None:
+        self._done += step
+
+    def step(self, done: int, loss: float, losses: Mapping[str, float]) -> None:
+        self._done += 1
+        self._report(self._done)
+
+
+def _work(
+    setting: tuple[dict[str, Any], str],
+    /,
+    *,
+    checkpoint: Path,
+    report: Callable[[int], None],
+    stopping: Callable[[], bool],
+) -> None:
+    """One run; its checkpoints are in its own directory."""
+    plain, folder = setting
+    options: dict[str, Any] = {
+        "console": Console(quiet=True),
+        "watch": _Forward(report),
+        "stopping": stopping,
+    }
+    try:
+        if (Path(folder) / CONFIG).exists():
+            open_run(Path(folder), **options).resume()
+        else:
+            Run(config_io.check(plain), Path(folder), **options).start()
+    except InterruptedError as error:
+        raise StoppedError from error

@@ -1,0 +1,244 @@
+"""Config files: read with overrides, refused with messages for people, written out whole."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from mixwell.training.config import Config
+from mixwell.utils import files
+
+KINDS = ("gpt", "transformers", "cnn", "python", "given")
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file.
+
+    Args:
+        path: a YAML file, or TOML by its ending. Relative paths in it refer to its folder.
+        overrides: ``key=value`` with dots in the key, the value as YAML has it.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ValueError: with the key, the value that was got, and what is allowed, for everything that is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"cannot read the config {path} ({error.strerror}); `mixwell init` writes one to start from"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text file in UTF-8 ({error})") from error
+    try:
+        plain = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {_one_line(error)}") from error
+    if not isinstance(plain, dict):
+        raise ValueError(f"{path} must have keys such as domains and validation; got {_shown(plain)}")
+    plain = cast("dict[str, Any]", plain)
+    for override in overrides:
+        _override(plain, override)
+    plain.setdefault("base", ".")
+    if isinstance(plain["base"], str):
+        plain["base"] = str((path.parent / Path(plain["base"]).expanduser()).resolve())
+    return check(plain, where=str(path))
+
+
+def check(plain: Mapping[str, Any], *, where: str = "the config") -> Config:
+    """Turn plain values into settings.
+
+    Args:
+        plain: as a file has them.
+        where: named in messages.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ValueError: with the key, the value that was got, and what is allowed, for everything that is wrong.
+    """
+    try:
+        # Twice, so that a date or a path in `arguments` is the same text as in the file that is written.
+        return Config.model_validate(Config.model_validate(plain).model_dump(mode="json"))
+    except ValidationError as error:
+        lines = _lines(error.errors(), plain)
+    raise ValueError(
+        f"{where}: " + (lines[0] if len(lines) == 1 else "".join(f"\n  - {line}" for line in lines))
+    )
+
+
+def write(config: Config, path: Path) -> None:
+    """Write settings with all defaults filled in; :func:`read` gives them back.
+
+    Args:
+        config: the settings.
+        path: where to.
+    """
+    files.write(path, yaml.safe_dump(described(config), sort_keys=False, allow_unicode=True, width=100))
+
+
+def described(config: Config) -> dict[str, Any]:
+    """Settings as plain values, with all defaults that mean something.
+
+    Args:
+        config: the settings.
+
+    Returns:
+        What a file has.
+    """
+    plain = config.model_dump(mode="json")
+    short = config.model_dump(mode="json", exclude_defaults=True)
+    # Most keys of a domain mean nothing for its kind of source.
+    return plain | {key: short[key] for key in ("domains", "validation", "test") if key in short}
+
+
+def differences(one: Config, other: Config, *, besides: Sequence[str] = ()) -> list[str]:
+    """The settings that two configs do not share.
+
+    Args:
+        one: a config.
+        other: another.
+        besides: keys (of sections, or at the top) that may differ.
+
+    Returns:
+        For each a phrase with its key and both values.
+    """
+    mine, theirs = (_flat(config.model_dump(mode="json")) for config in (one, other))
+    return [
+        f"{key} is {_shown(mine.get(key))} here and {_shown(theirs.get(key))} there"
+        for key in mine | theirs
+        if mine.get(key) != theirs.get(key) and key.split(".")[0] not in besides
+    ]
+
+
+def _flat(plain: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in plain.items():
+        inside = cast("dict[str, Any]", value) if isinstance(value, dict) else None
+        found |= _flat(inside, f"{before}{key}.") if inside else {before + key: value}
+    return found
+
+
+def _override(plain: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"--set takes key=value, such as --set optimizer.lr=0.001; got {override!r}")
+    try:
+        parsed = yaml.safe_load(value) if value.strip() else value
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {key}: the value is not YAML: {_one_line(error)}") from error
+    *path, last = key.strip().split(".")
+    here = plain
+    for place, part in enumerate(path):
+        inside = here.setdefault(part, {})
+        if inside is None:  # everything in it is commented out
+            inside = here[part] = {}
+        elif isinstance(inside, str | list) and _is_data(path[: place + 1]):
+            inside = here[part] = {"files": inside}  # a domain by its path
+        elif isinstance(inside, bool) and path[0] == "loggers":
+            inside = here[part] = {}  # a logger by its defaults
+        if not isinstance(inside, dict):
+            raise ValueError(f"--set {key}: {part} is {_shown(inside)}, which has nothing inside")
+        here = cast("dict[str, Any]", inside)
+    here[last] = parsed
+
+
+def _is_data(path: Sequence[str]) -> bool:
+    """Whether a key is that of a domain, of the validation set or of the test set."""
+    return path[0] in ("validation", "test") if len(path) == 1 else path[0] == "domains" and len(path) == 2
+
+
+def _lines(errors: Sequence[ErrorDetails], plain: Mapping[str, Any]) -> list[str]:
+    """One line for each key that is wrong; what the branches of a union allow is joined."""
+    allowed: dict[str, list[str]] = {}
+    values: dict[str, str] = {}
+    lines: dict[str, str] = {}
+    for error in errors:
+        path = _keys(error, plain)
+        key = ".".join(path)
+        kind, context = error["type"], error.get("ctx") or {}
+        if error["loc"][-1:] == ("[key]",):
+            lines[key] = f"{key}: the name {_shown(error['input'])} is not text; put it into quotes"
+        elif kind == "extra_forbidden":
+            lines[key] = f"{key} is not a setting{_nearest(path)}"
+        elif kind == "missing":
+            lines[key] = f"{key} is missing"
+        elif kind == "too_short":
+            lines[key] = f"{key} must not be empty"
+        elif kind == "value_error":
+            lines[key] = f"{key}: {context['error']}" if key else str(context["error"])
+        elif kind == "union_tag_invalid":
+            lines[key] = f"{key}.kind must be one of {', '.join(KINDS)}, got {_shown(_kind(error['input']))}"
+        else:
+            # pydantic says "Input should be ..."
+            allowed.setdefault(key, []).append(error["msg"].removeprefix("Input should be "))
+            values[key] = _shown(error["input"])
+            lines[key] = f"{key} must be {' or '.join(allowed[key])}, got {values[key]}"
+    return list(lines.values())
+
+
+def _keys(error: ErrorDetails, plain: Mapping[str, Any]) -> list[str]:
+    """The place of an error as keys of the file, without the names of a union's branches."""
+    here: Any = plain
+    keys: list[str] = []
+    for index, part in enumerate(error["loc"]):
+        last = index == len(error["loc"]) - 1
+        named = isinstance(here, Mapping) and part in here
+        item = isinstance(here, list) and isinstance(part, int) and part < len(cast("list[Any]", here))
+        if named or item or (last and error["type"] in ("missing", "extra_forbidden")):
+            keys.append(str(part))
+            here = cast("Any", here)[part] if named or item else None
+    return keys
+
+
+def _kind(value: Any) -> Any:
+    return cast("dict[str, Any]", value).get("kind") if isinstance(value, dict) else value
+
+
+def _nearest(path: Sequence[str]) -> str:
+    """What an unknown key may have meant, and what there is."""
+    model: type[BaseModel] | None = Config
+    for part in path[:-1]:
+        model = _inside(model, part) if model else None
+    if model is None:
+        return ""
+    known = list(model.model_fields)
+    near = difflib.get_close_matches(path[-1], known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+
+
+def _inside(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    if key not in model.model_fields:
+        from mixwell.training.config import DataConfig
+
+        return DataConfig  # the name of a domain
+    if key == "domains":
+        return model
+    annotation = model.model_fields[key].annotation
+    sections = [
+        one
+        for one in (annotation, *get_args(annotation))
+        if isinstance(one, type) and issubclass(one, BaseModel)
+    ]
+    return sections[0] if len(sections) == 1 else None  # there are several kinds of models
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,133 @@
+"""Connecting to Ray: to a cluster that is there, within bounded time, or to one that is started and ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import ray
+
+from mixwell.training.engines.base import environment_with
+
+CONNECT_SECONDS = 30.0
+STORE_BYTES = 128 * 2**20
+"""For what goes between processes; settings and results are small."""
+NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def check(address: str | None) -> None:
+    """See that a cluster answers, if one is meant.
+
+    Args:
+        address: as of :class:`mixwell.training.engines.Engine`.
+    """
+    existing = _existing(address)
+    if existing is not None and not ray.is_initialized():
+        _expect_answer(existing)
+
+
+@contextmanager
+def connected(address: str | None, *, cpus: int) -> Generator[None]:
+    """Connect to a cluster, or start a Ray; one that this process is connected to already is used, and stays.
+
+    Args:
+        address: as of :class:`mixwell.training.engines.Engine`.
+        cpus: of a Ray that is started.
+
+    Raises:
+        ValueError: the address is none, or comes too late.
+        OSError: no cluster answers, or Ray does not start.
+    """
+    if ray.is_initialized():
+        if address is not None:
+            raise ValueError(
+                f"this process is connected to Ray already, so the address {address} comes too late; give none"
+            )
+        yield
+        return
+    existing = _existing(address)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if existing is None:
+        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    else:
+        _expect_answer(existing)
+    try:
+        with environment_with(NO_STATISTICS):
+            ray.init(address=existing or "local", **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        where = (
+            "start Ray on this machine" if existing is None else f"connect to the Ray cluster at {existing}"
+        )
+        raise OSError(f"cannot {where}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _existing(address: str | None) -> str | None:
+    """The address of a cluster that is there, if one is meant."""
+    found = address or os.environ.get("RAY_ADDRESS")
+    return None if found == "local" else found or None
+
+
+@cache
+def _expect_answer(address: str) -> None:
+    """Ray itself would try for minutes; so the first try is in a process that can be ended."""
+    if address != "auto":
+        _expect_port(address)
+    code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", code, address],
+            env={**os.environ, **NO_STATISTICS},
+            capture_output=True,
+            text=True,
+            timeout=CONNECT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise OSError(_no_cluster(address, f"nothing came in {CONNECT_SECONDS:g} seconds")) from error
+    if tried.returncode != 0:
+        closed = "Unauthenticated" in tried.stderr
+        reason = "it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" if closed else None
+        raise OSError(_no_cluster(address, reason or last_line(tried.stderr)))
+
+
+def _expect_port(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdigit():
+        raise ValueError(
+            f"the address of a Ray cluster is auto, or host:port of its head, as in 10.0.0.1:6379; got {address!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise OSError(_no_cluster(address, error.strerror or str(error))) from error
+
+
+def _no_cluster(address: str, reason: str) -> str:
+    return (
+        f"no Ray cluster answers at {address} ({reason}); `ray status` on one of its machines tells the address, "
+        "and this machine must be one of them"
+    )
+
+
+def last_line(text: str) -> str:
+    """Of a traceback, what happened.
+
+    Args:
+        text: several lines.
+
+    Returns:
+        The last that is not empty.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason was given"

@@ -1,0 +1,83 @@
+"""JSON Lines: a file of one's own, for any program to read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
+
+from mixwell.training.loggers.base import Logger, Outcome
+from mixwell.utils import files
+
+
+@final
+class JsonlLogger(Logger):
+    r"""Appends one line for each call: ``{"step": 84, "mixwell/weight/web": 0.31, ...}``.
+
+    A number that is not finite is ``null``, which JSON has.
+
+    Args:
+        path: of the file; its folder is made if it is missing. A file that is there is continued.
+        after: where a run goes on: lines of later steps are removed.
+
+    Raises:
+        ValueError: the file has other lines.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with JsonlLogger(folder + "/log.jsonl") as logger:
+        ...         logger.log(84, {"mixwell/weight/web": 0.31})
+        ...     Path(folder, "log.jsonl").read_text()
+        '{"step": 84, "mixwell/weight/web": 0.31}\n'
+    """
+
+    forgets = True
+
+    def __init__(self, path: str | os.PathLike[str], *, after: int | None = None) -> None:
+        super().__init__(after=after)
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            self._forget(after)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    @property
+    def place(self) -> str:
+        """The file."""
+        return str(self.path)
+
+    def flush(self) -> None:
+        """All lines are on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **plain}, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def _end(self, outcome: Outcome) -> None:
+        self._file.close()
+
+    def _forget(self, after: int | None) -> None:
+        """Leave out lines of later steps, and a last one that a dead process left half-written."""
+        before = self.path.read_text(encoding="utf-8")
+        kept: list[str] = []
+        for number, line in enumerate(before.splitlines(keepends=True), start=1):
+            if not line.endswith("\n"):
+                break
+            try:
+                step = json.loads(line)["step"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self.path}:{number} is not a line of this logger, so the file is left as it is; give "
+                    "another path"
+                ) from error
+            if after is None or step <= after:
+                kept.append(line)
+        if "".join(kept) != before:
+            files.write(self.path, "".join(kept))

@@ -1,0 +1,241 @@
+"""A run in several processes, as ``torchrun`` starts them: joining, sharing a model, stopping together."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import re
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mixwell import distributed, methods
+from mixwell.training.config import Config, ParallelConfig
+from mixwell.utils import environment
+
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+# A process can be no more than one step before another, as each step's gradients are those of all.
+AHEAD = 2
+_RUNS = itertools.count()
+
+
+def restarted(settings: Path) -> bool:
+    """Whether ``torchrun --max-restarts`` has started the processes again, after one of them died in this run.
+
+    Args:
+        settings: the file in the run's directory, which is written first.
+
+    Returns:
+        Whether there is a run that the same ``torchrun`` began.
+    """
+    if int(os.environ.get(RESTARTS, "0")) < 1 or not settings.exists():
+        return False
+    # Between this file and the next a process may have died, too.
+    written = (settings.parent / environment.FILE).exists()
+    return not written or environment.read(settings.parent).get("job") == environment.job()
+
+
+@contextmanager
+def joined(config: Config) -> Generator[None]:
+    """Join the other processes where ``torchrun`` has started several, and leave them at the end.
+
+    Args:
+        config: says on what devices they compute, and how long they wait for each other.
+
+    Raises:
+        ValueError: all of them would compute on the same device.
+        ConnectionError: one of them died or did not answer in time.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or torch.distributed.is_initialized():
+        yield
+        return
+    settings = config.parallel
+    if ":" in config.device:
+        raise ValueError(
+            f"device: {config.device} is one device, and there are {os.environ['WORLD_SIZE']} processes; use "
+            "auto, cuda or cpu, and each takes the device of its number"
+        )
+    cuda = config.device in ("auto", "cuda") and torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    limit = timedelta(seconds=settings.timeout)
+    with _explained(settings):
+        store, rank, count = next(rendezvous("env://", timeout=limit))
+        # Apart from what the processes that were here before a restart have left, whose addresses are dead.
+        store = PrefixStore(f"mixwell/{os.environ.get(RESTARTS, 0)}", store)
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+        distributed.set_object_group(torch.distributed.new_group(backend="gloo", timeout=timedelta(days=1)))
+        yield
+    # Not where something failed, since it would wait for processes that are gone. PyTorch may abort where a model
+    # of DistributedDataParallel is still there afterwards.
+    gc.collect()
+    distributed.set_object_group(None)
+    torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def _explained(settings: ParallelConfig) -> Generator[None]:
+    """What PyTorch says where another process is gone, in words."""
+    try:
+        yield
+    except (torch.distributed.DistError, RuntimeError) as error:
+        if "finished reduction in the prior iteration" in str(error):
+            raise ValueError(
+                "some parameters have no gradient in a step, for which DistributedDataParallel waits in vain: set "
+                "parallel.unused: true, or freeze them"
+            ) from error
+        lost = isinstance(error, torch.distributed.DistError) or any(
+            sign in str(error)
+            for sign in ("gloo", "NCCL", "Connection", "Broken pipe", "timed out", "Timed out")
+        )
+        if not lost:
+            raise
+        reason = re.sub(r"\[[^\]]*\.cc:\d+\] |\. This is typically.*", "", str(error).splitlines()[0])
+        raise ConnectionError(
+            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} lost the others: one died, or did not "
+            f"answer within {settings.timeout:g} s (parallel.timeout). The run stops ({reason}); `mixwell resume` "
+            "with as many processes or with others, or torchrun --max-restarts, goes on from its last checkpoint"
+        ) from error
+
+
+def wrapped(model: nn.Module, settings: ParallelConfig) -> nn.Module:
+    """A model that processes train together.
+
+    Args:
+        model: on its device. All processes get the first one's numbers.
+        settings: with ``ddp`` each process has all of it; with ``fsdp`` each has a part of every parameter, and
+            layers that are in a list (the blocks of a transformer) are gathered one at a time.
+
+    Returns:
+        The model itself where there is one process, or it is sharded in place.
+    """
+    if distributed.is_single_process():
+        return model
+    if settings.way == "ddp":
+        device = next(model.parameters()).device
+        return DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            find_unused_parameters=settings.unused,
+        )
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            torch.distributed.broadcast(tensor, 0)
+    mesh = init_device_mesh(next(model.parameters()).device.type, (distributed.world_size(),))
+    for part in reversed(list(model.modules())):  # those inside of others first
+        if isinstance(part, nn.ModuleList):
+            for block in part:
+                fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def expect_possible(config: Config, *, validation: int) -> None:
+    """Refuse settings that several processes cannot train with.
+
+    Args:
+        config: of the run.
+        validation: rows of the validation set that a gradient takes; 0 where there is none.
+
+    Raises:
+        ValueError: with what to do.
+    """
+    count, method = distributed.world_size(), methods.find(config.mixer.method)
+    if count == 1:
+        return
+    if method.stages is not None:
+        raise ValueError(
+            f"mixer.method: {method.name} trains other models first, which takes one process: train in one, or "
+            "take the weights that such a run found (mixer: {method: fixed, weights: ...})"
+        )
+    if config.batch.rows % count:
+        raise ValueError(
+            f"batch.rows is {config.batch.rows}, which {count} processes cannot share evenly; make it a multiple"
+        )
+    if config.batch.counts == "noise":
+        raise ValueError(
+            f"batch.counts: noise is measured in one process, and there are {count}; use weight or equal"
+        )
+    if 0 < validation < count:
+        raise ValueError(
+            f"a validation gradient of {validation} rows cannot be shared by {count} processes; "
+            "raise mixer.validation_rows, or give a larger validation set"
+        )
+
+
+@final
+class Together:
+    """Lets processes agree after which step to save or to stop, without waiting for each other.
+
+    What one of them wants goes to the store that all of them see, for a step that none has done yet.
+
+    Args:
+        stopping: whether this process was asked to stop.
+    """
+
+    def __init__(self, stopping: Callable[[], bool]) -> None:
+        self._stopping = stopping
+        self._store: Any = None
+        if not distributed.is_single_process():
+            from torch.distributed.distributed_c10d import (
+                PrefixStore,
+                _get_default_store,  # pyright: ignore[reportPrivateUsage]
+            )
+
+            # Apart from the runs before it: all processes do the same ones in the same order.
+            name = f"mixwell/run {next(_RUNS)}"
+            self._store = PrefixStore(name, _get_default_store())
+        self._asked = False
+        self._save_at: int | None = None
+
+    def stop_after(self, step: int) -> bool:
+        """Whether the run is to stop now.
+
+        Args:
+            step: steps done.
+
+        Returns:
+            The same in all processes at the same step.
+        """
+        if self._store is None:
+            return self._stopping()
+        if self._stopping() and not self._asked:
+            self._asked = True
+            self._store.compare_set("stop", "", str(step + AHEAD))
+        return self._store.check(["stop"]) and step >= int(self._store.get("stop"))
+
+    def save_after(self, step: int, *, due: bool) -> bool:
+        """Whether a checkpoint is to be written now, where that is decided by time.
+
+        Args:
+            step: steps done.
+            due: whether this process finds so; the first one decides.
+
+        Returns:
+            The same in all processes at the same step.
+        """
+        if self._store is None:
+            return due
+        if distributed.rank() == 0:
+            now = self._save_at == step
+            if now:
+                self._save_at = None
+            elif due and self._save_at is None:
+                self._save_at = step + AHEAD
+                self._store.set("save", str(self._save_at))
+            return now
+        return self._store.check(["save"]) and int(self._store.get("save")) == step
