@@ -94,7 +94,7 @@ def train(kind: str, model: nn.Module, steps: int) -> dict[str, Any]:
                     row_losses(model, rows[labels == number]).mean().backward()
         else:
             with mixer.batch(labels) as batch:
-                batch.weigh(row_losses(model, rows)).backward()
+                batch.weighted_loss(row_losses(model, rows)).backward()
         mixer.step()
 
     def end() -> None:

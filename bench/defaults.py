@@ -114,9 +114,9 @@ def draw(rows: Sequence[tables.Row], path: Path) -> None:
         mean, low, high = (
             100 * float(row[key]) / float(row["uniform"]) for key in ("difference", "low", "high")
         )
-        colour = {"better": "#0072b2", "worse": "#d55e00"}.get(str(row["verdict"]), "#777777")
-        axis.plot([low, high], [place, place], color=colour, lw=2)
-        axis.plot(mean, place, "o" if row["half"] == "shown" else "s", color=colour, ms=5)
+        color = {"better": "#0072b2", "worse": "#d55e00"}.get(str(row["verdict"]), "#777777")
+        axis.plot([low, high], [place, place], color=color, lw=2)
+        axis.plot(mean, place, "o" if row["half"] == "shown" else "s", color=color, ms=5)
     axis.axvline(0, color="#333333", lw=0.8)
     axis.set_yticks(range(len(rows)), names[::-1], fontsize=8)
     axis.set_xlabel("test loss against uniform weights, per cent (95% interval)", fontsize=9)

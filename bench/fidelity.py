@@ -1,4 +1,4 @@
-"""How close the hypergradient estimates are to the exact ones of the same T steps of the real optimiser.
+"""How close the hypergradient estimates are to the exact ones of the same T steps of the real optimizer.
 
 Two-layer networks (10-32-4, tanh, float64), 3 domains of 16 rows, 12 seeds. Exact: central differences of the
 whole run by every weight. Printed: tangent cosine (median and worst seed) and median relative error.
@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 SIGNALS: dict[str, Callable[[], mixwell.Signal]] = {
     "folded": lambda: mixwell.Hypergradient(points=1),
-    "carried": lambda: mixwell.Hypergradient(traces=mixwell.CarriedTraces(), points=1),
+    "carried": lambda: mixwell.Hypergradient(traces=mixwell.ForwardModeTraces(), points=1),
 }
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--horizons", default="5,20,50")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'optimiser':22}{'traces':9}{'start':>6}{'T':>5}{'median cos':>12}{'worst':>8}{'rel. error':>12}")
+    print(f"{'optimizer':22}{'traces':9}{'start':>6}{'T':>5}{'median cos':>12}{'worst':>8}{'rel. error':>12}")
     for optimizer in OPTIMIZERS:
         for start in (0, 20):
             for horizon in (int(h) for h in options.horizons.split(",")):

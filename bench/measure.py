@@ -51,7 +51,7 @@ class Round:
         finish: what a round ends with: the validation gradient and the update of the weights.
         scores: the hypergradient of every round so far, where the variant has one.
         held: the bytes that the variant says it holds beyond plain training.
-        trained: the model and its optimiser, where somebody wants to set them back.
+        trained: the model and its optimizer, where somebody wants to set them back.
     """
 
     train: Callable[[], None]

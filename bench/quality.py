@@ -1,7 +1,7 @@
 """How close the cheaper hypergradients are to that of dense float32 traces, over the same steps.
 
 Domains really differ here: teachers of their own, turned images and random classes, kinds of text. Every variant
-begins each round with the model and optimiser that the dense one had there; the weights stay uniform. Printed is
+begins each round with the model and optimizer that the dense one had there; the weights stay uniform. Printed is
 the tangent cosine over all rounds and draws of the data: the median and the worst. The settings of the projections
 were chosen on other draws of the tasks mlp, mlp-adamw and text; cnn and mlp-m16 had no part in it.
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from mixwell import Hypergradient, Mixer
-from mixwell.data.shuffle import Cursor
+from mixwell.data.shuffle import ShuffledCursor
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.lab import problems
 from mixwell.mixer.accumulation import RoundScores
@@ -60,10 +60,12 @@ class Study:
         trained = [p for p in model.parameters() if p.requires_grad]
         return model, optimization.build(self.config.optimizer, trained)
 
-    def cursors(self, key: str) -> dict[str, Cursor]:
-        return {name: Cursor(len(rows), f"{key}, {name}") for name, rows in self.data.domains.items()}
+    def cursors(self, key: str) -> dict[str, ShuffledCursor]:
+        return {name: ShuffledCursor(len(rows), f"{key}, {name}") for name, rows in self.data.domains.items()}
 
-    def batch_loss(self, model: torch.nn.Module, cursors: Mapping[str, Cursor], name: str) -> torch.Tensor:
+    def batch_loss(
+        self, model: torch.nn.Module, cursors: Mapping[str, ShuffledCursor], name: str
+    ) -> torch.Tensor:
         return self.trainable.loss(model, self.data.domains[name].batch(cursors[name].take(self.rows)))
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -85,7 +87,7 @@ class Study:
 
     @torch.no_grad()
     def evaluate(self, model: torch.nn.Module) -> float:
-        rows = Cursor(len(self.validation), "evaluation").take(min(EVALUATED, len(self.validation)))
+        rows = ShuffledCursor(len(self.validation), "evaluation").take(min(EVALUATED, len(self.validation)))
         parts = np.array_split(rows, max(1, len(rows) // 256))
         losses = [
             float(self.trainable.loss(model, self.validation.batch(part))) * len(part) for part in parts
@@ -110,7 +112,7 @@ class Study:
             clip_norm=self.config.optimizer.clip_norm,
         )
         names = Parameters.of(model, optimizer).names
-        cursors, taken = self.cursors(key), Cursor(len(self.validation), f"{key}, validation")
+        cursors, taken = self.cursors(key), ShuffledCursor(len(self.validation), f"{key}, validation")
         averaged = torch.optim.swa_utils.AveragedModel(model)
         found: list[Array] = []
         for step in range(steps):

@@ -77,7 +77,7 @@ def step_of_own_loop() -> None:
     for _ in range(4):
         with mixer.batch(domains * 4) as batch:
             losses = (model(inputs) - targets).square().mean(1)
-            weigh = getattr(batch, "weighted_loss", None) or batch.weigh
+            weigh = getattr(batch, "weighted_loss", None) or batch.weighted_loss
             weigh(losses).backward()
         mixer.step()
 

@@ -20,7 +20,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from mixwell.integrations.transformers import MixedTrainer
+from mixwell.integrations.transformers import MixerTrainer
 
 LENGTH, VOCABULARY, ROWS, STEPS, HORIZON = 128, 2048, 16, 41, 20
 
@@ -69,7 +69,7 @@ def seconds(kind: type[Trainer], domains: int, folder: str) -> float:
     train = datasets.concatenate_datasets([rows(160, f"d{'x' * k}") for k in range(domains)])
     clock = Clock()
     more: dict[str, Any] = {}
-    if kind is MixedTrainer:
+    if kind is MixerTrainer:
         more = {
             "validation_dataset": rows(2 * ROWS, None),
             "mixer": {"horizon": HORIZON, "warmup": 1},
@@ -91,7 +91,7 @@ def main() -> None:
         for domains in chosen.domains:
             ratios: list[float] = []
             for turn in range(chosen.turns + 1):
-                plain, mixed = (seconds(kind, domains, folder) for kind in (Trainer, MixedTrainer))
+                plain, mixed = (seconds(kind, domains, folder) for kind in (Trainer, MixerTrainer))
                 if turn:  # the first warms up
                     ratios.append(mixed / plain)
                     print(

@@ -78,7 +78,7 @@ def main() -> None:
 
 def draw(rows: list[tables.Row], problem: str, path: Path) -> None:
     figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
-    for arm, colour, label in (
+    for arm, color, label in (
         ("end", "#d55e00", "one validation gradient, at the end of a round"),
         ("averaged", "#0072b2", "eight, in its later half (default)"),
     ):
@@ -88,7 +88,7 @@ def draw(rows: list[tables.Row], problem: str, path: Path) -> None:
             [row["mean"] for row in own],
             yerr=[row["error"] for row in own],
             fmt="o-",
-            color=colour,
+            color=color,
             label=label,
             ms=4,
             lw=1.5,

@@ -1,7 +1,7 @@
 """What is trained in the benchmarks, plainly and with mixwell.
 
 A round is T steps; a mixed one ends with a validation gradient on a batch of one domain's size and the update of
-the weights. The plain loop takes the same rows in one batch, with the same optimiser, and has no validation.
+the weights. The plain loop takes the same rows in one batch, with the same optimizer, and has no validation.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def mixed(traces: Callable[[], mixwell.Traces], workload: Workload, data: Data) 
     def train() -> None:
         for rows in data.steps:
             with mixer.batch(data.labels) as batch:
-                batch.weigh(row_losses(model, rows)).backward()
+                batch.weighted_loss(row_losses(model, rows)).backward()
             mixer.step()
 
     return _round(train, (model, optimizer), mixer, data)

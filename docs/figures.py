@@ -43,9 +43,9 @@ def short_horizons(axis: Any) -> None:
         axis: where to.
     """
     setting = example.Setting(radius=150.0, step_size=1.0)
-    for (horizon, line), colour in zip(LINES, style.COLOURS, strict=False):
+    for (horizon, line), color in zip(LINES, style.COLOURS, strict=False):
         path = example.run(setting, horizon)
-        axis.plot(path.steps, path.weight, line, color=colour, lw=2.4, label=f"T = {horizon}")
+        axis.plot(path.steps, path.weight, line, color=color, lw=2.4, label=f"T = {horizon}")
     axis.axhline(0.5, color=style.FAINT, lw=1, zorder=0)
     axis.set_ylim(-0.04, 1.04)
     axis.set_xlabel("training steps", fontsize=12)

@@ -148,7 +148,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def shoot(browser: Browser, address: str, path: Path, options: dict[str, Any]) -> None:
-    """Take a picture of the first screen of a page, with few colours so that it is small.
+    """Take a picture of the first screen of a page, with few colors so that it is small.
 
     Args:
         browser: that is running.
@@ -164,14 +164,14 @@ def shoot(browser: Browser, address: str, path: Path, options: dict[str, Any]) -
     tab.goto(address, wait_until="networkidle")
     shot = Image.open(io.BytesIO(tab.screenshot()))
     context.close()
-    for colours in (128, 64, 32):
-        few = shot.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+    for colors in (128, 64, 32):
+        few = shot.convert("RGB").quantize(colors, dither=Image.Dither.NONE)
         few.save(path, optimize=True)
         if path.stat().st_size <= MOST:
             break
     else:
         raise ValueError(f"{path} has {path.stat().st_size} bytes, more than {MOST}; take a smaller screen")
-    print(path, f"{shot.width} x {shot.height}, {path.stat().st_size // 1000} KB, {colours} colours")
+    print(path, f"{shot.width} x {shot.height}, {path.stat().st_size // 1000} KB, {colors} colors")
 
 
 if __name__ == "__main__":

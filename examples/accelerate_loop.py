@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils import data
 
-from mixwell.integrations.loops import Interleaved, MixedLoop
+from mixwell.integrations.loops import Interleaved, MixerLoop
 
 STEPS = 600
 torch.manual_seed(0)
@@ -32,10 +32,10 @@ model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 loader = data.DataLoader(Interleaved(sources), batch_size=48)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-loader = MixedLoop(loader, model, optimizer, validation, row_losses, mixer={"budget": STEPS})
+loader = MixerLoop(loader, model, optimizer, validation, row_losses, mixer={"budget": STEPS})
 
 for batch in loader:
-    accelerator.backward(loader.weigh(row_losses(model, batch)))
+    accelerator.backward(loader.weighted_loss(row_losses(model, batch)))
     optimizer.step()
     optimizer.zero_grad()
 

@@ -34,7 +34,7 @@ for _ in range(BUDGET):
         with mixer.domain(domain) as scope:
             # More rows of domains with more weight: the same batch size, and less noise.
             value = loss(model, draw(domain, rows=max(1, round(96 * mixer.weights[domain]))))
-            scope.observe(value)
+            scope.record_loss(value)
             value.backward()
     mixer.step()
     if mixer.validation_due:

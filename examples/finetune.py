@@ -20,7 +20,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
 import mixwell
-from mixwell.integrations.transformers import MixedTrainer
+from mixwell.integrations.transformers import MixerTrainer
 from mixwell.lab.demo.corpus import split_docstrings
 
 FIRST_STEPS, STEPS, LENGTH = 100, 60, 64
@@ -51,7 +51,7 @@ def finetune(signal: mixwell.Signal) -> tuple[LlamaForCausalLM, mixwell.Mixer]:
     """Train the checkpoint on the mixture; every call has the same steps and number of rows."""
     transformers.set_seed(0)
     model = LlamaForCausalLM.from_pretrained(checkpoint)
-    trainer = MixedTrainer(
+    trainer = MixerTrainer(
         model=model,
         args=settings(STEPS, learning_rate=1e-3),
         train_dataset=sources,
@@ -100,7 +100,7 @@ checkpoint = tempfile.mkdtemp()
 before.save_pretrained(checkpoint)
 
 # Stage two, with weights that stay uniform and with weights that are learned.
-uniform, _ = finetune(mixwell.Still())
+uniform, _ = finetune(mixwell.ConstantWeights())
 learned, mixer = finetune(mixwell.Hypergradient(traces=mixwell.ProjectedTraces()))
 
 for record in mixer.rounds:

@@ -10,7 +10,7 @@ import datasets
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
-from mixwell.integrations.transformers import MixedTrainer
+from mixwell.integrations.transformers import MixerTrainer
 
 STEPS, LENGTH = 80, 64
 
@@ -43,7 +43,7 @@ model = LlamaForCausalLM(
         vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
     )
 )
-trainer = MixedTrainer(
+trainer = MixerTrainer(
     model=model,
     args=TrainingArguments(
         output_dir=tempfile.mkdtemp(),

@@ -54,7 +54,7 @@ def train(signal: mixwell.Signal) -> tuple[float, dict[str, float]]:
     model = small_cnn(channels=8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     mixer = mixwell.Mixer(model, optimizer, list(domains), budget=STEPS, signal=signal)
-    for batches in mixwell.Loader(domains, ROWS).follow(mixer):  # rows follow the weights
+    for batches in mixwell.MixtureLoader(domains, ROWS).follow(mixer):  # rows follow the weights
         for domain, batch in batches.items():
             with mixer.domain(domain):
                 loss(model, batch).backward()
@@ -82,7 +82,7 @@ validation, test = draw(500, WANTED, seed=10), draw(2000, WANTED, seed=11)
 
 learned, average = train(mixwell.Hypergradient())  # with dense traces, which suit convolutions
 print("average:", {name: round(weight, 3) for name, weight in average.items()})
-uniform, _ = train(mixwell.Still())  # the weights stay as they are
+uniform, _ = train(mixwell.ConstantWeights())  # the weights stay as they are
 print(f"test accuracy: {learned:.1%} with learned weights, {uniform:.1%} with uniform ones")
 assert max(average, key=average.__getitem__) == "turned"
 assert learned > uniform

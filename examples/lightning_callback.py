@@ -27,7 +27,7 @@ class Regression(lightning.LightningModule):
         return (self.net(batch["x"]) - batch["y"]).square().mean(dim=1)
 
     def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
-        return mixing.weigh(self.row_losses(batch))
+        return mixing.weighted_loss(self.row_losses(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=3e-3)

@@ -40,11 +40,11 @@ def main() -> None:
     mixer = mixwell.Mixer(model, optimizer, list(domains), budget=BUDGET, constraints=[mixwell.Floor(0.01)])
 
     # All processes draw the same 97 rows of a step, and each has its own part of them.
-    for batches in mixwell.Loader(domains, 97).follow(mixer):
+    for batches in mixwell.MixtureLoader(domains, 97).follow(mixer):
         for name, (x, y) in batches.items():
             with mixer.domain(name) as scope:
                 # Processes may have different numbers of a domain's rows: their losses count by that.
-                scope.weigh(nn.functional.mse_loss(model(x), y)).backward()
+                scope.scaled_loss(nn.functional.mse_loss(model(x), y)).backward()
         mixer.step()
         if mixer.validation_due:
             own = slice(int(os.environ.get("RANK", 0)), None, int(os.environ.get("WORLD_SIZE", 1)))

@@ -70,7 +70,7 @@ def train(model: nn.Module, kind: str, points: int) -> dict[str, Any]:
                     mixer.step()
                 else:
                     with mixer.batch(labels) as batch:
-                        batch.weigh(model(rows).square()).backward()
+                        batch.weighted_loss(model(rows).square()).backward()
                     mixer.step()
                 if mixer is not None and mixer.validation_due:
                     with mixer.validation():

@@ -24,7 +24,7 @@ ESTIMATORS: dict[str, Callable[[], Hypergradient]] = {
     "per-tensor": lambda: Hypergradient(mixwell.PerTensorCurvature({"0.weight": 0.5}, default=0.1)),
     "diagonal": lambda: Hypergradient(mixwell.DiagonalCurvature({"2.bias": torch.ones(4)})),
     "exact": lambda: Hypergradient(mixwell.ExactCurvature()),
-    "carried": lambda: Hypergradient(0.3, mixwell.CarriedTraces()),
+    "carried": lambda: Hypergradient(0.3, mixwell.ForwardModeTraces()),
     # Less than every side of the weight matrices, so that all of them are projected at random.
     "projected": lambda: Hypergradient(0.3, mixwell.ProjectedTraces(3)),
     # More than every side, so that nothing is random.
@@ -53,10 +53,10 @@ UPDATES: dict[str, Callable[[], updates.Update]] = {
     "self-tuned": updates.SelfTunedMirrorDescent,
     "self-tuned without noise": lambda: updates.SelfTunedMirrorDescent(shrink=False),
     "projected": lambda: updates.ProjectedDescent(0.5),
-    "assigned": updates.Assigned,
-    "assigned with memory": lambda: updates.Assigned(0.5),
-    "smoothed": lambda: updates.Smoothed(updates.MirrorDescent(2.0), 0.1),
-    "smoothed self-tuned": lambda: updates.Smoothed(updates.SelfTunedMirrorDescent(), 0.1),
+    "assigned": updates.SoftmaxWeights,
+    "assigned with memory": lambda: updates.SoftmaxWeights(0.5),
+    "smoothed": lambda: updates.UniformSmoothing(updates.MirrorDescent(2.0), 0.1),
+    "smoothed self-tuned": lambda: updates.UniformSmoothing(updates.SelfTunedMirrorDescent(), 0.1),
 }
 # Two copies of a domain are not one domain of the sum of their weights to these.
 COUNTS_DOMAINS = {
@@ -113,5 +113,5 @@ TRACED = [
     if optimizer not in refused
 ]
 """Every optimizer with the three ways to follow one."""
-UNKNOWN = "ignore:mixwell does not know the optimiser OwnDescent"
+UNKNOWN = "ignore:mixwell does not know the optimizer OwnDescent"
 """The filter of the warning that a mixer gives for the optimizer ``"unknown"``."""

@@ -163,7 +163,7 @@ def with_flat_parameters(case: Case, folder: Path) -> Outcome:
 
 
 def with_accelerate(case: Case, folder: Path, *, resumed: bool = False) -> Outcome:
-    from mixwell.integrations.loops import MixedLoop
+    from mixwell.integrations.loops import MixerLoop
 
     accelerator = new_accelerator(case)
     model: Any = Regression()
@@ -174,7 +174,7 @@ def with_accelerate(case: Case, folder: Path, *, resumed: bool = False) -> Outco
     rows = own_rows()
     loader = DataLoader(rows, batch_size=ROWS)
     chosen = {**settings(case), "budget": STEPS, "clip_norm": case.clip_norm}
-    loop = MixedLoop(loader, model, optimizer, own_wanted(), losses, mixer=chosen)
+    loop = MixerLoop(loader, model, optimizer, own_wanted(), losses, mixer=chosen)
     parts = {"model": model, "optimizer": optimizer, "loop": loop}
     checkpoint = folder / f"{case.name}.saved.{distributed.rank()}"
     if resumed:
@@ -185,7 +185,7 @@ def with_accelerate(case: Case, folder: Path, *, resumed: bool = False) -> Outco
     for batch in loop:
         trained.append(mixed_batch(batch, rows))
         with accelerator.accumulate(model):
-            accelerator.backward(loop.weigh(losses(model, batch)))
+            accelerator.backward(loop.weighted_loss(losses(model, batch)))
             optimizer.step()
             optimizer.zero_grad()
         if len(trained) == STOP * case.accumulation and not resumed:
@@ -203,14 +203,14 @@ def by_domain(case: Case, model: nn.Module, optimizer: Any, backward: Callable[[
             some: Any = rows[6 * step : 6 * step + 6][rank::count]
             batch = torch.utils.data.default_collate(some)
             with mixer.domain(name) as scope:
-                backward(scope.weigh(row_losses(model, batch).mean()))
+                backward(scope.scaled_loss(row_losses(model, batch).mean()))
             trained.append(Ran(batch["x"], batch["y"], [name] * len(batch["x"])))
         mixer.step()
         if mixer.validation_due:
             batches = list(own_wanted())
             batch = batches[len(wanted) % len(batches)]
             with mixer.validation() as scope:
-                backward(scope.weigh(row_losses(model, batch).mean()))
+                backward(scope.scaled_loss(row_losses(model, batch).mean()))
             wanted.append(Ran(batch["x"], batch["y"]))
     return mixer, model, trained, wanted
 
@@ -240,7 +240,7 @@ def with_lightning(case: Case, folder: Path, *, resumed: bool = False) -> Outcom
         def training_step(self, batch: dict[str, Any], index: int) -> Tensor:
             if self.training:
                 trained.append(mixed_batch(batch, rows))
-            return mixing.weigh(losses(self.net, batch))
+            return mixing.weighted_loss(losses(self.net, batch))
 
         def configure_optimizers(self) -> Any:
             return new_optimizer(self)
@@ -300,13 +300,13 @@ def with_trainer(case: Case, folder: Path, *, resumed: bool = False) -> Outcome:
     """transformers; where the case says so, with streams of which each process reads its own part."""
     from transformers import TrainingArguments
 
-    from mixwell.integrations.transformers import MixedTrainer
+    from mixwell.integrations.transformers import MixerTrainer
     from mixwell.integrations.transformers.feed import LABELS
 
     losses, trained = Watched(), list[Ran]()
     streams = case.integration == "streams"
 
-    class Keeping(MixedTrainer):
+    class Keeping(MixerTrainer):
         def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any) -> Tensor:
             labels = [SOURCES[place] for place in inputs[LABELS].tolist()]
             trained.append(Ran(inputs["x"], inputs["y"], labels, dict(self._feed.now.counts)))
@@ -436,10 +436,10 @@ def alone(case: Case, ran: Sequence[Sequence[list[Ran]]]) -> dict[str, Any]:
         if case.mixed:
             with mixer.batch(batch.labels or [], counts=batch.counts) as mixed:
                 losses = row_losses(model, {"x": batch.x, "y": batch.y})
-                (mixed.weigh(losses) / divisor).backward()
+                (mixed.weighted_loss(losses) / divisor).backward()
         else:
             with mixer.domain((batch.labels or [])[0]) as scope:
-                scope.weigh(row_losses(model, {"x": batch.x, "y": batch.y}).mean()).backward()
+                scope.scaled_loss(row_losses(model, {"x": batch.x, "y": batch.y}).mean()).backward()
         if (number + 1) % per_step:
             continue
         mixer.step()
@@ -447,5 +447,5 @@ def alone(case: Case, ran: Sequence[Sequence[list[Ran]]]) -> dict[str, Any]:
             batch = together(wanted[given * often :][:often])
             given += 1
             with mixer.validation() as scope:
-                scope.weigh(row_losses(model, {"x": batch.x, "y": batch.y}).mean()).backward()
+                scope.scaled_loss(row_losses(model, {"x": batch.x, "y": batch.y}).mean()).backward()
     return described(mixer, model)

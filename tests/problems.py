@@ -100,7 +100,7 @@ def step_mixed(mixer: mixwell.Mixer, model: nn.Module, step: Mapping[str, Batch]
     """One training step with one batch, in which the rows of the domains take turns."""
     x, y = (torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*step.values(), strict=True))
     with mixer.batch(list(step) * (len(x) // len(step))) as batch:
-        batch.weigh((model(x) - y).square().mean(dim=1)).backward()
+        batch.weighted_loss((model(x) - y).square().mean(dim=1)).backward()
     mixer.step()
 
 

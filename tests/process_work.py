@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mixwell import (
     BFloat16Traces,
-    CarriedTraces,
     DenseTraces,
+    ForwardModeTraces,
     Hypergradient,
-    Loader,
     Mixer,
+    MixtureLoader,
     ProjectedTraces,
     SketchedTraces,
     distributed,
@@ -63,7 +63,7 @@ def new_traces(kind: str) -> Traces:
         "dense": DenseTraces(),
         "bfloat16": BFloat16Traces(),
         "sketched": SketchedTraces(200),
-        "carried": CarriedTraces(),
+        "carried": ForwardModeTraces(),
         "projected": ProjectedTraces(3),
     }
     return made[kind]
@@ -121,16 +121,20 @@ def take_step(case: Case, model: nn.Module, mixer: Mixer, parts: dict[str, Tenso
     places = {name: np.arange(len(part)) for name, part in parts.items()}
     own = cut(places, rank=distributed.rank(), processes=distributed.world_size())
     mixer.portions = own.portions
-    chosen = own.lockstep if mixer.lockstep and not case.mixed else own.rows
+    chosen = (
+        own.requires_equal_forward_passes
+        if mixer.requires_equal_forward_passes and not case.mixed
+        else own.rows
+    )
     if case.mixed:
         labels = [name for name, rows in chosen.items() for _ in rows]
         rows = torch.cat([parts[name][one] for name, one in chosen.items()])
         with mixer.batch(labels) as batch:
-            batch.weigh(row_losses(model, rows)).backward()
+            batch.weighted_loss(row_losses(model, rows)).backward()
     else:
         for name, one in chosen.items():
             with mixer.domain(name) as scope:
-                scope.weigh(row_losses(model, parts[name][one]).mean()).backward()
+                scope.scaled_loss(row_losses(model, parts[name][one]).mean()).backward()
     mixer.step()
 
 
@@ -147,7 +151,7 @@ def train(case: Case, model: nn.Module, mixer: Mixer, *, until: int | None = Non
                 with mixer.validation(share=0.5) as scope:
                     loss = row_losses(model, batch).mean()
                     loss.backward()
-                    scope.observe(loss)
+                    scope.record_loss(loss)
     return {
         "scores": [list(record.scores.values()) for record in mixer.rounds],
         "noise": [list(record.noise.values()) for record in mixer.rounds],
@@ -307,15 +311,15 @@ def load_rows(workers: int, folder: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     domains = {"a": torch.arange(40), "b": torch.arange(100, 117), "c": torch.arange(200, 205)}
     mixer = Mixer(model, optimizer, list(domains), horizon=4, budget=18, update=0.5)
-    loader = Loader(domains, 9, least=1, seed=3, workers=workers)
+    loader = MixtureLoader(domains, 9, least=1, seed=3, workers=workers)
     seen: list[dict[str, list[int]]] = []
 
-    def go_on(loader: Loader, until: int) -> None:
+    def go_on(loader: MixtureLoader, until: int) -> None:
         for batches in loader.follow(mixer):
             seen.append({name: rows.tolist() for name, rows in batches.items()})
             for name, rows in batches.items():
                 with mixer.domain(name) as scope:
-                    scope.weigh(model(rows[:, None].float() / 100).mean()).backward()
+                    scope.scaled_loss(model(rows[:, None].float() / 100).mean()).backward()
             mixer.step()
             if mixer.validation_due:
                 with mixer.validation():
@@ -324,7 +328,7 @@ def load_rows(workers: int, folder: str) -> None:
                 break
 
     go_on(loader, 6)
-    second = Loader(domains, 9, least=1, seed=3, workers=workers)
+    second = MixtureLoader(domains, 9, least=1, seed=3, workers=workers)
     second.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     go_on(second, 18)
     weights = mixer.weights.values.tolist()

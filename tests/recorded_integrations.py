@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import integration_work
 import trainer_work
 from integration_work import INTEGRATIONS, ROWS, STEPS, Regression, new_optimizer, own_rows, own_wanted
-from mixwell.integrations.loops import MixedLoop
+from mixwell.integrations.loops import MixerLoop
 from outcomes import of_mixer
 
 Case = Callable[[Path], dict[str, Any]]
@@ -37,10 +37,10 @@ def plain_loop(folder: Path) -> dict[str, Any]:
     optimizer = new_optimizer(model)
     settings = {"horizon": 4, "budget": STEPS, "update": 5.0}
     loader = DataLoader(own_rows(), batch_size=ROWS)
-    loop = MixedLoop(loader, model, optimizer, own_wanted(), integration_work.row_losses, mixer=settings)
+    loop = MixerLoop(loader, model, optimizer, own_wanted(), integration_work.row_losses, mixer=settings)
     losses: list[float] = []
     for batch in loop:
-        loss = loop.weigh(integration_work.row_losses(model, batch))
+        loss = loop.weighted_loss(integration_work.row_losses(model, batch))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

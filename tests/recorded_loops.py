@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 import mixwell
-from mixwell import Hypergradient, Loader, Mixer
+from mixwell import Hypergradient, Mixer, MixtureLoader
 from outcomes import of_mixer
 from problems import mse, regression_batches, train, two_layer
 from regression_rows import SOURCES, draw
@@ -74,7 +74,7 @@ SETTINGS: dict[str, Setting] = {
     "every validation point": Setting(lambda _: Hypergradient(0.3, points=8, span=1.0)),
     "window": Setting(lambda _: Hypergradient(0.3, window=2)),
     "projected traces": Setting(lambda _: Hypergradient(0.3, mixwell.ProjectedTraces(3))),
-    "carried traces": Setting(lambda _: Hypergradient(0.3, mixwell.CarriedTraces()), "adamw"),
+    "carried traces": Setting(lambda _: Hypergradient(0.3, mixwell.ForwardModeTraces()), "adamw"),
     "sketched traces": Setting(lambda _: Hypergradient(0.3, mixwell.SketchedTraces(64))),
     "traces of a subset": Setting(lambda _: Hypergradient(0.3, mixwell.SubsetTraces(["2.*"]))),
     "audited traces": Setting(
@@ -96,15 +96,17 @@ SETTINGS: dict[str, Setting] = {
     "rmsprop": Setting(optimizer="rmsprop"),
     "self-tuned step size": Setting(parts=dict),
     "projected descent": Setting(parts=lambda: {"update": mixwell.ProjectedDescent(0.5)}),
-    "assigned weights": Setting(parts=lambda: {"update": mixwell.Assigned(0.5)}),
-    "smoothed weights": Setting(parts=lambda: {"update": mixwell.Smoothed(mixwell.MirrorDescent(2.0), 0.1)}),
+    "assigned weights": Setting(parts=lambda: {"update": mixwell.SoftmaxWeights(0.5)}),
+    "smoothed weights": Setting(
+        parts=lambda: {"update": mixwell.UniformSmoothing(mixwell.MirrorDescent(2.0), 0.1)}
+    ),
     "floor, cap and prior": Setting(
         parts=lambda: {
             "update": 20.0,
             "constraints": [
                 mixwell.Floor(0.1),
                 mixwell.Cap({"d1": 0.5}),
-                mixwell.Prior({"d0": 1.0, "d1": 1.0, "d2": 2.0}, 0.05),
+                mixwell.PriorPull({"d0": 1.0, "d1": 1.0, "d2": 2.0}, 0.05),
             ],
         }
     ),
@@ -116,8 +118,8 @@ SETTINGS: dict[str, Setting] = {
             ],
         }
     ),
-    "stochastic horizon": Setting(parts=lambda: {"horizon": mixwell.Stochastic(0.5)}),
-    "deterministic horizon": Setting(parts=lambda: {"horizon": mixwell.Deterministic(0.1, 10.0)}),
+    "stochastic horizon": Setting(parts=lambda: {"horizon": mixwell.StochasticHorizon(0.5)}),
+    "deterministic horizon": Setting(parts=lambda: {"horizon": mixwell.DeterministicHorizon(0.1, 10.0)}),
     "warm-up, clipping, first weights": Setting(
         parts=lambda: {"warmup": 3, "clip_norm": 0.3, "weights": [0.2, 0.3, 0.5], "update": 2.0}
     ),
@@ -172,14 +174,14 @@ def micro_batches(folder: Path) -> dict[str, Any]:
                 with mixer.domain(name, share=len(some[0]) / len(x), rows=len(some[0])) as scope:
                     loss = mse(model, some)
                     loss.backward()
-                    scope.observe(loss)
+                    scope.record_loss(loss)
         mixer.step()
         if mixer.validation_due:
             for part in (slice(0, 8), slice(8, 16)):
                 with mixer.validation(share=0.5) as scope:
                     loss = mse(model, (validation[0][part], validation[1][part]))
                     loss.backward()
-                    scope.observe(loss)
+                    scope.record_loss(loss)
     return of_mixer(mixer, model)
 
 
@@ -250,7 +252,7 @@ def follow(
         signal=Hypergradient(traces=traces()),
         update=20.0,
     )
-    loader = Loader(sources(), ROWS, **settings)
+    loader = MixtureLoader(sources(), ROWS, **settings)
     if noise is not None:
         loader.sampler.noise = np.array(noise)
     losses: list[float] = []
@@ -290,19 +292,19 @@ def follow_mixed(
 
 def _mixed(
     traces: Callable[[], mixwell.Traces], settings: dict[str, Any]
-) -> tuple[nn.Module, torch.optim.Optimizer, Mixer, Loader]:
+) -> tuple[nn.Module, torch.optim.Optimizer, Mixer, MixtureLoader]:
     model = regression()
     signal = Hypergradient(traces=traces())
     optimizer = new_optimizer("adamw", model)
     mixer = Mixer(model, optimizer, SOURCES, budget=BUDGET, horizon=HORIZON, signal=signal, update=20.0)
-    return model, optimizer, mixer, Loader(sources(), ROWS, **settings)
+    return model, optimizer, mixer, MixtureLoader(sources(), ROWS, **settings)
 
 
-def _go_on(model: nn.Module, mixer: Mixer, loader: Loader, *, until: int) -> list[float]:
+def _go_on(model: nn.Module, mixer: Mixer, loader: MixtureLoader, *, until: int) -> list[float]:
     losses: list[float] = []
     for rows, labels in loader.follow_mixed(mixer):
         with mixer.batch(labels) as batch:
-            loss = batch.weigh(row_losses(model, rows))
+            loss = batch.weighted_loss(row_losses(model, rows))
             loss.backward()
         losses.append(loss.item())
         mixer.step()
@@ -313,7 +315,7 @@ def _go_on(model: nn.Module, mixer: Mixer, loader: Loader, *, until: int) -> lis
     return losses
 
 
-def _taken(loader: Loader) -> list[int]:
+def _taken(loader: MixtureLoader) -> list[int]:
     return list(loader.sampler.taken.values())
 
 
@@ -358,7 +360,7 @@ def recipe(folder: Path, *, name: str) -> dict[str, Any]:
             with mixer.domain(domain) as scope:
                 loss = mse(model, batch)
                 loss.backward()
-                scope.observe(loss)
+                scope.record_loss(loss)
         mixer.step()
         if mixer.validation_due:
             with mixer.validation():

@@ -142,7 +142,7 @@ class Run:
         if batch is None or labels is None:
             batch, labels = self.batch(self.mixer.steps_done)
         with self.mixer.batch(labels) as rows:
-            loss = rows.weigh(row_losses(self.model, batch), data=batch)
+            loss = rows.weighted_loss(row_losses(self.model, batch), data=batch)
             loss.backward()
         self.seen.append(float(loss.detach()))
         self.mixer.step()

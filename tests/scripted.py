@@ -124,7 +124,7 @@ def play(
                     loss = value(script.losses[t, j], part)
                     loss.backward()
                     reference = None if script.reference is None else script.reference[t, j]
-                    scope.observe(loss, reference=reference)
+                    scope.record_loss(loss, reference=reference)
         mixer.step()
         path.append(model.theta.detach().numpy().copy())
         if mixer.validation_due:

@@ -15,7 +15,7 @@ import datasets
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments, set_seed
 
-from mixwell.integrations.transformers import MixedTrainer
+from mixwell.integrations.transformers import MixerTrainer
 
 VOCABULARY, LENGTH = 32, 12
 
@@ -34,7 +34,7 @@ def rows(kind: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [{"input_ids": one, "labels": one} for one in sequences(kind, count, seed)]
 
 
-def labelled(kinds: tuple[str, ...] = ("up", "down", "noise"), count: int = 60) -> datasets.Dataset:
+def labeled(kinds: tuple[str, ...] = ("up", "down", "noise"), count: int = 60) -> datasets.Dataset:
     return datasets.Dataset.from_list(
         [{**row, "domain": kind} for kind in kinds for row in rows(kind, count)]
     )
@@ -75,10 +75,10 @@ def arguments(folder: Path, **settings: Any) -> TrainingArguments:
 def new_trainer(
     folder: Path, *, model: Any = None, mixer: Any = None, args: Any = None, **settings: Any
 ) -> Any:
-    return MixedTrainer(
+    return MixerTrainer(
         model=model or new_model(),
         args=arguments(folder, **(args or {})),
-        **{"train_dataset": labelled(), "validation_dataset": validation(), **settings},
+        **{"train_dataset": labeled(), "validation_dataset": validation(), **settings},
         mixer={"horizon": 8, **(mixer or {})},
     )
 

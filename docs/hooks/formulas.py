@@ -1,7 +1,7 @@
 """Formulas as pictures that are part of the page: no font, no script and no server draws them.
 
 ``$...$`` is a formula in a line, a block that is fenced as ``math`` one of its own (several lines stand below each
-other). Both are read as TeX by matplotlib, whose glyphs become one SVG path in the colour of the text.
+other). Both are read as TeX by matplotlib, whose glyphs become one SVG path in the color of the text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def svg(formula: str) -> str:
         formula: TeX, as far as matplotlib's mathtext has it.
 
     Returns:
-        The element. It stands on the base line of the text around it, in its colour and size.
+        The element. It stands on the base line of the text around it, in its color and size.
 
     Raises:
         ValueError: matplotlib cannot read the formula; the message shows where.

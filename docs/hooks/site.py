@@ -190,7 +190,7 @@ def _fields(model: type[BaseModel]) -> Iterator[str]:
 
 
 _UNTOLD = {
-    "kind": "Which kind of model, or of optimiser.",
+    "kind": "Which kind of model, or of optimizer.",
     "model": "What is trained.",
     "optimizer": "What trains it.",
     "batch": "The rows of a step.",

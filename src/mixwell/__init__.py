@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mixwell._version import __version__
 
 if TYPE_CHECKING:
-    from mixwell.data.loader import Loader
+    from mixwell.data.loader import MixtureLoader
     from mixwell.hypergradient.curvature import (
         Curvature,
         DiagonalCurvature,
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mixwell.hypergradient.traces import (
         AuditedTraces,
         BFloat16Traces,
-        CarriedTraces,
         DenseTraces,
+        ForwardModeTraces,
         ProjectedTraces,
         SketchedTraces,
         SubsetTraces,
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from mixwell.mixer.mixer import Mixer
     from mixwell.mixer.records import RoundRecord
     from mixwell.reference.fidelity import Fidelity, measure_fidelity
-    from mixwell.signals import Hypergradient, Signal, Still
+    from mixwell.signals import ConstantWeights, Hypergradient, Signal
     from mixwell.signals.probes import Probes
-    from mixwell.simplex.constraints import Cap, Constraint, Floor, Prior
-    from mixwell.simplex.horizons import Deterministic, Every, Horizon, Stochastic
+    from mixwell.simplex.constraints import Cap, Constraint, Floor, PriorPull
+    from mixwell.simplex.horizons import DeterministicHorizon, FixedHorizon, Horizon, StochasticHorizon
     from mixwell.simplex.repetition import EpochCap, EpochPace
     from mixwell.simplex.updates import (
-        Assigned,
         MirrorDescent,
         ProjectedDescent,
         SelfTunedMirrorDescent,
-        Smoothed,
+        SoftmaxWeights,
+        UniformSmoothing,
         Update,
     )
     from mixwell.simplex.weights import Weights
@@ -58,13 +58,13 @@ _ROOMS = {
     "mixer.records": ("RoundRecord",),
     "reference.fidelity": ("Fidelity", "measure_fidelity"),
     # batches and whole runs
-    "data.loader": ("Loader",),
+    "data.loader": ("MixtureLoader",),
     "training.api": ("train",),
     # every method of the field
     "methods.recipes": ("recipe",),
     "signals.probes": ("Probes",),
     # what a mixer is made of
-    "signals": ("Hypergradient", "Signal", "Still"),
+    "signals": ("Hypergradient", "Signal", "ConstantWeights"),
     "hypergradient.curvature": (
         "Curvature",
         "DiagonalCurvature",
@@ -76,7 +76,7 @@ _ROOMS = {
     "hypergradient.traces": (
         "AuditedTraces",
         "BFloat16Traces",
-        "CarriedTraces",
+        "ForwardModeTraces",
         "DenseTraces",
         "ProjectedTraces",
         "SketchedTraces",
@@ -85,45 +85,45 @@ _ROOMS = {
         "Traces",
     ),
     "simplex.updates": (
-        "Assigned",
+        "SoftmaxWeights",
         "MirrorDescent",
         "ProjectedDescent",
         "SelfTunedMirrorDescent",
-        "Smoothed",
+        "UniformSmoothing",
         "Update",
     ),
-    "simplex.horizons": ("Deterministic", "Every", "Horizon", "Stochastic"),
-    "simplex.constraints": ("Cap", "Constraint", "Floor", "Prior"),
+    "simplex.horizons": ("DeterministicHorizon", "FixedHorizon", "Horizon", "StochasticHorizon"),
+    "simplex.constraints": ("Cap", "Constraint", "Floor", "PriorPull"),
     "simplex.repetition": ("EpochCap", "EpochPace"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
-    "Assigned",
     "AuditedTraces",
     "BFloat16Traces",
     "Cap",
-    "CarriedTraces",
+    "ConstantWeights",
     "Constraint",
     "Curvature",
     "DenseTraces",
-    "Deterministic",
+    "DeterministicHorizon",
     "DiagonalCurvature",
     "EpochCap",
     "EpochPace",
-    "Every",
     "ExactCurvature",
     "Fidelity",
+    "FixedHorizon",
     "Floor",
+    "ForwardModeTraces",
     "Horizon",
     "Hypergradient",
     "IsotropicCurvature",
-    "Loader",
     "MeasuredCurvature",
     "MirrorDescent",
     "Mixer",
+    "MixtureLoader",
     "PerTensorCurvature",
-    "Prior",
+    "PriorPull",
     "Probes",
     "ProjectedDescent",
     "ProjectedTraces",
@@ -131,12 +131,12 @@ __all__ = [
     "SelfTunedMirrorDescent",
     "Signal",
     "SketchedTraces",
-    "Smoothed",
-    "Still",
-    "Stochastic",
+    "SoftmaxWeights",
+    "StochasticHorizon",
     "SubsetTraces",
     "TraceError",
     "Traces",
+    "UniformSmoothing",
     "Update",
     "Weights",
     "__version__",

@@ -369,7 +369,7 @@ def tokenizer_command(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Train a tokeniser (byte-level BPE) on a config's text domains."""
+    """Train a tokenizer (byte-level BPE) on a config's text domains."""
     from mixwell.training import command
 
     command.train_tokenizer(config, size=size, out=out, overrides=overrides or ())

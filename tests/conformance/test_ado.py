@@ -16,7 +16,7 @@ from mixwell import methods
 from mixwell.methods import Extra, Task
 from mixwell.signals.power_laws import Law, fit_law
 from mixwell.signals.scaling_law import ScalingLaws
-from mixwell.simplex.updates import Assigned
+from mixwell.simplex.updates import SoftmaxWeights
 from scripted import Point, Script, names, play
 
 PRIOR = {"d0": 0.5, "d1": 0.3, "d2": 0.2}
@@ -87,7 +87,7 @@ def test_bins_give_the_law_of_all_the_losses() -> None:
     random = np.random.default_rng(3)
     losses = law_losses(1500) * np.exp(random.normal(size=(1500, 3)) * 0.02)
     signal = ScalingLaws(ignore=50)
-    play(Script(losses), signal, Assigned(), horizon=1500)
+    play(Script(losses), signal, SoftmaxWeights(), horizon=1500)
     n = np.arange(51, 1501).astype(float)
     for j, law in enumerate(signal.laws.values()):
         e, a, b = fitted_by_scipy(n, losses[50:, j], np.ones(1450))
@@ -141,7 +141,7 @@ def mixer_of(signal: ScalingLaws, *, horizon: int, steps: int, **settings) -> tu
         budget=steps,
         horizon=horizon,
         signal=signal,
-        update=Assigned(),
+        update=SoftmaxWeights(),
         weights=MU.tolist(),
         **settings,
     )
@@ -154,7 +154,7 @@ def feed(model: Point, mixer: mixwell.Mixer, losses, *, counts=(1, 1, 1)):
     for step in losses:
         labels = np.repeat([0, 1, 2], counts)
         with mixer.batch(labels) as batch:
-            batch.weigh(torch.tensor(step[labels]) + 0 * model.theta.sum()).backward()
+            batch.weighted_loss(torch.tensor(step[labels]) + 0 * model.theta.sum()).backward()
         mixer.step()
         if mixer.round_ended is not None:
             laws.append(mixer.signal.laws)
@@ -222,7 +222,7 @@ def test_a_domain_without_a_law_keeps_its_part_of_the_prior() -> None:
     losses = law_losses(40)
     losses[:, 1] = np.nan
     signal = ScalingLaws(PRIOR, preference_share=1.0, floor=0.0)
-    played = play(Script(losses), signal, Assigned(), weights=MU.tolist())
+    played = play(Script(losses), signal, SoftmaxWeights(), weights=MU.tolist())
     assert sorted(signal.laws) == ["d0", "d2"]
     np.testing.assert_allclose(played.weights[:, 1], 0.3, rtol=1e-12)
     assert abs(played.weights[-1, 0] - 0.5) > 0.02
@@ -230,7 +230,7 @@ def test_a_domain_without_a_law_keeps_its_part_of_the_prior() -> None:
 
 def test_the_prior_where_no_loss_falls() -> None:
     losses = np.linspace(1, 2, 30)[:, None] + np.zeros(3)
-    played = play(Script(losses), ScalingLaws(PRIOR), Assigned(), weights=[1, 1, 1])
+    played = play(Script(losses), ScalingLaws(PRIOR), SoftmaxWeights(), weights=[1, 1, 1])
     np.testing.assert_allclose(played.weights[-1], MU, rtol=1e-6)
 
 
@@ -238,14 +238,14 @@ def test_a_slope_of_zero_has_the_floor() -> None:
     losses = law_losses(60)
     losses[:, 2] = 1.0
     signal = ScalingLaws(PRIOR, preference_share=1.0)
-    played = play(Script(losses), signal, Assigned(), weights=MU.tolist())
+    played = play(Script(losses), signal, SoftmaxWeights(), weights=MU.tolist())
     assert played.weights[-1, 2] == pytest.approx(0.01 / 1.01, rel=1e-6)
 
 
 def test_without_a_prior_the_initial_weights_are_it() -> None:
     losses = law_losses(40)
     given, none = (
-        play(Script(losses), signal, Assigned(), weights=MU.tolist())
+        play(Script(losses), signal, SoftmaxWeights(), weights=MU.tolist())
         for signal in (ScalingLaws(PRIOR), ScalingLaws())
     )
     np.testing.assert_allclose(none.weights, given.weights, rtol=1e-12)

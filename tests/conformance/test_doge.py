@@ -14,7 +14,7 @@ import mixwell
 from mixwell import methods
 from mixwell.methods import Extra, Outcome, Task
 from mixwell.signals.alignment import Alignment
-from mixwell.simplex.updates import MirrorDescent, Smoothed
+from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 from mixwell.training.config import MixerConfig
 from scripted import Point, Script, names, play
 
@@ -53,8 +53,8 @@ def published(script: Any, *, mu: float, eps: float = 0.0, horizon: int = 1, oft
     return np.array(path)
 
 
-def doge(mu: float, eps: float = 0.0) -> Smoothed:
-    return Smoothed(MirrorDescent(1 / mu), eps)
+def doge(mu: float, eps: float = 0.0) -> UniformSmoothing:
+    return UniformSmoothing(MirrorDescent(1 / mu), eps)
 
 
 def long_script(seed: int, *, steps: int = 9) -> Any:
@@ -110,7 +110,7 @@ def test_the_golden_trajectory(horizon: int, eps: float) -> None:
 
 
 @pytest.mark.parametrize("horizon", [1, 3])
-def test_universal_generalisation_needs_no_validation(horizon: int) -> None:
+def test_universal_generalization_needs_no_validation(horizon: int) -> None:
     script = long_script(2)
     script.validation = None
     signal = Alignment(universal=True)

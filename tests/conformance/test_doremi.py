@@ -14,7 +14,7 @@ import mixwell
 from mixwell import methods
 from mixwell.methods import Outcome, Task
 from mixwell.signals.excess_losses import ExcessLosses
-from mixwell.simplex.updates import MirrorDescent, Smoothed
+from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 from scripted import Point, Script, names, play
 
 
@@ -43,8 +43,8 @@ def referred(script: Script):
     return script.reference
 
 
-def rule(eta: float = 1.0, c: float = 1e-3) -> Smoothed:
-    return Smoothed(MirrorDescent(eta), c)
+def rule(eta: float = 1.0, c: float = 1e-3) -> UniformSmoothing:
+    return UniformSmoothing(MirrorDescent(eta), c)
 
 
 def test_a_step_by_hand() -> None:
@@ -95,13 +95,13 @@ def feed(model: Point, mixer: mixwell.Mixer, losses, reference, way: str) -> Non
             labels = np.repeat([0, 1, 2], 4)[order]
             with mixer.batch(labels) as batch:
                 rows = values.flatten(0, 1)[order], other.flatten(0, 1)[order]
-                batch.weigh(rows[0], reference=rows[1]).backward()
+                batch.weighted_loss(rows[0], reference=rows[1]).backward()
         else:
             for j, name in enumerate(names(3)):
                 for part in (slice(0, 1), slice(1, 4)):
                     with mixer.domain(name, share=(part.stop - part.start) / 4) as scope:
                         values[j, part].mean().backward(retain_graph=True)
-                        scope.observe(values[j, part], reference=other[j, part])
+                        scope.record_loss(values[j, part], reference=other[j, part])
         mixer.step()
 
 
@@ -159,7 +159,7 @@ def test_the_last_excess_survives_a_stop() -> None:
             for name in present:
                 with mixer.domain(name) as scope:
                     (0 * model.theta.sum()).backward()
-                    scope.observe(torch.tensor(2.0 if name == "b" else 1.5), reference=1.0)
+                    scope.record_loss(torch.tensor(2.0 if name == "b" else 1.5), reference=1.0)
             mixer.step()
         return mixer
 
@@ -173,10 +173,10 @@ def test_a_reference_is_needed() -> None:
     with pytest.raises(ValueError, match=r"needs the losses of a reference model: scope\.observe"):
         with mixer.domain("d0") as scope:
             model.theta.sum().backward()
-            scope.observe(torch.ones(2))
-    with pytest.raises(ValueError, match=r"needs the losses of a reference model: batch\.weigh"):
+            scope.record_loss(torch.ones(2))
+    with pytest.raises(ValueError, match=r"needs the losses of a reference model: batch\.weighted_loss"):
         with mixer.batch([0, 1, 2]) as batch:
-            batch.weigh(torch.ones(3) + 0 * model.theta.sum()).backward()
+            batch.weighted_loss(torch.ones(3) + 0 * model.theta.sum()).backward()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -185,7 +185,7 @@ def test_a_reference_that_is_not_finite_is_never_a_zero(bad: float) -> None:
     with pytest.raises(ValueError, match=r"domain 'd1' less those of the reference model are not finite"):
         with mixer.batch([0, 1, 2]) as batch:
             other = torch.tensor([1.0, bad, 1.0])
-            batch.weigh(torch.ones(3) + 0 * model.theta.sum(), reference=other).backward()
+            batch.weighted_loss(torch.ones(3) + 0 * model.theta.sum(), reference=other).backward()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_the_recipe_is_the_rule() -> None:
     official = METHOD.recipe(task())
     assert official.signal.objective == "losses"
     assert repr(official.signal) == "ExcessLosses('element', absent='last', objective='losses')"
-    assert repr(official.update) == "Smoothed(MirrorDescent(1.0), 0.001)"
+    assert repr(official.update) == "UniformSmoothing(MirrorDescent(1.0), 0.001)"
     assert METHOD.horizon is not None
     assert METHOD.horizon(100) == 1
     assert official.weights == {"a": 1.0, "b": 1.0}  # whatever the reference is trained with

@@ -12,7 +12,7 @@ import torch
 import mixwell
 from mixwell import methods
 from mixwell.methods import Extra, Task
-from mixwell.signals.domain_losses import Losses
+from mixwell.signals.domain_losses import DomainLosses
 from mixwell.simplex.updates import MirrorDescent
 from scripted import Point, Script, names, play
 
@@ -37,14 +37,14 @@ def published(losses, eta: float, added, weights, horizon: int = 1):
 def test_two_steps_by_hand() -> None:
     # eta = log 2: weights double for every unit of loss. (1, 1) x (2^1, 2^0) = (2, 1); x (2^0, 2^2) = (2, 4).
     script = Script(np.array([[1.0, 0.0], [0.0, 2.0]]))
-    played = play(script, Losses(), MirrorDescent(float(np.log(2))))
+    played = play(script, DomainLosses(), MirrorDescent(float(np.log(2))))
     np.testing.assert_allclose(played.weights, [[1 / 2, 1 / 2], [2 / 3, 1 / 3], [1 / 3, 2 / 3]], rtol=1e-14)
 
 
 def test_the_size_adjustment_by_hand() -> None:
     # C / sqrt(n) = 1 for 4 rows and .5 for 16: exponents of log 4 (1 + 1, 1 + .5) give 16 : 8.
     script = Script(np.array([[1.0, 1.0]]))
-    signal = Losses(2.0, {"d0": 4, "d1": 16})
+    signal = DomainLosses(2.0, {"d0": 4, "d1": 16})
     played = play(script, signal, MirrorDescent(float(np.log(4))))
     np.testing.assert_allclose(played.weights[-1], [2 / 3, 1 / 3], rtol=1e-14)
 
@@ -55,7 +55,7 @@ def test_the_golden_trajectory(horizon: int, adjustment: float) -> None:
     script = Script.random(3, steps=10)
     script.losses[2, 1] = script.losses[5, 0] = script.losses[6, 0] = np.nan
     start = [0.2, 0.5, 0.3]
-    signal = Losses(adjustment, ROWS)
+    signal = DomainLosses(adjustment, ROWS)
     played = play(script, signal, MirrorDescent(0.3), horizon=horizon, weights=start)
     added = adjustment / np.sqrt([100, 25, 400])
     expected = published(script.losses, 0.3, added, start, horizon)
@@ -64,7 +64,7 @@ def test_the_golden_trajectory(horizon: int, adjustment: float) -> None:
 
 def test_the_weights_of_a_round_weigh_its_gradients() -> None:
     script = Script.random(4, steps=3)
-    played = play(script, Losses(), MirrorDescent(0.5), lr=0.1)
+    played = play(script, DomainLosses(), MirrorDescent(0.5), lr=0.1)
     weights = published(script.losses, 0.5, np.zeros(3), np.full(3, 1 / 3))
     assert script.gradients is not None
     theta = np.zeros(4)
@@ -75,7 +75,7 @@ def test_the_weights_of_a_round_weigh_its_gradients() -> None:
 
 def test_a_domain_that_is_absent_may_keep_its_last_loss() -> None:
     losses = np.array([[1.0, 2.0], [1.0, np.nan], [1.0, np.nan], [1.0, 0.5]])
-    played = play(Script(losses), Losses(absent="last"), MirrorDescent(1.0))
+    played = play(Script(losses), DomainLosses(absent="last"), MirrorDescent(1.0))
     filled = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 0.5]])
     np.testing.assert_allclose(played.weights, published(filled, 1.0, [0, 0], [0.5, 0.5]), rtol=1e-12)
 
@@ -83,7 +83,7 @@ def test_a_domain_that_is_absent_may_keep_its_last_loss() -> None:
 def row_mixer(signal=None, *, horizon: int = 2, steps: int = 6) -> tuple[Point, mixwell.Mixer]:
     model = Point(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    signal = Losses(3.0, ROWS) if signal is None else signal
+    signal = DomainLosses(3.0, ROWS) if signal is None else signal
     mixer = mixwell.Mixer(
         model, optimizer, names(3), budget=steps, horizon=horizon, signal=signal, update=MirrorDescent(0.3)
     )
@@ -102,19 +102,19 @@ def feed(model: Point, mixer: mixwell.Mixer, steps, *, way: str) -> None:
         values = torch.tensor(losses) + 0 * model.theta.sum()
         if way == "whole":
             with mixer.batch(labels) as batch:
-                batch.weigh(values).backward()
+                batch.weighted_loss(values).backward()
         elif way == "mixed parts":
             counts = {"d0": 2, "d1": 3, "d2": 1}
             for part in (slice(0, 2), slice(2, 6)):
                 with mixer.batch(labels[part], counts=counts) as batch:
-                    batch.weigh(values[part]).backward(retain_graph=True)
+                    batch.weighted_loss(values[part]).backward(retain_graph=True)
         else:
             for j, name in enumerate(names(3)):
                 own = np.flatnonzero(labels == j)
                 for row in own:
                     with mixer.domain(name, share=1 / len(own)) as scope:
                         values[row].backward(retain_graph=True)
-                        scope.observe(values[row])
+                        scope.record_loss(values[row])
         mixer.step()
 
 
@@ -130,13 +130,13 @@ def test_rows_in_any_parts_count_by_their_mean(way: str) -> None:
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
 def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, tmp_path) -> None:
     steps = list(rows_of_steps(6))
-    model, whole = row_mixer(Losses(3.0, ROWS, absent="last"), horizon=4)
+    model, whole = row_mixer(DomainLosses(3.0, ROWS, absent="last"), horizon=4)
     feed(model, whole, steps, way="whole")
-    model, first = row_mixer(Losses(3.0, ROWS, absent="last"), horizon=4)
+    model, first = row_mixer(DomainLosses(3.0, ROWS, absent="last"), horizon=4)
     feed(model, first, steps[:stop], way="whole")
     first.save(tmp_path / "state")
     kept = copy.deepcopy(model.state_dict())
-    model, resumed = row_mixer(Losses(3.0, ROWS, absent="last"), horizon=4)
+    model, resumed = row_mixer(DomainLosses(3.0, ROWS, absent="last"), horizon=4)
     model.load_state_dict(kept)
     resumed.load(tmp_path / "state")
     feed(model, resumed, steps[stop:], way="whole")
@@ -147,7 +147,7 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, tmp_path) -> None:
 
 def test_another_setting_is_refused() -> None:
     _, mixer = row_mixer()
-    _, other = row_mixer(Losses(2.0, ROWS))
+    _, other = row_mixer(DomainLosses(2.0, ROWS))
     with pytest.raises(ValueError, match="signal"):
         other.load_state_dict(mixer.state_dict())
 
@@ -160,7 +160,7 @@ def test_a_step_that_is_left_out_leaves_no_loss() -> None:
         ["a", "b"],
         budget=2,
         horizon=2,
-        signal=Losses(),
+        signal=DomainLosses(),
         update=MirrorDescent(1.0),
         clip_norm=1.0,
         on_nonfinite="skip",
@@ -168,7 +168,7 @@ def test_a_step_that_is_left_out_leaves_no_loss() -> None:
     # The norm of the first step's gradient overflows when all of its losses are told already.
     for steep, losses in ((1e200, [5.0, 3.0]), (0.0, [1.0, 0.0])):
         with mixer.batch([0, 1]) as batch:
-            batch.weigh(torch.tensor(losses) + steep * model.theta.sum()).backward()
+            batch.weighted_loss(torch.tensor(losses) + steep * model.theta.sum()).backward()
         if steep:
             with pytest.warns(UserWarning, match="overflowed"):
                 mixer.step()
@@ -187,11 +187,11 @@ def test_losses_must_be_told() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Losses(-1.0), "must be finite and not negative, got -1"),
-        (lambda: Losses(1.0), r"C = 1.0 needs the number of rows of every domain: rows=\{\.\.\.\}"),
-        (lambda: Losses(1.0, {"d0": 0}), r"must be positive, got \{'d0': 0\}"),
-        (lambda: Losses(absent="never"), "'last' or 'zero', got 'never'"),
-        (lambda: row_mixer(Losses(1.0, {"d0": 3, "d1": 4})), "needs the rows of d2"),
+        (lambda: DomainLosses(-1.0), "must be finite and not negative, got -1"),
+        (lambda: DomainLosses(1.0), r"C = 1.0 needs the number of rows of every domain: rows=\{\.\.\.\}"),
+        (lambda: DomainLosses(1.0, {"d0": 0}), r"must be positive, got \{'d0': 0\}"),
+        (lambda: DomainLosses(absent="never"), "'last' or 'zero', got 'never'"),
+        (lambda: row_mixer(DomainLosses(1.0, {"d0": 3, "d1": 4})), "needs the rows of d2"),
     ],
 )
 def test_what_is_wrong_is_said(make, said: str) -> None:
@@ -200,7 +200,7 @@ def test_what_is_wrong_is_said(make, said: str) -> None:
 
 
 def test_a_signal_serves_one_mixer() -> None:
-    signal = Losses()
+    signal = DomainLosses()
     row_mixer(signal)
     with pytest.raises(ValueError, match="this Losses is in use by another mixer"):
         row_mixer(signal)
@@ -220,5 +220,5 @@ def test_the_method() -> None:
     np.testing.assert_allclose(played.weights, expected, rtol=1e-12)
     assert method.extra(task) == Extra()
     plain = method.recipe(Task(tuple(ROWS), ROWS, 8, 10, 0, SimpleNamespace(), method.options()))
-    assert repr(plain.signal) == "Losses(0.0, None, absent='zero')"
+    assert repr(plain.signal) == "DomainLosses(0.0, None, absent='zero')"
     assert repr(plain.update) == "MirrorDescent(0.01)"

@@ -103,16 +103,16 @@ def test_conjugate_gradients_give_the_closed_form(damping: float, horizon: int) 
             assert relative(scores, reference.numpy()) < 1e-10
 
 
-def test_at_the_minimiser_it_is_the_derivative_of_what_training_ends_with() -> None:
+def test_at_the_minimizer_it_is_the_derivative_of_what_training_ends_with() -> None:
     quadratic, _, w = setting(5)
-    run = Run(quadratic, quadratic.minimiser(w), w, ImplicitGradient(iterations=40))
+    run = Run(quadratic, quadratic.minimizer(w), w, ImplicitGradient(iterations=40))
     run.steps(1)  # which leaves the parameters where they are
     assert relative(run.scores[0], quadratic.implicit(w).numpy()) < 1e-9
     moved = []
     for j in range(M):
         step = torch.zeros_like(w)
         step[j] = 1e-6
-        ends = [quadratic.problem().validation(quadratic.minimiser(w + sign * step)) for sign in (1, -1)]
+        ends = [quadratic.problem().validation(quadratic.minimizer(w + sign * step)) for sign in (1, -1)]
         moved.append(float(ends[0] - ends[1]) / 2e-6)
     assert relative(run.scores[0], np.array(moved)) < 1e-6
 
@@ -156,10 +156,10 @@ def test_the_single_loop_is_the_literal_one(horizon: int) -> None:
 
 
 def test_the_single_loop_comes_to_rest_at_the_implicit_hypergradient() -> None:
-    """At the minimiser with weights that stay, which are those of a step size of nearly nothing."""
+    """At the minimizer with weights that stay, which are those of a step size of nearly nothing."""
     quadratic, _, w = setting(3)
     signal = ImplicitGradient("single-loop", learning_rate=0.15)
-    run = Run(quadratic, quadratic.minimiser(w), w, signal, update=1e-300)
+    run = Run(quadratic, quadratic.minimizer(w), w, signal, update=1e-300)
     run.steps(160)
     assert relative(run.scores[-1], quadratic.implicit(w).numpy()) < 1e-9
     assert relative(run.scores[0], quadratic.implicit(w).numpy()) > 0.1
@@ -335,7 +335,7 @@ def test_losses_without_curvature_and_mixed_batches() -> None:
         probes=probes,
     )
     with mixer.batch(np.repeat(np.arange(3), 6)) as batch:
-        batch.weigh(model(rows[:3].flatten(0, 1)).squeeze(1)).backward()
+        batch.weighted_loss(model(rows[:3].flatten(0, 1)).squeeze(1)).backward()
     mixer.step()
     with mixer.validation():
         loss(model, rows[3]).backward()

@@ -18,7 +18,7 @@ from mixwell.methods import Task
 from mixwell.signals.directional import Derivatives
 from mixwell.signals.probes import Probes, rows_of
 from mixwell.signals.row_alignment import RowAlignment
-from mixwell.simplex.updates import Assigned, MirrorDescent
+from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 from mixwell.training.models.cnn import small_cnn
 from mixwell.training.models.gpt import Gpt
 from row_runs import LR, NAMES, Batch, Run, copies, losses_at, mean_loss, network, row_losses
@@ -80,16 +80,16 @@ def test_over_a_longer_round_the_validation_gradient_is_that_of_its_beginning() 
     run = Run(RowAlignment(), horizon=3, weights=[1, 2, 3])
     theta = copies(run.model)
     measure = np.repeat([1 / 6, 2 / 6, 3 / 6], 4) / 4
-    aim, shares = torch.zeros(()), np.zeros(3)
+    align, shares = torch.zeros(()), np.zeros(3)
     for k in range(9):
         if k % 3 == 0:
             validation = run.aside.at(0) if k == 0 else run.validation.at(k // 3 - 1)
-            aim = torch.cat(
+            align = torch.cat(
                 [g.flatten() for g in torch.autograd.grad(losses_at(theta, validation).mean(), theta)]
             )
             shares = np.zeros(3)
         batch, _ = run.batch(k)
-        raw = (row_gradients(theta, batch) @ aim).clamp(min=0).numpy() * measure
+        raw = (row_gradients(theta, batch) @ align).clamp(min=0).numpy() * measure
         chosen = raw / raw.sum()
         shares += chosen.reshape(3, 4).sum(axis=1) / 3
         loss = (torch.from_numpy(chosen) * losses_at(theta, batch)).sum()
@@ -121,19 +121,19 @@ def test_where_no_row_helps_the_step_does_nothing() -> None:
 
 
 def test_domains_get_the_mean_of_their_rows_whatever_their_number() -> None:
-    run = Run(RowAlignment("domains"), Assigned(), horizon=2, rows=(2, 6, 4), weights=[2, 1, 1])
+    run = Run(RowAlignment("domains"), SoftmaxWeights(), horizon=2, rows=(2, 6, 4), weights=[2, 1, 1])
     theta = copies(run.model)
     first, weights = np.array([0.5, 0.25, 0.25]), np.array([0.5, 0.25, 0.25])
     counts = np.array([2, 6, 4])
-    aim, shares = torch.zeros(()), np.zeros(3)
+    align, shares = torch.zeros(()), np.zeros(3)
     for k in range(6):
         if k % 2 == 0:
             validation = run.aside.at(0) if k == 0 else run.validation.at(k // 2 - 1)
             gradient = torch.autograd.grad(losses_at(theta, validation).mean(), theta)
-            aim = torch.cat([g.flatten() for g in gradient])
+            align = torch.cat([g.flatten() for g in gradient])
             shares = np.zeros(3)
         batch, _ = run.batch(k)
-        raw = (row_gradients(theta, batch) @ aim).clamp(min=0).numpy()
+        raw = (row_gradients(theta, batch) @ align).clamp(min=0).numpy()
         means = np.array([part.mean() for part in np.split(raw, np.cumsum(counts)[:-1])])
         shares += first * means / (first * means).sum()
         # No row is weighted: the step is that of the domains' weights.
@@ -149,7 +149,7 @@ def test_domains_get_the_mean_of_their_rows_whatever_their_number() -> None:
 
 def test_permuted_and_duplicate_domains() -> None:
     def final(**settings: Any) -> dict[str, float]:
-        return Run(RowAlignment("domains"), Assigned(), horizon=2, **settings).go(6).mixer.weights.last
+        return Run(RowAlignment("domains"), SoftmaxWeights(), horizon=2, **settings).go(6).mixer.weights.last
 
     plain = final()
     assert final(names=("noisy", "clean", "turned")) == pytest.approx(plain, rel=1e-9)
@@ -165,7 +165,7 @@ def test_permuted_and_duplicate_domains() -> None:
 
 
 def test_an_absent_domain_keeps_its_last_mean_and_zeros_keep_the_weights() -> None:
-    run = Run(RowAlignment("domains"), Assigned(), inclusion=dict.fromkeys(NAMES, 0.5))
+    run = Run(RowAlignment("domains"), SoftmaxWeights(), inclusion=dict.fromkeys(NAMES, 0.5))
     run.step()
     means = np.array(run.signal.state()[0]["means"])
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_an_absent_domain_keeps_its_last_mean_and_zeros_keep_the_weights() -> No
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_a_resumed_run_goes_on_bit_for_bit(level: Any, stop: int) -> None:
     def fresh() -> Run:
-        return Run(RowAlignment(level), Assigned() if level == "domains" else 1.0, horizon=3)
+        return Run(RowAlignment(level), SoftmaxWeights() if level == "domains" else 1.0, horizon=3)
 
     whole = fresh().go(8)
     first, second = fresh().go(stop), fresh()
@@ -200,7 +200,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(level: Any, stop: int) -> None:
     assert second.mixer.rounds == whole.mixer.rounds
 
 
-def test_a_batch_in_parts_is_normalised_in_each() -> None:
+def test_a_batch_in_parts_is_normalized_in_each() -> None:
     run = Run(RowAlignment(), rows=(4, 4, 4))
     theta = copies(run.model)
     batch, labels = run.batch(0)
@@ -209,7 +209,7 @@ def test_a_batch_in_parts_is_normalised_in_each() -> None:
         rows = batch[0][half], batch[1][half]
         own = [labels[i] for i in half]
         with run.mixer.batch(own, counts=dict.fromkeys(NAMES, 4.0)) as part:
-            part.weigh(row_losses(run.model, rows), data=rows).backward()
+            part.weighted_loss(row_losses(run.model, rows), data=rows).backward()
     run.mixer.step()
     loss = torch.zeros(())
     for half in halves:
@@ -237,7 +237,7 @@ def test_the_warm_up_weighs_no_row() -> None:
 
 
 def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
-    run = Run(RowAlignment("domains"), Assigned(), horizon=2, on_nonfinite="skip")
+    run = Run(RowAlignment("domains"), SoftmaxWeights(), horizon=2, on_nonfinite="skip")
     (x, y), labels = run.batch(0)
     y[0] = math.inf
     with pytest.warns(UserWarning, match="non-finite"):
@@ -265,7 +265,7 @@ def test_the_recipe() -> None:
     rows, domains = method.recipe(task("rows")), method.recipe(task("domains"))
     assert repr(rows.signal) == "RowAlignment('rows')"
     assert isinstance(rows.update, MirrorDescent)
-    assert isinstance(domains.update, Assigned)
+    assert isinstance(domains.update, SoftmaxWeights)
     assert repr(domains.signal) == "RowAlignment('domains')"
     assert method.horizon is not None
     assert method.horizon(500) == 1
@@ -291,10 +291,10 @@ def test_it_says_what_it_lacks() -> None:
     run = Run(RowAlignment())
     batch, labels = run.batch(0)
     with pytest.raises(ValueError, match=r"weigh\(losses, data=rows\)"), run.mixer.batch(labels) as rows:
-        rows.weigh(row_losses(run.model, batch))
+        rows.weighted_loss(row_losses(run.model, batch))
     half = batch[0][:6], batch[1][:6]
     with pytest.raises(ValueError, match="12 losses and data of 6 rows"), run.mixer.batch(labels) as rows:
-        rows.weigh(row_losses(run.model, batch), data=half)
+        rows.weighted_loss(row_losses(run.model, batch), data=half)
     with pytest.raises(ValueError, match=r"mixer\.batch, not mixer\.domain"), run.mixer.domain("clean"):
         mean_loss(run.model, run.feeds["clean"].at(0)).backward()
     with pytest.raises(ValueError, match="in use by another mixer"):
@@ -452,7 +452,7 @@ def test_a_model_with_batch_norm_and_dropout_trains_as_if_it_were_not_looked_at(
         (evaluated,) = torch.autograd.grad(mean_loss(model, feed.at(8)), model[0].weight)  # type: ignore[arg-type]
         model.train()
         with mixer.batch([0] * 4) as batch:
-            batch.weigh(row_losses(model, feed.at(0)), data=feed.at(0)).backward()
+            batch.weighted_loss(row_losses(model, feed.at(0)), data=feed.at(0)).backward()
         mixer.step()
         if isinstance(signal, RowAlignment):
             kept = signal.state()[1]["validation.0.weight"]
@@ -460,7 +460,7 @@ def test_a_model_with_batch_norm_and_dropout_trains_as_if_it_were_not_looked_at(
         return model, torch.rand(3)
 
     torch.manual_seed(0)
-    (looked, after), (plain, expected) = stepped(RowAlignment()), stepped(mixwell.signals.Still())
+    (looked, after), (plain, expected) = stepped(RowAlignment()), stepped(mixwell.signals.ConstantWeights())
     assert torch.equal(after, expected)
     for own, other in zip(looked.buffers(), plain.buffers(), strict=True):
         assert torch.equal(own, other)

@@ -17,7 +17,7 @@ from mixwell.methods import Task
 from mixwell.signals.learned_curriculum import LearnedRowCurriculum
 from mixwell.signals.probes import Probes
 from mixwell.signals.row_curriculum import GivenRowCurriculum, _percentile
-from mixwell.simplex.updates import Assigned, MirrorDescent
+from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 from row_runs import LR, NAMES, Batch, Run, copies, joined, losses_at, mean_loss, network, row_losses
 
 
@@ -55,11 +55,11 @@ def linear(losses: np.ndarray, pace: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("horizon", [1, 4])
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(("curriculum", "rule"), [("self-paced", self_paced), ("linear", linear)])
-def test_rows_are_weighted_by_their_losses(curriculum: Any, rule: Any, normalise: bool, horizon: int) -> None:
+def test_rows_are_weighted_by_their_losses(curriculum: Any, rule: Any, normalize: bool, horizon: int) -> None:
     signal = GivenRowCurriculum(
-        curriculum, steps=12, percentile=0.6, decay=0.8, burn_in=0.25, normalise=normalise
+        curriculum, steps=12, percentile=0.6, decay=0.8, burn_in=0.25, normalize=normalize
     )
     run = Run(signal, horizon=horizon, budget=12)
     theta, pace = copies(run.model), Pace(0.6, 0.8)
@@ -71,7 +71,7 @@ def test_rows_are_weighted_by_their_losses(curriculum: Any, rule: Any, normalise
         threshold = pace.see(known)
         v = np.ones(12) if k < 3 else rule(known, threshold)
         left_out += int((v == 0).sum())
-        v = v / v.mean() if normalise else v
+        v = v / v.mean() if normalize else v
         shares.append(v.reshape(3, 4).mean(axis=1))
         loss = (torch.from_numpy(v) * losses).mean()
         theta = stepped(theta, loss)
@@ -103,7 +103,7 @@ def test_numbers_by_hand() -> None:
     for scale in (1.0, 2.0):
         x = scale * torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64)
         with mixer.batch(["a", "a", "b", "b"]) as batch:
-            loss = batch.weigh(model(x).squeeze(1))
+            loss = batch.weighted_loss(model(x).squeeze(1))
             loss.backward()
         seen.append(loss.item())
         mixer.step()
@@ -157,7 +157,7 @@ def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
 
 def test_given_curricula_of_domains() -> None:
     signal = GivenRowCurriculum("linear", "domains", steps=6, percentile=0.9, decay=0.5, burn_in=0.0)
-    run = Run(signal, Assigned(), horizon=3, rows=(2, 6, 4), weights=[2, 1, 1])
+    run = Run(signal, SoftmaxWeights(), horizon=3, rows=(2, 6, 4), weights=[2, 1, 1])
     first, counts = np.array([0.5, 0.25, 0.25]), np.array([2, 6, 4])
     theta, average, sums, weights = copies(run.model), 0.0, np.zeros(3), first
     for k in range(6):
@@ -212,12 +212,12 @@ class Literal:
         return (torch.tanh(features @ w1.T + b1) @ w2.T + b2).squeeze(1)
 
     def learn(self, k: int, validation: Batch, time: float) -> None:
-        aim = torch.autograd.grad(losses_at(self.theta, validation).mean(), self.theta)
+        align = torch.autograd.grad(losses_at(self.theta, validation).mean(), self.theta)
         losses = losses_at(self.theta, joined([self.run.asides[name].at(k) for name in NAMES]))
         wanted = []
         for one in losses:
             gradient = torch.autograd.grad(one, self.theta, retain_graph=True)
-            wanted.append(float(sum((g * a).sum() for g, a in zip(gradient, aim, strict=True)) > 0))
+            wanted.append(float(sum((g * a).sum() for g, a in zip(gradient, align, strict=True)) > 0))
         assert 0 < sum(wanted) < len(wanted)
         target = torch.tensor(wanted, dtype=torch.float64)
         for _ in range(3):
@@ -257,7 +257,7 @@ def test_permuted_and_duplicate_domains(learned: bool) -> None:
         signal: Any = GivenRowCurriculum("linear", "domains", steps=6, burn_in=0.0)
         if learned:
             signal = LearnedRowCurriculum("domains", steps=6, burn_in=0.0, learning_rate=0.1, network_steps=1)
-        return Run(signal, Assigned(), horizon=2, **settings).go(6).mixer.weights.last
+        return Run(signal, SoftmaxWeights(), horizon=2, **settings).go(6).mixer.weights.last
 
     plain = final()
     assert max(plain.values()) > 0.34
@@ -286,7 +286,7 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_goes_on_bit_for_bit(kind: str, level: Any, stop: int) -> None:
     def fresh() -> Run:
-        return Run(KINDS[kind](level), Assigned() if level == "domains" else 1.0, horizon=3)
+        return Run(KINDS[kind](level), SoftmaxWeights() if level == "domains" else 1.0, horizon=3)
 
     whole = fresh().go(8)
     first, second = fresh().go(stop), fresh().go(2)
@@ -307,7 +307,7 @@ def test_a_state_taken_within_a_step_forgets_the_step() -> None:
     other.go(4)
     batch, labels = run.batch(4)
     with run.mixer.batch(labels) as rows:
-        rows.weigh(row_losses(run.model, batch), data=batch).backward()
+        rows.weighted_loss(row_losses(run.model, batch), data=batch).backward()
     state = run.mixer.state_dict(forget_step=True)
     run.mixer.load_state_dict(state)
     run.optimizer.zero_grad()
@@ -335,7 +335,7 @@ def test_the_recipes() -> None:
     given = methods.find("mentornet")
     made = given.recipe(task("mentornet", curriculum="linear"))
     assert repr(made.signal) == (
-        "GivenRowCurriculum('linear', 'rows', steps=40, percentile=0.7, decay=0.9, burn_in=0.2, normalise=False)"
+        "GivenRowCurriculum('linear', 'rows', steps=40, percentile=0.7, decay=0.9, burn_in=0.2, normalize=False)"
     )
     assert isinstance(made.update, MirrorDescent)
     assert not made.signal.needs_validation
@@ -343,10 +343,10 @@ def test_the_recipes() -> None:
     learned = methods.find("mentornet-dd")
     made = learned.recipe(task("mentornet-dd", level="domains"))
     assert repr(made.signal) == (
-        "LearnedRowCurriculum('domains', steps=40, percentile=0.7, decay=0.9, burn_in=0.2, normalise=False, "
+        "LearnedRowCurriculum('domains', steps=40, percentile=0.7, decay=0.9, burn_in=0.2, normalize=False, "
         "hidden=20, learning_rate=0.001, network_steps=50, seed=3)"
     )
-    assert isinstance(made.update, Assigned)
+    assert isinstance(made.update, SoftmaxWeights)
     assert learned.needs.validation
     assert made.signal.needs_validation
 

@@ -14,7 +14,7 @@ from mixwell import methods
 from mixwell.methods import Task
 from mixwell.signals.loss_network import LossNetwork
 from mixwell.signals.probes import Probes
-from mixwell.simplex.updates import Assigned, MirrorDescent
+from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 from row_runs import LR, NAMES, Batch, Run, copies, joined, losses_at, mean_loss, network, row_losses
 
 PARTS = ("in.weight", "in.bias", "out.weight", "out.bias")
@@ -23,9 +23,9 @@ PARTS = ("in.weight", "in.bias", "out.weight", "out.bias")
 class Literal:
     """The published algorithm: a network V of the losses, a virtual step through it, Adam on its meta gradient."""
 
-    def __init__(self, run: Run, *, normalise: bool, weights: list[float] | None = None) -> None:
+    def __init__(self, run: Run, *, normalize: bool, weights: list[float] | None = None) -> None:
         state = run.signal.state()[1]
-        self.run, self.normalise = run, normalise
+        self.run, self.normalize = run, normalize
         self.theta = copies(run.model)
         self.net = [state[f"network.{part}"].detach().clone().requires_grad_() for part in PARTS]
         self.adam = torch.optim.Adam(self.net, 1e-3, weight_decay=1e-4)
@@ -36,11 +36,11 @@ class Literal:
         return torch.sigmoid(torch.relu(losses.detach()[:, None] @ w1.T + b1) @ w2.T + b2).squeeze(1)
 
     def objective(self, batch: Batch, rows: list[int], *, learning: bool) -> Tensor:
-        """What a step makes less: the weighted mean, or sum of normalised weights, of the losses."""
+        """What a step makes less: the weighted mean, or sum of normalized weights, of the losses."""
         losses = losses_at(self.theta, batch)
         v = self.v(losses) if learning else self.v(losses).detach()
         measure = torch.from_numpy(np.repeat(self.domains / np.array(rows), rows))
-        if self.normalise:
+        if self.normalize:
             v = v / (measure * v).sum()
         return (measure * v * losses).sum()
 
@@ -68,10 +68,10 @@ class Literal:
 
 
 @pytest.mark.parametrize("horizon", [1, 3])
-@pytest.mark.parametrize("normalise", [False, True])
-def test_rows_are_weighted_by_the_published_network(normalise: bool, horizon: int) -> None:
-    run = Run(LossNetwork(normalise=normalise, seed=7), horizon=horizon)
-    literal = Literal(run, normalise=normalise)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_rows_are_weighted_by_the_published_network(normalize: bool, horizon: int) -> None:
+    run = Run(LossNetwork(normalize=normalize, seed=7), horizon=horizon)
+    literal = Literal(run, normalize=normalize)
     first = [part.detach().clone() for part in literal.net]
     for k in range(9):
         if k % horizon == 0:
@@ -89,8 +89,8 @@ def test_rows_are_weighted_by_the_published_network(normalise: bool, horizon: in
 
 
 def test_weights_of_domains_and_rows_in_unequal_number() -> None:
-    run = Run(LossNetwork(normalise=True), rows=(2, 5, 3), weights=[3, 1, 2])
-    literal = Literal(run, normalise=True, weights=[3, 1, 2])
+    run = Run(LossNetwork(normalize=True), rows=(2, 5, 3), weights=[3, 1, 2])
+    literal = Literal(run, normalize=True, weights=[3, 1, 2])
     for k in range(5):
         literal.meta_step(k)
         literal.step(literal.objective(run.batch(k)[0], [2, 5, 3], learning=False))
@@ -98,7 +98,7 @@ def test_weights_of_domains_and_rows_in_unequal_number() -> None:
         literal.expect_equal()
 
 
-def test_learning_rates_of_the_optimisers_groups_are_those_of_the_virtual_step() -> None:
+def test_learning_rates_of_the_optimizers_groups_are_those_of_the_virtual_step() -> None:
     """A meta gradient by finite differences of the real thing: step, then validation loss."""
     run = Run(LossNetwork(learning_rate=1.0, weight_decay=0.0, hidden=3))
     parameters = list(run.model.parameters())
@@ -109,7 +109,7 @@ def test_learning_rates_of_the_optimisers_groups_are_those_of_the_virtual_step()
     before = [signal.state()[1][f"network.{part}"].clone() for part in PARTS]
     batch, labels = run.batch(0)
     with mixer.batch(labels) as rows:  # the round begins here
-        rows.weigh(row_losses(run.model, batch)).backward()
+        rows.weighted_loss(row_losses(run.model, batch)).backward()
     moments = [signal.state()[1][f"network.{part}.exp_avg"] / 0.1 for part in PARTS]
 
     def meta(net: list[Tensor]) -> float:
@@ -135,11 +135,11 @@ def test_learning_rates_of_the_optimisers_groups_are_those_of_the_virtual_step()
 # ----------------------------------------------------------------------------------------- domains
 
 
-@pytest.mark.parametrize("normalise", [False, True])
-def test_domains_get_the_mean_of_their_rows_whatever_their_number(normalise: bool) -> None:
-    signal = LossNetwork("domains", normalise=normalise)
-    run = Run(signal, Assigned(), horizon=2, rows=(2, 6, 4), weights=[2, 1, 1])
-    literal = Literal(run, normalise=normalise, weights=[2, 1, 1])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_domains_get_the_mean_of_their_rows_whatever_their_number(normalize: bool) -> None:
+    signal = LossNetwork("domains", normalize=normalize)
+    run = Run(signal, SoftmaxWeights(), horizon=2, rows=(2, 6, 4), weights=[2, 1, 1])
+    literal = Literal(run, normalize=normalize, weights=[2, 1, 1])
     first, counts = literal.domains, np.array([2, 6, 4])
     weights, sums = first, np.zeros(3)
     for k in range(6):
@@ -150,7 +150,7 @@ def test_domains_get_the_mean_of_their_rows_whatever_their_number(normalise: boo
         losses = losses_at(literal.theta, batch)
         v = literal.v(losses).detach().numpy()
         means = np.array([part.mean() for part in np.split(v, np.cumsum(counts)[:-1])])
-        sums += means / (first @ means) if normalise else means
+        sums += means / (first @ means) if normalize else means
         literal.step((torch.from_numpy(np.repeat(weights / counts, counts)) * losses).sum())
         run.step()
         literal.expect_equal()
@@ -161,7 +161,7 @@ def test_domains_get_the_mean_of_their_rows_whatever_their_number(normalise: boo
 
 def test_permuted_and_duplicate_domains() -> None:
     def final(**settings: Any) -> dict[str, float]:
-        return Run(LossNetwork("domains"), Assigned(), horizon=2, **settings).go(6).mixer.weights.last
+        return Run(LossNetwork("domains"), SoftmaxWeights(), horizon=2, **settings).go(6).mixer.weights.last
 
     plain = final()
     assert final(names=("noisy", "clean", "turned")) == pytest.approx(plain, rel=1e-8)
@@ -183,7 +183,7 @@ def test_permuted_and_duplicate_domains() -> None:
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_a_resumed_run_goes_on_bit_for_bit(level: Any, stop: int) -> None:
     def fresh() -> Run:
-        return Run(LossNetwork(level), Assigned() if level == "domains" else 1.0, horizon=3)
+        return Run(LossNetwork(level), SoftmaxWeights() if level == "domains" else 1.0, horizon=3)
 
     whole = fresh().go(8)
     first, second = fresh().go(stop), fresh().go(2)  # a network that has learned something else
@@ -214,13 +214,13 @@ def test_the_recipe() -> None:
     method = methods.find("meta-weight-net")
     made = method.recipe(task())
     assert repr(made.signal) == (
-        "LossNetwork('rows', normalise=False, hidden=100, learning_rate=0.001, weight_decay=0.0001, seed=3)"
+        "LossNetwork('rows', normalize=False, hidden=100, learning_rate=0.001, weight_decay=0.0001, seed=3)"
     )
     assert isinstance(made.update, MirrorDescent)
     assert not made.signal.needs_validation
-    domains = method.recipe(task(level="domains", normalise=True, hidden=5))
-    assert isinstance(domains.update, Assigned)
-    assert "'domains', normalise=True, hidden=5" in repr(domains.signal)
+    domains = method.recipe(task(level="domains", normalize=True, hidden=5))
+    assert isinstance(domains.update, SoftmaxWeights)
+    assert "'domains', normalize=True, hidden=5" in repr(domains.signal)
 
 
 def test_the_seed_makes_the_network_and_nothing_else_does() -> None:

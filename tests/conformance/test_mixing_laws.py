@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_told() -> None:
 @pytest.mark.parametrize("most", [None, [0.5, 0.3, 0.9]])
 def test_the_minimum_is_that_of_a_fine_grid(most: list[float] | None) -> None:
     law = Law(TWO[0], np.log(TWO[1]), np.array(TWO[2]))
-    found = proposals.minimiser(law, None if most is None else np.array(most))
+    found = proposals.minimizer(law, None if most is None else np.array(most))
     a, b = np.meshgrid(*[np.linspace(0, 1, 1001)] * 2)
     grid = np.stack([a, b, 1 - a - b], axis=-1).reshape(-1, 3)
     high = np.ones(3) if most is None else np.array(most)
@@ -143,7 +143,7 @@ def test_no_mixture_is_better_than_the_minimum(
     law = Law(1.0, rng.normal(size=parts), steep * rng.normal(size=(parts, domains)))
     shares = rng.dirichlet(np.ones(domains))
     most = np.minimum(3 * shares, 1.0) if bounded else np.ones(domains)
-    found = proposals.minimiser(law, most)
+    found = proposals.minimizer(law, most)
     assert found.sum() == pytest.approx(1, abs=1e-9)
     assert (found >= 0).all()
     assert (found <= most + 1e-9).all()
@@ -155,10 +155,10 @@ def test_no_mixture_is_better_than_the_minimum(
 
 def test_one_term_ends_in_a_corner() -> None:
     law = Law(2.0, np.zeros(1), np.array([[0.2, -1.0, 0.8]]))
-    np.testing.assert_array_equal(proposals.minimiser(law), [0, 1, 0])
-    np.testing.assert_allclose(proposals.minimiser(law, np.array([0.5, 0.6, 1.0])), [0.4, 0.6, 0.0])
+    np.testing.assert_array_equal(proposals.minimizer(law), [0, 1, 0])
+    np.testing.assert_allclose(proposals.minimizer(law, np.array([0.5, 0.6, 1.0])), [0.4, 0.6, 0.0])
     with pytest.raises(ValueError, match="sum to 1 or more"):
-        proposals.minimiser(law, np.array([0.2, 0.3, 0.4]))
+        proposals.minimizer(law, np.array([0.2, 0.3, 0.4]))
 
 
 # ------------------------------------------------------------------------------------------- whole search

@@ -18,8 +18,8 @@ import mixwell
 from commands import PATIENCE
 from mixwell import methods
 from mixwell.methods import Extra, Task
-from mixwell.signals.loss_rewards import Rewards
-from mixwell.simplex.updates import Assigned
+from mixwell.signals.loss_rewards import LossRewards
+from mixwell.simplex.updates import SoftmaxWeights
 from scripted import Point, Script, names, play
 
 
@@ -41,7 +41,7 @@ def published(losses, decay: float = 0.9, horizon: int = 1):
 def test_a_step_by_hand() -> None:
     # K = 2: at t = 1 e is 1/2, so the weights are even. At t = 8 it is sqrt(log 2 / 16) = .2081.
     losses = np.tile([math.log(3), 0.0], (8, 1))
-    played = play(Script(losses), Rewards(), Assigned())
+    played = play(Script(losses), LossRewards(), SoftmaxWeights())
     np.testing.assert_allclose(played.weights[1], [0.5, 0.5], rtol=1e-12)
     e = math.sqrt(math.log(2) / 16)
     np.testing.assert_allclose(
@@ -54,14 +54,14 @@ def test_a_step_by_hand() -> None:
 def test_the_golden_trajectory(horizon: int, decay: float) -> None:
     script = Script.random(2, steps=30)
     script.losses[4, 1] = script.losses[10, 0] = script.losses[11, 0] = np.nan
-    played = play(script, Rewards(decay), Assigned(), horizon=horizon)
+    played = play(script, LossRewards(decay), SoftmaxWeights(), horizon=horizon)
     np.testing.assert_allclose(played.weights, published(script.losses, decay, horizon), rtol=1e-12)
 
 
 def test_a_domain_that_was_never_seen_has_the_weight_of_exploration() -> None:
     losses = np.random.default_rng(0).uniform(1, 2, (20, 3))
     losses[:12, 2] = np.nan
-    played = play(Script(losses), Rewards(), Assigned())
+    played = play(Script(losses), LossRewards(), SoftmaxWeights())
     np.testing.assert_allclose(played.weights, published(losses), rtol=1e-12)
     assert played.weights[12, 2] == pytest.approx(math.sqrt(math.log(3) / 36), rel=1e-12)
     assert played.mixer.rounds[11].measured["exploration"] == pytest.approx(math.sqrt(math.log(3) / 36))
@@ -72,12 +72,12 @@ def test_losses_whose_exponential_overflows() -> None:
     losses[:, 1] -= math.log(3)
     with pytest.raises(OverflowError):
         published(losses)
-    played = play(Script(losses), Rewards(), Assigned())
+    played = play(Script(losses), LossRewards(), SoftmaxWeights())
     np.testing.assert_allclose(played.weights, published(losses - 5000), rtol=1e-9)
 
 
 def test_one_domain_keeps_its_weight() -> None:
-    played = play(Script(np.ones((4, 1))), Rewards(), Assigned())
+    played = play(Script(np.ones((4, 1))), LossRewards(), SoftmaxWeights())
     np.testing.assert_allclose(played.weights, 1.0)
 
 
@@ -86,7 +86,13 @@ def mixer_of(*, horizon: int = 4, steps: int = 11, warmup: int = 0) -> tuple[Poi
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"budget": steps, "horizon": horizon, "warmup": warmup}
     return model, mixwell.Mixer(
-        model, optimizer, names(3), signal=Rewards(), update=Assigned(), weights=[1, 1, 2], **settings
+        model,
+        optimizer,
+        names(3),
+        signal=LossRewards(),
+        update=SoftmaxWeights(),
+        weights=[1, 1, 2],
+        **settings,
     )
 
 
@@ -101,7 +107,7 @@ def feed(model: Point, mixer: mixwell.Mixer, steps, parts=(slice(0, 6),)) -> Non
             values = torch.tensor(losses[part]) + 0 * model.theta.sum()
             counts = {"d0": 2, "d1": 3, "d2": 1} if len(parts) > 1 else None
             with mixer.batch(labels[part], counts=counts) as batch:
-                batch.weigh(values).backward()
+                batch.weighted_loss(values).backward()
         mixer.step()
 
 
@@ -181,7 +187,7 @@ def test_two_processes_have_the_same_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("decay", [-0.1, 1.0, math.nan])
 def test_what_is_wrong_is_said(decay: float) -> None:
     with pytest.raises(ValueError, match=r"the decay of the rewards must be in \[0, 1\), got"):
-        Rewards(decay)
+        LossRewards(decay)
 
 
 def test_the_method() -> None:
@@ -196,4 +202,4 @@ def test_the_method() -> None:
     played = play(script, recipe.signal, recipe.update)
     np.testing.assert_allclose(played.weights, published(script.losses, 0.5), rtol=1e-12)
     assert method.extra(task) == Extra()
-    assert repr(recipe.signal) == "Rewards(0.5)"
+    assert repr(recipe.signal) == "LossRewards(0.5)"

@@ -16,8 +16,8 @@ from scipy.optimize import minimize
 import mixwell
 from mixwell import methods
 from mixwell.methods import Extra, Task
-from mixwell.signals.gradient_moments import DescentBound, Moments, least_on_simplex
-from mixwell.simplex.updates import Assigned, MirrorDescent
+from mixwell.signals.gradient_moments import DescentBound, GradientMoments, least_on_simplex
+from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 from mixwell.training.config import MixerConfig
 from scripted import Point, Script, names, play
 
@@ -72,7 +72,7 @@ def published(script: Any, zeta1: float, zeta2: float, *, horizon: int = 1, unbi
 @pytest.mark.parametrize("horizon", [1, 4])
 def test_the_golden_trajectory(horizon: int, unbiased: bool) -> None:
     script = halves(0)
-    signal = Moments(0.2, 0.5, batch_rows=BATCH, unbiased=unbiased)
+    signal = GradientMoments(0.2, 0.5, batch_rows=BATCH, unbiased=unbiased)
     assert not signal.needs_validation
     assert not signal.needs_losses
     played = play(script, signal, MirrorDescent(1.0), horizon=horizon, lr=LR)
@@ -85,7 +85,7 @@ def test_one_step_by_hand() -> None:
     # Domain 0: parts (2, 0) and (4, 0) of one row: g = (3, 0), s2 = 4 / 2 = 2, G = 9 - 2 / 2 = 8.
     # Domain 1: parts (0, 1) and (0, 1): s2 = 0, G = 1. With zeta = (.25, .5), b = 1 the gains are 2 - .5 and .25.
     parts = np.array([[[[2.0, 0.0], [4.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]]])
-    signal = Moments(0.25, 0.5, batch_rows=1)
+    signal = GradientMoments(0.25, 0.5, batch_rows=1)
     played = play(Script(np.ones((1, 2)), parts=parts), signal, MirrorDescent(1.0))
     np.testing.assert_allclose(list(played.mixer.rounds[0].scores.values()), [-1.5, -0.25], rtol=1e-12)
     np.testing.assert_allclose(played.weights[1][0], 1 / (1 + np.exp(-1.25)), rtol=1e-12)
@@ -96,7 +96,7 @@ def test_one_step_by_hand() -> None:
 @pytest.mark.parametrize("horizon", [1, 4])
 def test_the_balanced_variant(horizon: int, tau: float) -> None:
     script = halves(1)
-    signal = Moments(0.2, 0.5, batch_rows=BATCH, tau=tau)
+    signal = GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=tau)
     assert signal.needs_losses
     played = play(script, signal, MirrorDescent(1.0), horizon=horizon, lr=LR)
     weights, factors = published(script, 0.2, 0.5, horizon=horizon, unbiased=True, tau=tau)
@@ -112,7 +112,7 @@ def test_the_balanced_variant(horizon: int, tau: float) -> None:
 def test_a_domain_that_is_not_seen_counts_as_the_mean_of_the_others() -> None:
     script = halves(2, steps=2)
     script.losses[:, 1] = np.nan
-    played = play(script, Moments(0.2, 0.5, batch_rows=BATCH), MirrorDescent(1.0), horizon=2)
+    played = play(script, GradientMoments(0.2, 0.5, batch_rows=BATCH), MirrorDescent(1.0), horizon=2)
     both = np.array([[moments(script.parts[t, k], 2, unbiased=True) for k in (0, 2)] for t in range(2)]).mean(
         axis=0
     )
@@ -124,7 +124,7 @@ def test_a_domain_that_is_not_seen_counts_as_the_mean_of_the_others() -> None:
 def test_a_mean_is_over_the_steps_in_which_a_domain_is() -> None:
     script = halves(3, steps=3)
     script.losses[1, 1] = np.nan
-    played = play(script, Moments(0.2, 0.5, batch_rows=BATCH), MirrorDescent(1.0), horizon=3)
+    played = play(script, GradientMoments(0.2, 0.5, batch_rows=BATCH), MirrorDescent(1.0), horizon=3)
     seen = [moments(script.parts[t, 1], 2, unbiased=True) for t in (0, 2)]
     size, noise = np.mean(seen, axis=0)
     score = -(0.2 * size - 0.5 / (2 * BATCH) * noise)
@@ -147,7 +147,7 @@ def step(mixer: mixwell.Mixer, model: Point, batches: dict[str, list[tuple[Any, 
 
 def measured(*batches: list[tuple[Any, int]], **settings) -> Any:
     """G and s2 of batches, each in parts with their rows; a second domain has the same."""
-    model, signal = Point(len(batches[0][0][0])), Moments(1.0, 1.0, batch_rows=BATCH, **settings)
+    model, signal = Point(len(batches[0][0][0])), GradientMoments(1.0, 1.0, batch_rows=BATCH, **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     mixer = mixwell.Mixer(model, optimizer, names(2), horizon=1, signal=signal, update=1.0)
     found: list[Any] = []
@@ -195,7 +195,7 @@ def test_a_parameter_without_gradient_in_one_part_has_a_zero_there() -> None:
             self.a = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
             self.b = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
 
-    model, signal = Two(), Moments(1.0, 0.0, batch_rows=2)
+    model, signal = Two(), GradientMoments(1.0, 0.0, batch_rows=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     mixer = mixwell.Mixer(model, optimizer, names(2), horizon=1, signal=signal, update=1.0)
     for name in names(2):
@@ -253,8 +253,8 @@ def test_two_quadratics_through_the_mixer(theta1, theta2, s2_1, s2_2, b, eta) ->
     parts = np.array([[[[theta1, 0.0]] * 2, [[0.0, theta2]] * 2]])
     parts[0, :, 0, 0] += np.sqrt([s2_1, s2_2])
     parts[0, :, 1, 0] -= np.sqrt([s2_1, s2_2])
-    signal = Moments(0.0, 0.0, batch_rows=int(b), unbiased=False, bound=DescentBound(1.0))
-    played = play(Script(np.ones((1, 2)), parts=parts), signal, Assigned(), lr=eta, weights=[0.9, 0.1])
+    signal = GradientMoments(0.0, 0.0, batch_rows=int(b), unbiased=False, bound=DescentBound(1.0))
+    played = play(Script(np.ones((1, 2)), parts=parts), signal, SoftmaxWeights(), lr=eta, weights=[0.9, 0.1])
     expected = golden(theta1, theta2, s2_1, s2_2, b, eta)
     np.testing.assert_allclose(played.weights[1], [expected, 1 - expected], atol=1e-9)
 
@@ -315,18 +315,18 @@ def test_the_minimum_of_very_different_numbers() -> None:
 def test_negative_estimates_of_a_size_are_no_curvature() -> None:
     # s2 = 2, |g|^2 = 0, so G = -1 without bias: lam = .1 + small, kap = 0, beside G = 1 of the other.
     parts = np.array([[[[1.0, 0.0], [-1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]]])
-    signal = Moments(0.0, 0.0, batch_rows=4, bound=DescentBound(1.0))
-    played = play(Script(np.ones((1, 2)), parts=parts), signal, Assigned(), lr=LR)
+    signal = GradientMoments(0.0, 0.0, batch_rows=4, bound=DescentBound(1.0))
+    played = play(Script(np.ones((1, 2)), parts=parts), signal, SoftmaxWeights(), lr=LR)
     np.testing.assert_allclose(played.weights[1], [0.0, 1.0], atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------- a run
 
 
-def build(signal: Moments, horizon: int = 3, **settings):
+def build(signal: GradientMoments, horizon: int = 3, **settings):
     model = Point(4)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    update = MirrorDescent(1.0) if signal.bound is None else Assigned()
+    update = MirrorDescent(1.0) if signal.bound is None else SoftmaxWeights()
     return model, mixwell.Mixer(
         model, optimizer, names(3), horizon=horizon, budget=9, signal=signal, update=update, **settings
     )
@@ -338,7 +338,7 @@ def drive(model: Point, mixer: mixwell.Mixer, script: Any, steps: range) -> None
             for part in script.parts[t, j]:
                 with mixer.domain(name, share=0.5, rows=2) as scope:
                     (torch.from_numpy(part) @ model.theta).backward()
-                    scope.observe(script.losses[t, j])
+                    scope.record_loss(script.losses[t, j])
         mixer.step()
 
 
@@ -346,11 +346,11 @@ def drive(model: Point, mixer: mixwell.Mixer, script: Any, steps: range) -> None
 @pytest.mark.parametrize("tau", [None, 3.0])
 def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(tau: float | None, stop: int) -> None:
     script = halves(4)
-    whole = build(Moments(0.2, 0.5, batch_rows=BATCH, tau=tau))
+    whole = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=tau))
     drive(*whole, script, range(9))
-    first = build(Moments(0.2, 0.5, batch_rows=BATCH, tau=tau))
+    first = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=tau))
     drive(*first, script, range(stop))
-    second = build(Moments(0.2, 0.5, batch_rows=BATCH, tau=tau))
+    second = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=tau))
     second[0].load_state_dict(first[0].state_dict())
     second[1].load_state_dict(copy.deepcopy(first[1].state_dict()))
     drive(*second, script, range(stop, 9))
@@ -360,21 +360,21 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(tau: float | None, stop:
 
 
 def test_memory_is_one_gradient_per_domain() -> None:
-    model, mixer = build(Moments(0.2, 0.5, batch_rows=BATCH))
+    model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH))
     drive(model, mixer, halves(5), range(4))
     assert mixer.signal.nbytes == 3 * 4 * 8
 
 
 def test_what_is_not_told_is_asked_for() -> None:
-    model, mixer = build(Moments(0.2, 0.5, batch_rows=BATCH, tau=1.0), horizon=1)
+    model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=1.0), horizon=1)
     with pytest.raises(ValueError, match="lives by the losses"):
         with mixer.domain("d0", rows=2):
             model.theta.sum().backward()
-    model, mixer = build(Moments(0.2, 0.5, batch_rows=BATCH), horizon=1)
+    model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH), horizon=1)
     with pytest.raises(ValueError, match="needs the rows of every part"):
         with mixer.domain("d0"):
             model.theta.sum().backward()
-    model, mixer = build(Moments(0.2, 0.5, batch_rows=BATCH), horizon=1)
+    model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH), horizon=1)
     for name in names(3):
         with mixer.domain(name, rows=4):
             model.theta.sum().backward()
@@ -384,7 +384,7 @@ def test_what_is_not_told_is_asked_for() -> None:
 
 @pytest.mark.parametrize("bound", [None, DescentBound(1.0)])
 def test_single_rows_alone_say_nothing(bound: DescentBound | None) -> None:
-    signal = Moments(0.2, 0.5, batch_rows=3, bound=bound)
+    signal = GradientMoments(0.2, 0.5, batch_rows=3, bound=bound)
     model, mixer = build(signal, horizon=1, weights=[0.5, 0.3, 0.2])
     for name in names(3):
         with mixer.domain(name, rows=1):
@@ -397,7 +397,7 @@ def test_single_rows_alone_say_nothing(bound: DescentBound | None) -> None:
 def test_a_size_that_overflows_moves_no_weight(bound: DescentBound | None) -> None:
     script = halves(6)
     script.parts[1, 1] = 1e200
-    model, mixer = build(Moments(0.2, 0.5, batch_rows=BATCH, bound=bound), on_nonfinite="skip")
+    model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, bound=bound), on_nonfinite="skip")
     with pytest.warns(UserWarning, match="overflowed in round 0"):
         drive(model, mixer, script, range(6))
     history = mixer.weights.history
@@ -409,7 +409,7 @@ def test_a_size_that_overflows_moves_no_weight(bound: DescentBound | None) -> No
 def test_settings_that_make_no_sense_are_refused(settings) -> None:
     (name,) = settings
     with pytest.raises(ValueError, match=name):
-        Moments(**{"zeta1": 0.1, "zeta2": 0.1, "batch_rows": 4, **settings})
+        GradientMoments(**{"zeta1": 0.1, "zeta2": 0.1, "batch_rows": 4, **settings})
 
 
 def test_a_bound_without_curvature_is_refused() -> None:

@@ -219,7 +219,7 @@ DOMAINS = ("web", "code", "noise")
 CENTRES = torch.tensor([[2.0, 0.0], [0.0, 2.0], [-3.0, -3.0]], dtype=torch.float64)
 WANTED = torch.tensor([1.4, 0.6], dtype=torch.float64)
 BEST = np.array([0.7, 0.3, 0.0])
-"""Training ends at the weighted mean of the centres, which is what is wanted for these weights alone."""
+"""Training ends at the weighted mean of the centers, which is what is wanted for these weights alone."""
 
 
 def task(seed: int = 0, steps: int = 3200, **options: object) -> Task:
@@ -228,7 +228,7 @@ def task(seed: int = 0, steps: int = 3200, **options: object) -> Task:
 
 
 def trained(trial: Trial) -> float:
-    """The validation loss of a real run with a trial's weights: domains are quadratics around their centres."""
+    """The validation loss of a real run with a trial's weights: domains are quadratics around their centers."""
     assert trial.mixer["method"] == "fixed"
     assert trial.mixer["options"] == {}
     assert trial.domains == tuple(trial.mixer["weights"])
@@ -239,7 +239,7 @@ def trained(trial: Trial) -> float:
         list(trial.domains),
         budget=trial.steps,
         horizon=trial.steps,
-        signal=mixwell.Still(),
+        signal=mixwell.ConstantWeights(),
         update=1.0,
         weights=trial.mixer["weights"],
     )

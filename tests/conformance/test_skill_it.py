@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import mixwell
 from mixwell import methods
-from mixwell.signals.affinity import AffinitySignal, FreshAffinity, KeptAffinity
+from mixwell.signals.affinity import AffinitySignal, OnlineAffinity, SkillAffinity
 from mixwell.signals.probes import Probes
-from mixwell.simplex.updates import Assigned, MirrorDescent
+from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 from problems import mse, names
 
 M, D, STEPS, ETA = 3, 4, 9, 0.05
@@ -30,28 +30,28 @@ class Point(nn.Module):
         self.theta = nn.Parameter(torch.from_numpy(start.copy()))
 
 
-class Losses:
-    """Quadratic losses of M domains and, last, of the target; a batch is a shift of a centre."""
+class DomainLosses:
+    """Quadratic losses of M domains and, last, of the target; a batch is a shift of a center."""
 
     def __init__(self, seed: int) -> None:
         random = np.random.default_rng(seed)
         roots = random.normal(size=(M + 1, D, D))
         self.hessians = roots @ roots.transpose(0, 2, 1) / D + 0.5 * np.eye(D)
-        self.centres = random.normal(size=(M + 1, D))
+        self.centers = random.normal(size=(M + 1, D))
         self.shifts = 0.3 * random.normal(size=(M + 1, 400, D))
         self.train = 0.3 * random.normal(size=(STEPS, M, D))
         self.start = random.normal(size=D)
 
     def value(self, j: int, theta: np.ndarray, shift: np.ndarray) -> float:
-        away = theta - self.centres[j] - shift
+        away = theta - self.centers[j] - shift
         return away @ self.hessians[j] @ away / 2
 
     def gradient(self, j: int, theta: np.ndarray, shift: np.ndarray) -> np.ndarray:
-        return self.hessians[j] @ (theta - self.centres[j] - shift)
+        return self.hessians[j] @ (theta - self.centers[j] - shift)
 
     def torch_value(self, model: Point, batch: Tensor) -> Tensor:
         j = int(batch[0, 0])
-        away = model.theta - torch.from_numpy(self.centres[j]) - batch[0, 1:]
+        away = model.theta - torch.from_numpy(self.centers[j]) - batch[0, 1:]
         return away @ torch.from_numpy(self.hessians[j]) @ away / 2
 
 
@@ -73,14 +73,14 @@ class Feed:
         return Probes(model, loss, own, self.draw(M))
 
 
-def labelled(j: int, shift: np.ndarray) -> Tensor:
+def labeled(j: int, shift: np.ndarray) -> Tensor:
     return torch.tensor([[float(j), *shift]], dtype=torch.float64)
 
 
 class Literal:
     """A run by the papers' words: rounds of SGD, and what is measured on copies between them."""
 
-    def __init__(self, losses: Losses, targets: str) -> None:
+    def __init__(self, losses: DomainLosses, targets: str) -> None:
         self.losses, self.theta, self.done = losses, losses.start.copy(), 0
         self.watched = [M] if targets == "validation" else list(range(M))
         self.drawn = [0] * (M + 1)
@@ -109,7 +109,7 @@ class Literal:
 
 
 def skill_it(
-    losses: Losses, horizon: int, targets: str, *, eta: float, window: int, steps: int
+    losses: DomainLosses, horizon: int, targets: str, *, eta: float, window: int, steps: int
 ) -> np.ndarray:
     """p_i ~ exp(eta sum over the last rounds and targets of A_ij L_j), A the relative fall by one domain alone."""
     run, weights, history = Literal(losses, targets), np.full(M, 1 / M), [np.full(M, 1 / M)]
@@ -129,7 +129,7 @@ def skill_it(
 
 
 def aioli(
-    losses: Losses,
+    losses: DomainLosses,
     horizon: int,
     targets: str,
     *,
@@ -171,9 +171,9 @@ def aioli(
     return np.array(history)
 
 
-def play(losses: Losses, horizon: int, signal: AffinitySignal, update: mixwell.Update) -> mixwell.Mixer:
+def play(losses: DomainLosses, horizon: int, signal: AffinitySignal, update: mixwell.Update) -> mixwell.Mixer:
     model = Point(losses.start)
-    feed = Feed(lambda j, k: labelled(j, losses.shifts[j, k]))
+    feed = Feed(lambda j, k: labeled(j, losses.shifts[j, k]))
     mixer = mixwell.Mixer(
         model,
         torch.optim.SGD(model.parameters(), lr=ETA),
@@ -187,7 +187,7 @@ def play(losses: Losses, horizon: int, signal: AffinitySignal, update: mixwell.U
     for t in range(STEPS):
         for j, name in enumerate(names(M)):
             with mixer.domain(name):
-                losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
+                losses.torch_value(model, labeled(j, losses.train[t, j])).backward()
         mixer.step()
     return mixer
 
@@ -196,9 +196,12 @@ def play(losses: Losses, horizon: int, signal: AffinitySignal, update: mixwell.U
 @pytest.mark.parametrize("horizon", [1, 2, 4])
 def test_skill_it_follows_the_published_rule(horizon: int, targets) -> None:
     for seed in range(3):
-        losses = Losses(seed)
+        losses = DomainLosses(seed)
         mixer = play(
-            losses, horizon, KeptAffinity(eta=0.4, window=3, targets=targets, probe_steps=6), Assigned()
+            losses,
+            horizon,
+            SkillAffinity(eta=0.4, window=3, targets=targets, probe_steps=6),
+            SoftmaxWeights(),
         )
         expected = skill_it(losses, horizon, targets, eta=0.4, window=3, steps=6)
         assert mixer.weights.history == pytest.approx(expected, abs=1e-11)
@@ -219,7 +222,7 @@ DIALECTS = {
 def test_aioli_follows_the_published_rule(horizon: int, dialect: str, targets) -> None:
     settings = DIALECTS[dialect]
     eta, ema = 0.5, settings["ema"]
-    signal = FreshAffinity(
+    signal = OnlineAffinity(
         eta=1.0 if ema is None else eta,
         memory=ema,
         targets=targets,
@@ -229,8 +232,8 @@ def test_aioli_follows_the_published_rule(horizon: int, dialect: str, targets) -
         chained=settings["chained"],
         seed=7,
     )
-    losses = Losses(4)
-    mixer = play(losses, horizon, signal, MirrorDescent(eta) if ema is None else Assigned())
+    losses = DomainLosses(4)
+    mixer = play(losses, horizon, signal, MirrorDescent(eta) if ema is None else SoftmaxWeights())
     expected = aioli(losses, horizon, targets, eta=eta, steps=3, seed=7, **settings)
     assert mixer.weights.history == pytest.approx(expected, abs=1e-11)
     assert np.ptp(expected[-1]) > 0.01
@@ -268,11 +271,11 @@ def test_one_round_by_hand() -> None:
         return scores
 
     # Relative falls of .05 and -.05, times a loss of 2 and eta of 3.
-    kept = made(KeptAffinity(eta=3.0, probe_steps=1), Assigned())
+    kept = made(SkillAffinity(eta=3.0, probe_steps=1), SoftmaxWeights())
     assert kept == pytest.approx({"up": -0.3, "down": 0.3})
     # A = (.1, -.1); the least is taken away: (.2, 0); divided by the sum: (1, 0). Whatever the smoothing.
     for smoothing in (0.0, 0.75):
-        fresh = made(FreshAffinity(probe_steps=1, smoothing=smoothing), MirrorDescent(1.0))
+        fresh = made(OnlineAffinity(probe_steps=1, smoothing=smoothing), MirrorDescent(1.0))
         assert fresh == pytest.approx({"up": -1.0, "down": 0.0}, abs=1e-12)
 
 
@@ -287,7 +290,7 @@ def test_mixtures_are_unmixed(smoothing: float, chained: bool) -> None:
         return torch.from_numpy(slopes[int(batch[0])]) @ net.theta + 5.0
 
     probes = Probes(model, loss, {name: lambda j=j: torch.tensor([j]) for j, name in enumerate(names(M))})
-    signal = FreshAffinity(targets="domains", probe_steps=2, sweeps=3, smoothing=smoothing, chained=chained)
+    signal = OnlineAffinity(targets="domains", probe_steps=2, sweeps=3, smoothing=smoothing, chained=chained)
     optimizer = torch.optim.SGD(model.parameters(), lr=ETA)
     mixer = mixwell.Mixer(model, optimizer, names(M), horizon=1, signal=signal, probes=probes)
     for j, name in enumerate(names(M)):
@@ -316,9 +319,9 @@ def test_a_given_affinity_sets_the_first_weights_too() -> None:
     method = methods.find("skill-it")
     affinity = [[0.5], [0.1], [-0.2]]
     recipe = method.recipe(task(method, affinity=affinity, eta=2.0))
-    losses = Losses(0)
+    losses = DomainLosses(0)
     model = Point(losses.start)
-    feed = Feed(lambda j, k: labelled(j, losses.shifts[j, k]))
+    feed = Feed(lambda j, k: labeled(j, losses.shifts[j, k]))
     mixer = mixwell.Mixer(
         model,
         torch.optim.SGD(model.parameters(), lr=ETA),
@@ -335,7 +338,7 @@ def test_a_given_affinity_sets_the_first_weights_too() -> None:
     for t in range(2):
         for j, name in enumerate(names(M)):
             with mixer.domain(name):
-                losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
+                losses.torch_value(model, labeled(j, losses.train[t, j])).backward()
         mixer.step()
     assert feed.taken == [0, 0, 0, 2]
     with pytest.raises(ValueError, match="a row for each of the 3 domains, with 1 numbers"):
@@ -391,7 +394,11 @@ PROBES = [batches(10 + j, 200) for j in range(M + 1)]
 def build(signal: mixwell.Signal, *, horizon: int = 4, seen: list[bool] | None = None) -> tuple:
     model, feed = network(seen), Feed(lambda j, k: PROBES[j][k])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    update = MirrorDescent(1.0) if isinstance(signal, FreshAffinity) and signal.memory is None else Assigned()
+    update = (
+        MirrorDescent(1.0)
+        if isinstance(signal, OnlineAffinity) and signal.memory is None
+        else SoftmaxWeights()
+    )
     mixer = mixwell.Mixer(
         model,
         optimizer,
@@ -417,7 +424,7 @@ def train(mixer: mixwell.Mixer, model: nn.Module, steps: range) -> None:
 
 def test_copies_are_trained_as_the_model_is_and_looked_at_without_dropout() -> None:
     seen: list[bool] = []
-    model, optimizer, mixer, _ = build(KeptAffinity(probe_steps=3, targets="domains"), horizon=2, seen=seen)
+    model, optimizer, mixer, _ = build(SkillAffinity(probe_steps=3, targets="domains"), horizon=2, seen=seen)
     train(mixer, model, range(1))
     for name, batch in TRAIN[1].items():
         with mixer.domain(name):
@@ -464,9 +471,9 @@ def test_copies_are_trained_as_the_model_is_and_looked_at_without_dropout() -> N
 
 
 SIGNALS = {
-    "skill-it": lambda: KeptAffinity(probe_steps=2),
-    "aioli": lambda: FreshAffinity(probe_steps=1, sweeps=2),
-    "aioli with a running mean": lambda: FreshAffinity(
+    "skill-it": lambda: SkillAffinity(probe_steps=2),
+    "aioli": lambda: OnlineAffinity(probe_steps=1, sweeps=2),
+    "aioli with a running mean": lambda: OnlineAffinity(
         probe_steps=1, sweeps=1, memory=0.5, targets="domains"
     ),
 }
@@ -539,10 +546,10 @@ def test_the_authors_horizons() -> None:
 
 
 def test_losses_that_are_not_finite_are_not_kept() -> None:
-    losses = Losses(0)
-    for make in (lambda: KeptAffinity(probe_steps=2), lambda: FreshAffinity(probe_steps=2, memory=0.5)):
+    losses = DomainLosses(0)
+    for make in (lambda: SkillAffinity(probe_steps=2), lambda: OnlineAffinity(probe_steps=2, memory=0.5)):
         model = Point(losses.start)
-        feed = Feed(lambda j, k: labelled(j, losses.shifts[j, k]))
+        feed = Feed(lambda j, k: labeled(j, losses.shifts[j, k]))
         wrong = [True]
 
         def loss(net: Point, batch: Tensor, model=model, wrong=wrong) -> Tensor:
@@ -555,7 +562,7 @@ def test_losses_that_are_not_finite_are_not_kept() -> None:
             names(M),
             horizon=1,
             signal=make(),
-            update=Assigned(),
+            update=SoftmaxWeights(),
             on_nonfinite="skip",
             probes=feed.probes(model, loss),
         )
@@ -564,7 +571,7 @@ def test_losses_that_are_not_finite_are_not_kept() -> None:
             for t in range(2):
                 for j, name in enumerate(names(M)):
                     with mixer.domain(name):
-                        losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
+                        losses.torch_value(model, labeled(j, losses.train[t, j])).backward()
                 mixer.step()
                 wrong[0] = False
         history = mixer.weights.history
@@ -583,15 +590,15 @@ def test_errors_say_what_to_do() -> None:
         return mixwell.Mixer(model, optimizer, names(M), horizon=1, signal=signal, probes=probes)
 
     with pytest.raises(ValueError, match=r"give Mixer\(..., probes=Probes\("):
-        mixer(FreshAffinity(), None)
+        mixer(OnlineAffinity(), None)
     with pytest.raises(ValueError, match="needs a validation set"):
-        mixer(FreshAffinity(), Probes(model, mse, own))
-    signal = FreshAffinity(targets="domains")
+        mixer(OnlineAffinity(), Probes(model, mse, own))
+    signal = OnlineAffinity(targets="domains")
     mixer(signal, Probes(model, mse, own))
     with pytest.raises(ValueError, match="this FreshAffinity is in use by another mixer"):
         mixer(signal, Probes(model, mse, own))
     with pytest.raises(ValueError, match="affinity must be finite"):
-        mixer(KeptAffinity(affinity=[[float("nan")]] * M), feed.probes(model, mse))
+        mixer(SkillAffinity(affinity=[[float("nan")]] * M), feed.probes(model, mse))
     for settings in (
         {"targets": "all"},
         {"probe_steps": 0},
@@ -602,6 +609,6 @@ def test_errors_say_what_to_do() -> None:
         {"memory": 1.0},
     ):
         with pytest.raises(ValueError, match=f"{next(iter(settings))} must be"):
-            FreshAffinity(**settings)
+            OnlineAffinity(**settings)
     with pytest.raises(ValueError, match="window must be"):
-        KeptAffinity(window=0)
+        SkillAffinity(window=0)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import mixwell
 from mixwell import methods
 from mixwell.signals.probes import Probes
-from mixwell.signals.twin_networks import Twins
+from mixwell.signals.twin_networks import TwinNetworks
 from mixwell.simplex.updates import ProjectedDescent
 from problems import mse, names
 
@@ -30,28 +30,28 @@ class Point(nn.Module):
         self.theta = nn.Parameter(torch.from_numpy(start.copy()))
 
 
-class Losses:
-    """Quadratic losses; a batch is a shift of their centres, so that rows differ."""
+class DomainLosses:
+    """Quadratic losses; a batch is a shift of their centers, so that rows differ."""
 
     def __init__(self, seed: int) -> None:
         random = np.random.default_rng(seed)
         roots = random.normal(size=(M + 1, D, D))
         self.hessians = roots @ roots.transpose(0, 2, 1) / D + 0.5 * np.eye(D)
-        self.centres = random.normal(size=(M + 1, D))
+        self.centers = random.normal(size=(M + 1, D))
         self.shifts = 0.3 * random.normal(size=(M + 1, 60, D))
         self.train = 0.3 * random.normal(size=(STEPS, M, D))
         self.start = random.normal(size=D)
 
     def value(self, j: int, theta: np.ndarray, shift: np.ndarray) -> float:
-        away = theta - self.centres[j] - shift
+        away = theta - self.centers[j] - shift
         return away @ self.hessians[j] @ away / 2
 
     def gradient(self, j: int, theta: np.ndarray, shift: np.ndarray) -> np.ndarray:
-        return self.hessians[j] @ (theta - self.centres[j] - shift)
+        return self.hessians[j] @ (theta - self.centers[j] - shift)
 
     def torch_value(self, model: Point, batch: Tensor) -> Tensor:
         j = int(batch[0, 0])
-        away = model.theta - torch.from_numpy(self.centres[j]) - batch[0, 1:]
+        away = model.theta - torch.from_numpy(self.centers[j]) - batch[0, 1:]
         return away @ torch.from_numpy(self.hessians[j]) @ away / 2
 
 
@@ -73,7 +73,7 @@ class Feed:
         return Probes(model, loss, own, self.draw(len(self.batches) - 1))
 
 
-def labelled(j: int, shift: np.ndarray) -> Tensor:
+def labeled(j: int, shift: np.ndarray) -> Tensor:
     return torch.tensor([[float(j), *shift]], dtype=torch.float64)
 
 
@@ -86,7 +86,7 @@ def nearest_on_simplex(point: np.ndarray) -> np.ndarray:
     return np.maximum(point - low, 0)
 
 
-def published(losses: Losses, horizon: int, probe_steps: int, gamma: float, eta_w: float) -> np.ndarray:
+def published(losses: DomainLosses, horizon: int, probe_steps: int, gamma: float, eta_w: float) -> np.ndarray:
     """Episodes of free steps, then K steps of both networks, then the update."""
     alpha, u, w = np.full(M, 1 / M), losses.start.copy(), np.zeros(D)
     drawn, history, done = [0] * (M + 1), [np.full(M, 1 / M)], 0
@@ -115,9 +115,9 @@ def published(losses: Losses, horizon: int, probe_steps: int, gamma: float, eta_
     return np.array(history)
 
 
-def run(losses: Losses, horizon: int, signal: Twins) -> mixwell.Mixer:
+def run(losses: DomainLosses, horizon: int, signal: TwinNetworks) -> mixwell.Mixer:
     model = Point(losses.start)
-    feed = Feed([[labelled(j, shift) for shift in losses.shifts[j]] for j in range(M + 1)])
+    feed = Feed([[labeled(j, shift) for shift in losses.shifts[j]] for j in range(M + 1)])
     mixer = mixwell.Mixer(
         model,
         torch.optim.SGD(model.parameters(), lr=ETA),
@@ -131,7 +131,7 @@ def run(losses: Losses, horizon: int, signal: Twins) -> mixwell.Mixer:
     for t in range(STEPS):
         for j, name in enumerate(names(M)):
             with mixer.domain(name):
-                losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
+                losses.torch_value(model, labeled(j, losses.train[t, j])).backward()
         mixer.step()
     return mixer
 
@@ -141,16 +141,16 @@ def run(losses: Losses, horizon: int, signal: Twins) -> mixwell.Mixer:
 )
 def test_the_weights_follow_the_published_rule(horizon: int, probe_steps: int, gamma: float) -> None:
     for seed in range(3):
-        losses = Losses(seed)
-        mixer = run(losses, horizon, Twins(probe_steps=probe_steps, gamma=gamma))
+        losses = DomainLosses(seed)
+        mixer = run(losses, horizon, TwinNetworks(probe_steps=probe_steps, gamma=gamma))
         expected = published(losses, horizon, probe_steps, gamma, ETA)
         assert mixer.weights.history == pytest.approx(expected, abs=1e-11)
         assert np.ptp(expected[-1]) > 0.05
 
 
 def test_the_twin_may_have_its_own_learning_rate() -> None:
-    losses = Losses(3)
-    mixer = run(losses, 4, Twins(probe_steps=3, learning_rate=0.02))
+    losses = DomainLosses(3)
+    mixer = run(losses, 4, TwinNetworks(probe_steps=3, learning_rate=0.02))
     assert mixer.weights.history == pytest.approx(published(losses, 4, 3, 1.0, 0.02), abs=1e-11)
 
 
@@ -168,7 +168,7 @@ def test_one_step_by_hand() -> None:
         torch.optim.SGD(model.parameters(), lr=0.1),
         list(rows),
         horizon=1,
-        signal=Twins(),
+        signal=TwinNetworks(),
         update=ProjectedDescent(1.0),
         probes=probes,
     )
@@ -239,7 +239,7 @@ def train(mixer: mixwell.Mixer, model: nn.Module, steps: range) -> None:
 
 def test_the_twin_is_trained_as_the_model_is() -> None:
     """AdamW with its moments, dropout, BatchNorm and clipping: the same with plain torch."""
-    model, optimizer, mixer, _ = build(Twins(probe_steps=2))
+    model, optimizer, mixer, _ = build(TwinNetworks(probe_steps=2))
     train(mixer, model, range(2))
     twin, twin_optimizer = copy.deepcopy((model, optimizer))
     twin.train()
@@ -275,7 +275,7 @@ def test_the_twin_is_trained_as_the_model_is() -> None:
 
 def test_training_itself_is_left_alone() -> None:
     runs = []
-    for signal in (Twins(), mixwell.Still()):
+    for signal in (TwinNetworks(), mixwell.ConstantWeights()):
         model, _, mixer, _ = build(signal, horizon=12)
         torch.manual_seed(5)
         train(mixer, model, range(12))
@@ -289,7 +289,7 @@ def test_training_itself_is_left_alone() -> None:
 @pytest.mark.parametrize("stop", [1, 3, 4, 6, 7, 10])
 def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Path) -> None:
     def make() -> tuple:
-        return build(Twins(probe_steps=3))
+        return build(TwinNetworks(probe_steps=3))
 
     model, _, whole, _ = make()
     torch.manual_seed(3)
@@ -312,11 +312,11 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Pat
         assert torch.equal(tensor, second.state_dict()[key]), key
 
 
-def test_an_optimiser_with_a_scheduler_and_mixed_batches() -> None:
+def test_an_optimizer_with_a_scheduler_and_mixed_batches() -> None:
     model = nn.Linear(WIDE, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    signal, feed = Twins(probe_steps=2), Feed(PROBES)
+    signal, feed = TwinNetworks(probe_steps=2), Feed(PROBES)
     mixer = mixwell.Mixer(
         model, optimizer, names(M), horizon=3, signal=signal, update=1.0, probes=feed.probes(model, mse)
     )
@@ -324,7 +324,7 @@ def test_an_optimiser_with_a_scheduler_and_mixed_batches() -> None:
     for step in TRAIN[:6]:
         inputs, targets = (torch.cat([pair[i] for pair in step.values()]) for i in (0, 1))
         with mixer.batch(labels) as batch:
-            batch.weigh((model(inputs) - targets).square().mean(dim=1)).backward()
+            batch.weighted_loss((model(inputs) - targets).square().mean(dim=1)).backward()
         mixer.step()
         schedule.step()
     assert len(mixer.rounds) == 2
@@ -349,12 +349,12 @@ def test_what_it_costs() -> None:
 
 
 def test_a_twin_that_diverges_ends_the_round_without_an_update() -> None:
-    losses = Losses(0)
+    losses = DomainLosses(0)
     with pytest.raises(FloatingPointError, match="score of d0, d1, d2 overflowed"):
-        run(losses, 5, Twins(learning_rate=1e200))
+        run(losses, 5, TwinNetworks(learning_rate=1e200))
 
     model = Point(losses.start)
-    feed = Feed([[labelled(j, shift) for shift in losses.shifts[j]] for j in range(M + 1)])
+    feed = Feed([[labeled(j, shift) for shift in losses.shifts[j]] for j in range(M + 1)])
     wrong = [True]
 
     def loss(net: Point, batch: Tensor) -> Tensor:
@@ -366,7 +366,7 @@ def test_a_twin_that_diverges_ends_the_round_without_an_update() -> None:
         torch.optim.SGD(model.parameters(), lr=ETA),
         names(M),
         horizon=2,
-        signal=Twins(),
+        signal=TwinNetworks(),
         update=ProjectedDescent(1.0),
         on_nonfinite="skip",
         probes=feed.probes(model, loss),
@@ -376,7 +376,7 @@ def test_a_twin_that_diverges_ends_the_round_without_an_update() -> None:
         for t in range(4):
             for j, name in enumerate(names(M)):
                 with mixer.domain(name):
-                    losses.torch_value(model, labelled(j, losses.train[t, j])).backward()
+                    losses.torch_value(model, labeled(j, losses.train[t, j])).backward()
             mixer.step()
             if mixer.round_ended is not None:
                 wrong[0] = False
@@ -390,8 +390,10 @@ def test_errors_say_what_to_do() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     feed = Feed(PROBES)
 
-    def mixer(probes: Probes | None, signal: Twins | None = None) -> mixwell.Mixer:
-        return mixwell.Mixer(model, optimizer, names(M), horizon=1, signal=signal or Twins(), probes=probes)
+    def mixer(probes: Probes | None, signal: TwinNetworks | None = None) -> mixwell.Mixer:
+        return mixwell.Mixer(
+            model, optimizer, names(M), horizon=1, signal=signal or TwinNetworks(), probes=probes
+        )
 
     with pytest.raises(ValueError, match=r"give Mixer\(..., probes=Probes\("):
         mixer(None)
@@ -402,10 +404,10 @@ def test_errors_say_what_to_do() -> None:
         mixer(Probes(model, mse, {k: v for k, v in own.items() if k != "d0"}, feed.draw(M)))
     with pytest.raises(ValueError, match="another model than the one that is trained"):
         mixer(Probes(network(), mse, own, feed.draw(M)))
-    signal = Twins()
+    signal = TwinNetworks()
     mixer(feed.probes(model, mse), signal)
     with pytest.raises(ValueError, match="in use by another mixer"):
         mixer(feed.probes(model, mse), signal)
     for settings in ({"probe_steps": 0}, {"gamma": 0.0}, {"learning_rate": float("nan")}):
         with pytest.raises(ValueError, match=f"{next(iter(settings))} must be"):
-            Twins(**settings)
+            TwinNetworks(**settings)

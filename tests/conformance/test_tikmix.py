@@ -19,7 +19,7 @@ from mixwell.methods import Extra, Task
 from mixwell.signals import influence_solvers as search
 from mixwell.signals.influence import Influence
 from mixwell.signals.probes import Probes
-from mixwell.simplex.updates import Assigned
+from mixwell.simplex.updates import SoftmaxWeights
 from mixwell.training.config import MixerConfig
 from scripted import Point, Script, names, play
 
@@ -133,7 +133,7 @@ def test_any_influence_gives_a_mixture_no_worse_than_the_prior(data) -> None:
     assert np.isfinite(found).all()
     assert (found >= 0).all()
     assert found.sum() == pytest.approx(1)
-    hats = search.normalised(S)
+    hats = search.normalized(S)
     assert (hats @ found >= hats @ prior - 1e-6).all()
     both = np.stack([found, prior])
     costs = search.objective(both @ hats.T, both)
@@ -208,7 +208,7 @@ def test_a_search_that_finds_nothing_better_stays() -> None:
 def test_a_search_stays_where_mixtures_were_measured() -> None:
     prior = np.array([0.6, 0.3, 0.1])
     found = search.climbed(lambda points: -points[:, 2], prior, np.random.default_rng(0))
-    assert 0.19 < found[2] <= 0.4  # twice the prior, before it is normalised
+    assert 0.19 < found[2] <= 0.4  # twice the prior, before it is normalized
 
 
 # ------------------------------------------------------------------------------------------------- the signal
@@ -250,7 +250,7 @@ def random_script(seed: int, *, steps: int = 6) -> Any:
 @pytest.mark.parametrize("horizon", [1, 4])
 def test_the_golden_trajectory_of_tikmix_d(horizon: int) -> None:
     script = random_script(0)
-    played = play(script, Influence(0.3), Assigned(), horizon=horizon, lr=LR, weights=[0.5, 0.3, 0.2])
+    played = play(script, Influence(0.3), SoftmaxWeights(), horizon=horizon, lr=LR, weights=[0.5, 0.3, 0.2])
     expected = published(script, horizon=horizon, damping=0.3, weights=[0.5, 0.3, 0.2])
     np.testing.assert_allclose(played.weights, expected, atol=5e-5)
     assert np.ptp(expected, axis=0).min() > 0.05
@@ -261,7 +261,7 @@ def test_absent_domains(horizon: int) -> None:
     script = random_script(1)
     script.losses[[0, 1, 2, 4], 1] = np.nan  # in the first three steps, and a whole round of three
     script.often = np.array([1.0, 0.4, 1.0])
-    played = play(script, Influence(0.3), Assigned(), horizon=horizon, lr=LR, inclusion={"d1": 0.4})
+    played = play(script, Influence(0.3), SoftmaxWeights(), horizon=horizon, lr=LR, inclusion={"d1": 0.4})
     expected = published(script, horizon=horizon, damping=0.3)
     np.testing.assert_allclose(played.weights, expected, atol=5e-5)
 
@@ -271,7 +271,7 @@ def test_parts_add_up() -> None:
     noise = np.random.default_rng(0).normal(size=(6, 3, 4))
     halves = np.stack([script.gradients + noise, script.gradients - noise], axis=2)
     parts = Script(script.losses, validation=script.validation, parts=halves)
-    played = play(parts, Influence(0.3), Assigned(), horizon=3, lr=LR)
+    played = play(parts, Influence(0.3), SoftmaxWeights(), horizon=3, lr=LR)
     np.testing.assert_allclose(played.weights, published(script, horizon=3, damping=0.3), atol=5e-5)
 
 
@@ -279,7 +279,7 @@ def test_the_influence_by_hand() -> None:
     # Combined gradient (2, 1): squares (4, 1), over their mean (1.6, .4), damped by .4: (2, .8). The target's
     # gradient (2, .8) becomes (1, 1): the influences are 4 + 0 and 0 + 2.
     script = Script(np.ones((1, 2)), np.array([[[4.0, 0.0], [0.0, 2.0]]]), np.array([[2.0, 0.8]]))
-    played = play(script, Influence(0.4), Assigned())
+    played = play(script, Influence(0.4), SoftmaxWeights())
     assert played.mixer.rounds[0].measured == pytest.approx({"influence": 3.0, "influence_most": 4.0})
     # a = (1, .5), and no constraint in the way.
     np.testing.assert_allclose(played.weights[1][0], 1 / (1 + np.exp(-0.5)), atol=1e-6)
@@ -298,7 +298,7 @@ def test_clipping_of_the_combined_gradient_is_undone() -> None:
 def test_domains_that_cancel_out_leave_no_curvature() -> None:
     gradients = np.array([[[1.0, 0.0], [-1.0, 0.0]]])
     script = Script(np.ones((1, 2)), gradients, np.array([[1.0, 0.0]]))
-    played = play(script, Influence(0.5), Assigned())
+    played = play(script, Influence(0.5), SoftmaxWeights())
     # H = damping; S = (2, -2), a = (1, -1).
     np.testing.assert_allclose(played.weights[1][0], 1 / (1 + np.exp(-2)), atol=1e-6)
 
@@ -313,7 +313,7 @@ def build(signal: Influence, *, horizon: int = 3, probes=None, **settings):
         horizon=horizon,
         budget=6,
         signal=signal,
-        update=Assigned(),
+        update=SoftmaxWeights(),
         probes=None if probes is None else probes(model),
         **settings,
     )

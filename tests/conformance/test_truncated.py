@@ -66,7 +66,7 @@ def test_isotropic_traces_are_the_literal_recursion(window: int, horizon: int) -
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adamw"])
-def test_other_optimisers(kind: str) -> None:
+def test_other_optimizers(kind: str) -> None:
     """A window of all steps is no window; a shorter one is another number."""
 
     def scores(**window: int) -> np.ndarray:
@@ -113,7 +113,7 @@ def test_mixed_batches_outside_of_the_window_are_not_watched(traces) -> None:
     for step in steps:
         inputs, targets = (torch.cat([pair[i] for pair in step.values()]) for i in (0, 1))
         with mixer.batch(labels) as batch:
-            batch.weigh((model(inputs) - targets).square().mean(dim=1)).backward()
+            batch.weighted_loss((model(inputs) - targets).square().mean(dim=1)).backward()
         mixer.step()
         if mixer.validation_due:
             with mixer.validation():
@@ -142,7 +142,7 @@ def test_what_is_not_finite_outside_of_the_window_is_seen_all_the_same() -> None
         with mixer.batch(np.repeat(np.arange(3), 16)) as batch:
             out = model(inputs)
             # A finite loss whose gradient is not.
-            batch.weigh(out.square().mean(dim=1) + (out - out).sum(dim=1).sqrt()).backward()
+            batch.weighted_loss(out.square().mean(dim=1) + (out - out).sum(dim=1).sqrt()).backward()
         mixer.step()
     assert mixer.skipped == {"batch": 1}
     for p, old in zip(model.parameters(), before, strict=True):
@@ -189,7 +189,7 @@ def test_what_the_method_makes() -> None:
     assert repr(signal).endswith("window=10)")
     assert extra == methods.Extra()
     signal, extra = made("dense", curvature="exact", window=3)
-    assert repr(signal) == "Hypergradient(ExactCurvature(), CarriedTraces(), points=1, window=3)"
+    assert repr(signal) == "Hypergradient(ExactCurvature(), ForwardModeTraces(), points=1, window=3)"
     assert extra.per_round == 2 * 2 * 3
 
 

@@ -68,7 +68,7 @@ def whole(steps: list[dict[str, Batch]]) -> dict[str, Batch]:
 
 
 def trained() -> Names:
-    """A model with its optimiser, loss and validation set."""
+    """A model with its optimizer, loss and validation set."""
     model = two_layer(0)
     return {
         "model": model,
@@ -239,10 +239,10 @@ def trainer(folder: Path) -> Generator[Names]:
         return [{"x": scale * torch.randn(4), "labels": torch.randn(2)} for _ in range(60)]
 
     own = {"web": rows(0, 40), "code": rows(24, 64)}
-    labelled = [one.add_column("domain", [name] * len(one)) for name, one in own.items()]
+    labeled = [one.add_column("domain", [name] * len(one)) for name, one in own.items()]
     names: Names = {
         **own,
-        "train": datasets.concatenate_datasets(labelled),
+        "train": datasets.concatenate_datasets(labeled),
         "wanted": rows(24, 64, 120),
         "test": rows(24, 64, 40),
         "web_test": rows(0, 40, 40),
@@ -356,10 +356,10 @@ def export(folder: Path) -> Generator[Names]:
     average, last = {"web": 0.25, "code": 0.6, "wiki": 0.15}, {"web": 0.2, "code": 0.7, "wiki": 0.1}
     described = mixture(average, last=last, rows={"web": 9000, "code": 4000, "wiki": 1500})
     (run / "mixture.json").write_text(json.dumps(described))
-    tokenised = {
+    tokenized = {
         name: datasets.Dataset.from_dict({"domain": [name] * 400}).to_iterable_dataset() for name in average
     }
-    names: Names = {"tokenised": tokenised}
+    names: Names = {"tokenized": tokenized}
     yield names
     assert names["weights"] == average
     drawn = [row["domain"] for row in names["training"].take(300)]

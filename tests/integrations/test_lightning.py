@@ -33,7 +33,7 @@ class Regression(lightning.LightningModule):
         self._mixing = [mixing]  # not a part of the model
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
-        return self._mixing[0].weigh((self.net(batch["x"]) - batch["y"]).square().mean(dim=1))
+        return self._mixing[0].weighted_loss((self.net(batch["x"]) - batch["y"]).square().mean(dim=1))
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -106,7 +106,7 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
             batch, ahead = ahead, next(batches)
             with mixer.batch(batch["domain"], counts=rows.expected(12)) as mixed:
                 losses = (model.net(batch["x"]) - batch["y"]).square().mean(dim=1)
-                (mixed.weigh(losses) / accumulation).backward()
+                (mixed.weighted_loss(losses) / accumulation).backward()
         mixer.step()
         schedule.step()
         if mixer.validation_due:
@@ -145,7 +145,7 @@ def test_resumed_is_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
 
 
 def test_epochs_go_on_in_the_data(tmp_path: Path) -> None:
-    mixing = new_callback(mixer={"horizon": 8, "signal": mixwell.Still()})
+    mixing = new_callback(mixer={"horizon": 8, "signal": mixwell.ConstantWeights()})
     seen: list[float] = []
 
     class Seeing(lightning.Callback):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import mixwell
-from mixwell.integrations.loops import Interleaved, MixedLoop
+from mixwell.integrations.loops import Interleaved, MixerLoop
 from regression_rows import SOURCES, draw
 
 
@@ -27,7 +27,7 @@ def new_model() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
-def new_loop(accelerator: Accelerator | None = None, **settings: Any) -> tuple[MixedLoop, nn.Module, Any]:
+def new_loop(accelerator: Accelerator | None = None, **settings: Any) -> tuple[MixerLoop, nn.Module, Any]:
     model: Any = new_model()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
     loader: Any = DataLoader(Interleaved({name: draw(name, 90) for name in SOURCES}), batch_size=12)
@@ -35,12 +35,12 @@ def new_loop(accelerator: Accelerator | None = None, **settings: Any) -> tuple[M
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     validation = DataLoader(draw("shifted", 60), batch_size=20)
     chosen = {"budget": 40, "horizon": 10, **settings}
-    return MixedLoop(loader, model, optimizer, validation, row_losses, mixer=chosen), model, optimizer
+    return MixerLoop(loader, model, optimizer, validation, row_losses, mixer=chosen), model, optimizer
 
 
-def run(loop: MixedLoop, model: nn.Module, optimizer: Any, steps: int | None = None) -> None:
+def run(loop: MixerLoop, model: nn.Module, optimizer: Any, steps: int | None = None) -> None:
     for batch in loop:
-        loop.weigh(row_losses(model, batch)).backward()
+        loop.weighted_loss(row_losses(model, batch)).backward()
         optimizer.step()
         optimizer.zero_grad()
         if loop.mixer.steps_done == steps:
@@ -62,7 +62,7 @@ def test_accelerate_accumulates_as_a_mixer_does() -> None:
     for batch in loop:
         kept.append(batch)
         with accelerator.accumulate(model):
-            accelerator.backward(loop.weigh(row_losses(model, batch)))
+            accelerator.backward(loop.weighted_loss(row_losses(model, batch)))
             optimizer.step()
             optimizer.zero_grad()
     assert loop.mixer.steps_done == 20
@@ -76,7 +76,7 @@ def test_accelerate_accumulates_as_a_mixer_does() -> None:
     for number, batch in enumerate(kept):
         counts = {name: weight * 12 for name, weight in mixer.weights.last.items()}
         with mixer.batch(batch["domain"], counts=counts) as mixed:
-            (mixed.weigh(row_losses(own, batch)) / 3).backward()
+            (mixed.weighted_loss(row_losses(own, batch)) / 3).backward()
         if number % 3 < 2:
             continue
         mixer.step()
@@ -119,8 +119,8 @@ def test_bad_input() -> None:
     with pytest.raises(
         ValueError, match=r"the loader does not read from mixwell.integrations.datasets.Interleaved"
     ):
-        MixedLoop(DataLoader([1]), model, optimizer, [], row_losses, mixer={"budget": 3})
+        MixerLoop(DataLoader([1]), model, optimizer, [], row_losses, mixer={"budget": 3})
     rows = Interleaved({name: draw(name, 9) for name in SOURCES})
-    empty = MixedLoop(DataLoader(rows, batch_size=4), model, optimizer, [], row_losses, mixer={"horizon": 1})
+    empty = MixerLoop(DataLoader(rows, batch_size=4), model, optimizer, [], row_losses, mixer={"horizon": 1})
     with pytest.raises(ValueError, match="the validation set is empty"):
         run(empty, model, optimizer)

@@ -60,7 +60,7 @@ def read(folder: Path, case: Case, *, resumed: bool = False, count: int = PROCES
     return [json.loads((folder / f"{name}.json").read_text()) for name in names]
 
 
-def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def check_weights_in_sync(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Equal but for rounding."""
     np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-10)
     np.testing.assert_allclose(found["weights"], expected["weights"], rtol=1e-10)
@@ -77,7 +77,7 @@ def test_two_processes_agree_with_one(case: Case, folder: Path) -> None:
     assert not torch.equal(ran[0][0][0].x, ran[1][0][0].x)
     assert np.ptp(one["weights"]) > 0.1
     assert one["points"] == [POINTS] * (STEPS // HORIZON)
-    agree(one, alone(case, ran))
+    check_weights_in_sync(one, alone(case, ran))
 
 
 @pytest.mark.parametrize("case", SAVED, ids=lambda case: case.name)
@@ -88,7 +88,7 @@ def test_resumed_is_as_if_it_had_not_been_stopped(case: Case, folder: Path) -> N
     otherwise = case.traces == "dense" or (case.integration, case.way) == ("accelerate", "fsdp")
     if otherwise:
         assert found[0] == found[1]
-        agree(found[0], expected[0])
+        check_weights_in_sync(found[0], expected[0])
     else:
         assert found == expected
 
@@ -96,11 +96,11 @@ def test_resumed_is_as_if_it_had_not_been_stopped(case: Case, folder: Path) -> N
 @pytest.mark.parametrize("case", BY_ONE, ids=lambda case: case.name)
 def test_a_trainer_goes_on_with_another_number_of_processes(case: Case, folder: Path) -> None:
     both, _ = read(folder / "two", case)
-    agree(read(folder / "one", case, count=1)[0], both)
-    agree(read(folder / "two", case, resumed=True, count=1)[0], both)
+    check_weights_in_sync(read(folder / "one", case, count=1)[0], both)
+    check_weights_in_sync(read(folder / "two", case, resumed=True, count=1)[0], both)
     one, other = read(folder / "one", case, resumed=True)
     assert one == other
-    agree(one, both)
+    check_weights_in_sync(one, both)
 
 
 def test_where_each_has_its_own_place_in_the_data_as_many_must_go_on(folder: Path) -> None:

@@ -21,13 +21,13 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 
 import mixwell
 import trainer_work
-from mixwell.hypergradient.capture.layer_rules import NormLayer, layer_of
+from mixwell.hypergradient.capture.layer_rules import NormLayer, rule_for
 from mixwell.integrations.datasets import Interleaved
-from mixwell.integrations.transformers import DomainLossCallback, MixedTrainer
+from mixwell.integrations.transformers import DomainLossCallback, MixerTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.feed import LABELS
 from mixwell.training import mixture
-from trainer_work import LENGTH, labelled, new_model, new_trainer, outcome, rows, validation
+from trainer_work import LENGTH, labeled, new_model, new_trainer, outcome, rows, validation
 
 WORK = Path(trainer_work.__file__)
 
@@ -110,7 +110,7 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
             losses = nn.functional.cross_entropy(
                 logits.flatten(0, 1), inputs["labels"][:, 1:].flatten(), reduction="none"
             )
-            batch.weigh(losses.view(len(logits), -1)).backward()
+            batch.weighted_loss(losses.view(len(logits), -1)).backward()
         if (number + 1) % accumulation:
             continue
         mixer.step()
@@ -222,7 +222,7 @@ def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
 def test_norms_of_transformers_are_known(kind: str) -> None:
     module, name = kind.rsplit(".", 1)
     made = getattr(importlib.import_module(f"transformers.models.{module}"), name)(8)
-    assert isinstance(layer_of(made, {"weight": 0}), NormLayer)
+    assert isinstance(rule_for(made, {"weight": 0}), NormLayer)
 
 
 # ----------------------------------------------------------------------------------------------- losses of rows
@@ -311,7 +311,7 @@ def test_bad_data(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="train_dataset is empty"):
         new_trainer(tmp_path, train_dataset=[])
     with pytest.raises(ValueError, match="a stream cannot be sorted by domain before it is read"):
-        new_trainer(tmp_path, train_dataset=labelled().to_iterable_dataset())
+        new_trainer(tmp_path, train_dataset=labeled().to_iterable_dataset())
     with pytest.raises(ValueError, match=r"row 2 of train_dataset has no 'domain' \(and 0 more\)"):
         holes = [{**row, "domain": name} for row, name in zip(rows("up", 3), ["a", "b", None], strict=True)]
         new_trainer(tmp_path, train_dataset=datasets.Dataset.from_list(holes))
@@ -326,11 +326,11 @@ def test_bad_data(tmp_path: Path) -> None:
 def test_domains_are_taken_from_where_they_are(tmp_path: Path) -> None:
     plain = [{**row, "source": kind} for kind in ("b", "a") for row in rows("up", 3)]
     assert list(new_trainer(tmp_path, train_dataset=plain, domain_column="source")._domains) == ["a", "b"]
-    classed = labelled().cast_column("domain", datasets.ClassLabel(names=["up", "none", "noise", "down"]))
+    classed = labeled().cast_column("domain", datasets.ClassLabel(names=["up", "none", "noise", "down"]))
     made = new_trainer(tmp_path, train_dataset=classed)
     assert list(made._domains) == ["up", "noise", "down"]
     assert trainer_work.sequences("up", 1, 0)[0] == made._domains["up"][0]["input_ids"]
-    nameless = labelled().cast_column("domain", datasets.ClassLabel(names=["up", "noise", "down"]))
+    nameless = labeled().cast_column("domain", datasets.ClassLabel(names=["up", "noise", "down"]))
     nameless = nameless.map(
         lambda row, place: {"domain": -1 if place == 7 else row["domain"]}, with_indices=True
     )
@@ -387,12 +387,12 @@ def test_what_cannot_be_mixed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a compiled model hides its layers"):
         new_trainer(tmp_path, args={"torch_compile": True})
 
-    class Own(MixedTrainer):
+    class Own(MixerTrainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             return super().compute_loss(*args, **kwargs)
 
     with pytest.raises(ValueError, match="compute_loss gives one number for a batch"):
-        Own(model=new_model(), args=trainer_work.arguments(tmp_path), train_dataset=labelled())
+        Own(model=new_model(), args=trainer_work.arguments(tmp_path), train_dataset=labeled())
     with pytest.raises(ValueError, match="compute_loss_func gives one number for a batch"):
         new_trainer(tmp_path, compute_loss_func=lambda *_, **__: None)
     with pytest.raises(ValueError, match="mixer: budget is chosen by the trainer or loop; leave it out"):

@@ -1,4 +1,4 @@
-"""The same hypergradients by TorchOpt's differentiable optimisers."""
+"""The same hypergradients by TorchOpt's differentiable optimizers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTS = [0.5, 0.2, 0.3]
 
 
 def by_torchopt(make_optimizer, seed: int, horizon: int) -> np.ndarray:
-    """Unroll with a meta-optimiser and differentiate the validation loss by the weights."""
+    """Unroll with a meta-optimizer and differentiate the validation loss by the weights."""
     model = two_layer(seed)
     batches, validation = regression_batches(seed, steps=horizon)
     weights = torch.tensor(WEIGHTS, dtype=torch.float64, requires_grad=True)
@@ -64,6 +64,6 @@ def test_adam(seed: int) -> None:
     # A large eps, so that the first step is not a mere sign and both are well conditioned.
     theirs = by_torchopt(lambda m: torchopt.MetaAdam(m, lr=0.01, eps=1e-3), seed, 8)
     ours = by_mixwell(lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3), seed, 8)
-    # TorchOpt takes 1 - beta2^t in float32, a relative error of up to 6e-5; differences of the real optimiser
+    # TorchOpt takes 1 - beta2^t in float32, a relative error of up to 6e-5; differences of the real optimizer
     # agree with ours to 1e-6 (tests/unit/test_estimators.py).
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)

@@ -27,7 +27,7 @@ from contract_tables import (
     UPDATES,
 )
 from mixwell.simplex.updates import Update
-from mixwell.simplex.weights import Weights, normalise
+from mixwell.simplex.weights import Weights, normalize
 from problems import Batch, names, regression_batches, two_layer
 
 SPLITTING = [
@@ -81,7 +81,7 @@ def test_every_kind_is_in_a_table() -> None:
     made = [make() for make in UPDATES.values()]
     assert {type(one.traces) for one in estimators.values()} == concrete(mixwell.Traces)
     assert {type(one) for one in made} == concrete(Update)
-    assert {name for name, one in estimators.items() if not one.takes_rows} == BY_DOMAIN_ONLY
+    assert {name for name, one in estimators.items() if not one.supports_mixed_batches} == BY_DOMAIN_ONLY
 
 
 def assert_permuting_domains_permutes_the_result(
@@ -247,7 +247,7 @@ def courses(update: Update, scores: Iterable[np.ndarray], *, first: int = 0, log
     found = list[np.ndarray]()
     for k, row in enumerate(scores, first):
         log = np.zeros(len(row)) if log is None else log
-        log = normalise(update.move(log, row, round_index=k, rounds=6, noise=np.full(len(row), 0.3))[0])
+        log = normalize(update.move(log, row, round_index=k, rounds=6, noise=np.full(len(row), 0.3))[0])
         found.append(log)
     return np.array(found)
 

@@ -30,8 +30,8 @@ def test_a_cut_is_a_partition(numbers: list[int], processes: int) -> None:
         if processes > 1:
             assert sum(one.portions[name] for one in cuts) == pytest.approx(processes)
         for one in cuts:
-            assert list(one.lockstep) == list(drawn)
-            assert len(one.lockstep[name]) >= 1
+            assert list(one.requires_equal_forward_passes) == list(drawn)
+            assert len(one.requires_equal_forward_passes[name]) >= 1
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=4), st.integers(1, 5), st.integers(1, 30))

@@ -1,4 +1,4 @@
-"""Any text comes through sources, tokenisers, sketches and rows as it was."""
+"""Any text comes through sources, tokenizers, sketches and rows as it was."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mixwell.data.overlap import LineSketch, overlap
 from mixwell.data.sampler import Rule, Sampler
 from mixwell.data.sources import JsonLines, Parquet, Piece, Source, TextFiles, Texts
 from mixwell.data.sources.text import good_cut
-from mixwell.data.token_files import tokenise
+from mixwell.data.token_files import tokenize
 from mixwell.data.tokenizer import Bytes, TokenizerFile, train
 from mixwell.simplex.constraints import Cap, Floor, constrain
 from mixwell.simplex.repetition import EpochCap
@@ -97,7 +97,7 @@ def test_all_sources_give_the_same_tokens(documents: list[str]) -> None:
     expected = [number for text in documents for number in (*text.encode(), 256)]
     with tempfile.TemporaryDirectory() as name:
         for source in all_sources(Path(name) / "in", documents):
-            made = tokenise(source, Bytes(), cache=Path(name) / "cache")
+            made = tokenize(source, Bytes(), cache=Path(name) / "cache")
             assert made.array().tolist() == expected
             assert made.documents == len(documents)
             assert made.text_bytes == len("".join(documents).encode())
@@ -145,9 +145,9 @@ def test_a_crash_leaves_nothing_that_is_trusted(documents: list[str], data) -> N
     source = Breaking(documents, data.draw(st.integers(0, len(documents) - 1)))
     with tempfile.TemporaryDirectory() as name:
         with pytest.raises(OSError, match="the disk is gone"):
-            tokenise(source, Bytes(), cache=Path(name))
+            tokenize(source, Bytes(), cache=Path(name))
         assert {path.suffix for path in (Path(name) / "tokens").iterdir()} <= {".lock"}
-        made = tokenise(source, Bytes(), cache=Path(name))
+        made = tokenize(source, Bytes(), cache=Path(name))
         assert Bytes().decode(made.array()) == "".join(text + "<|endoftext|>" for text in documents)
 
 
@@ -172,7 +172,7 @@ def test_overlap_is_exact_and_pieces_do_not_matter(one: list[str], other: list[s
 @given(lists, st.integers(1, 9), st.data())
 def test_rows_are_slices_of_the_tokens(documents: list[str], length: int, data) -> None:
     with tempfile.TemporaryDirectory() as name:
-        made = tokenise(Texts(["x" * length, *documents]), Bytes(), cache=Path(name))
+        made = tokenize(Texts(["x" * length, *documents]), Bytes(), cache=Path(name))
         rows, flat = TokenRows(made, length=length), made.array().tolist()
         chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=5))
         batch = rows.batch(np.array(chosen, np.int64))

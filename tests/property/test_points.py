@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixwell import Hypergradient, Still
+from mixwell import ConstantWeights, Hypergradient
 from mixwell.mixer.accumulation import RoundScores
 from mixwell.reference import theory
 from mixwell.simplex.rounds import VALIDATION_SHARE, validation_points, validation_rows
@@ -40,7 +40,7 @@ def test_points_are_evenly_spaced(length: int, points: int, span: float) -> None
 def test_signals_say_where_their_points_are() -> None:
     assert Hypergradient().validation_points(84) == validation_points(84, points=8, span=0.5)
     assert Hypergradient(points=1, span=0.1).validation_points(84) == (84,)
-    assert Still().validation_points(84) == ()
+    assert ConstantWeights().validation_points(84) == ()
     assert Hypergradient(window=5).validation_points(49) == (45, 46, 47, 48, 49)  # traces are zero before
     assert Hypergradient(window=60).validation_points(84) == validation_points(84)
 

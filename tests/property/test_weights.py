@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from mixwell.reference import theory
 from mixwell.simplex import constraints, horizons, updates
-from mixwell.simplex.constraints import Cap, Floor, Prior
+from mixwell.simplex.constraints import Cap, Floor, PriorPull
 from mixwell.simplex.weights import Weights
 from problems import names
 
@@ -124,7 +124,7 @@ def test_projecting_twice_changes_nothing(box) -> None:
 @given(st.data(), st.integers(2, 6))
 def test_constraints_through_anything_finite(data, m: int) -> None:
     log = data.draw(log_weights(m))
-    parts = [Floor(0.01), Cap(0.9), Prior([1.0] * m, strength=data.draw(st.floats(0, 1e6)))]
+    parts = [Floor(0.01), Cap(0.9), PriorPull([1.0] * m, strength=data.draw(st.floats(0, 1e6)))]
     w = np.exp(constraints.apply(names(m), log, parts, step_size=data.draw(st.floats(1e-6, 1e6))))
     assert np.isfinite(w).all()
     assert w.sum() == pytest.approx(1)
@@ -132,12 +132,12 @@ def test_constraints_through_anything_finite(data, m: int) -> None:
     assert w.max() <= 0.9 * (1 + 1e-9)
 
 
-def test_the_constrained_step_minimises_what_it_says() -> None:
+def test_the_constrained_step_minimizes_what_it_says() -> None:
     """Against a fine grid: ``alpha <h, w> + KL(w || w_k) + alpha lambda KL(w || p)`` over the bounded simplex."""
     rng = np.random.default_rng(0)
     start, prior, h = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.2, 0.6]), rng.normal(size=3)
     alpha, strength = 1.7, 0.4
-    parts = [Floor(0.15), Cap({"d2": 0.4}), Prior(prior.tolist(), strength)]
+    parts = [Floor(0.15), Cap({"d2": 0.4}), PriorPull(prior.tolist(), strength)]
     got = np.exp(
         constraints.apply(names(3), updates.mirror_step(np.log(start), h, alpha), parts, step_size=alpha)
     )
@@ -158,7 +158,7 @@ def test_the_constrained_step_minimises_what_it_says() -> None:
 
 def test_a_strong_pull_ends_at_the_prior() -> None:
     prior = [0.7, 0.2, 0.1]
-    log = constraints.apply(names(3), np.log([0.1, 0.1, 0.8]), [Prior(prior, 1e9)], step_size=1.0)
+    log = constraints.apply(names(3), np.log([0.1, 0.1, 0.8]), [PriorPull(prior, 1e9)], step_size=1.0)
     np.testing.assert_allclose(np.exp(log), prior, rtol=1e-6)
 
 
@@ -174,9 +174,9 @@ def test_the_default_horizon_fits_its_budget(budget: int) -> None:
 def test_the_papers_horizons() -> None:
     assert [theory.stochastic_horizon(n) for n in (1000, 5000, 10000)] == [84, 207, 304]
     with pytest.raises(ValueError, match="exceeds the budget of 100"):
-        horizons.resolve(horizons.Deterministic(learning_rate=0.01, strong_convexity=1.0), 100)
+        horizons.resolve(horizons.DeterministicHorizon(learning_rate=0.01, strong_convexity=1.0), 100)
     with pytest.raises(ValueError, match="must be positive, got 0 and 1"):
-        horizons.resolve(horizons.Deterministic(learning_rate=0, strong_convexity=1), 100)
+        horizons.resolve(horizons.DeterministicHorizon(learning_rate=0, strong_convexity=1), 100)
 
 
 def test_log_odds_come_back_from_far_below_the_least_float() -> None:

@@ -8,13 +8,13 @@ import sys
 import mixwell
 
 PUBLIC = {
-    "Assigned", "AuditedTraces", "BFloat16Traces", "Cap", "CarriedTraces", "Constraint", "Curvature",
-    "DenseTraces", "Deterministic", "DiagonalCurvature", "EpochCap", "EpochPace", "Every", "ExactCurvature",
-    "Fidelity",
-    "Floor", "Horizon", "Hypergradient", "IsotropicCurvature", "Loader", "MeasuredCurvature", "MirrorDescent",
-    "Mixer", "PerTensorCurvature", "Prior", "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord",
-    "SelfTunedMirrorDescent", "Signal", "SketchedTraces", "Smoothed", "Still", "Stochastic", "SubsetTraces",
-    "TraceError", "Traces", "Update", "Weights", "__version__", "measure_fidelity", "recipe", "train",
+    "AuditedTraces", "BFloat16Traces", "Cap", "ConstantWeights", "Constraint", "Curvature", "DenseTraces",
+    "DeterministicHorizon", "DiagonalCurvature", "EpochCap", "EpochPace", "ExactCurvature", "Fidelity",
+    "FixedHorizon", "Floor", "ForwardModeTraces", "Horizon", "Hypergradient", "IsotropicCurvature",
+    "MeasuredCurvature", "MirrorDescent", "Mixer", "MixtureLoader", "PerTensorCurvature", "PriorPull",
+    "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord", "SelfTunedMirrorDescent", "Signal",
+    "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "SubsetTraces", "TraceError", "Traces",
+    "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity", "recipe", "train",
 }  # fmt: skip
 
 

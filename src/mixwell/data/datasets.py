@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from mixwell.data.sources.base import digest_of
-from mixwell.data.token_files import Integers, Tokenised
+from mixwell.data.token_files import Integers, Tokenized
 from mixwell.typing import Indices
 
 _SAMPLED_ROWS = 256
 
 
-class Rows(ABC):
+class IndexedDataset(ABC):
     """Rows that can be had in any order."""
 
     @abstractmethod
@@ -57,13 +57,13 @@ class Rows(ABC):
 
 
 @final
-class TokenRows(Rows):
+class TokenRows(IndexedDataset):
     """Rows of tokens: row ``i`` is ``tokens[i * length : (i + 1) * length + 1]``.
 
     A row has one token more than its length, which is the first of the next row: it is the last one's target.
 
     Args:
-        tokenised: the array.
+        tokenized: the array.
         length: how many tokens a model reads at once.
         name: for messages.
 
@@ -71,19 +71,19 @@ class TokenRows(Rows):
         ValueError: there are too few tokens for one row.
     """
 
-    def __init__(self, tokenised: Tokenised, *, length: int, name: str = "the text") -> None:
+    def __init__(self, tokenized: Tokenized, *, length: int, name: str = "the text") -> None:
         if length < 1:
             raise ValueError(f"a row needs at least 1 token, got a length of {length}")
-        if tokenised.tokens <= length:
+        if tokenized.tokens <= length:
             raise ValueError(
-                f"{name} has {tokenised.tokens} tokens, fewer than one row of {length + 1}; "
+                f"{name} has {tokenized.tokens} tokens, fewer than one row of {length + 1}; "
                 "lower model.context or add text"
             )
-        self.tokenised, self.length = tokenised, length
+        self.tokenized, self.length = tokenized, length
         self._array: Integers | None = None
 
     def __len__(self) -> int:
-        return (self.tokenised.tokens - 1) // self.length
+        return (self.tokenized.tokens - 1) // self.length
 
     def __getstate__(self) -> dict[str, object]:
         # a mapped array would be copied whole into a worker process
@@ -100,17 +100,17 @@ class TokenRows(Rows):
         """
         self.check(indices)
         if self._array is None:
-            self._array = np.asarray(self.tokenised.array())
+            self._array = np.asarray(self.tokenized.array())
         places = indices[:, None] * self.length + np.arange(self.length + 1)
         return torch.from_numpy(self._array[places].astype(np.int64))
 
     def digest(self) -> str:
         """Of the array's own digest, and the length."""
-        return digest_of("tokens", self.tokenised.digest, self.length)
+        return digest_of("tokens", self.tokenized.digest, self.length)
 
 
 @final
-class TensorRows(Rows):
+class TensorRows(IndexedDataset):
     """Rows of tensors.
 
     Args:
@@ -163,7 +163,7 @@ class TensorRows(Rows):
 
 
 @final
-class DatasetRows(Rows):
+class DatasetRows(IndexedDataset):
     """The rows of a map-style PyTorch dataset.
 
     Args:
@@ -211,7 +211,7 @@ class DatasetRows(Rows):
         return digest_of("dataset", type(self.dataset).__qualname__, len(self))
 
 
-def same_kind(batch: Any, values: Sequence[Any]) -> Any:
+def like_container(batch: Any, values: Sequence[Any]) -> Any:
     """A tuple or list of the same kind as another.
 
     Args:
@@ -240,11 +240,11 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {key: moved(value, device) for key, value in cast("Mapping[Any, Any]", batch).items()}
     if isinstance(batch, tuple | list):
-        return same_kind(batch, [moved(value, device) for value in cast("Sequence[Any]", batch)])
+        return like_container(batch, [moved(value, device) for value in cast("Sequence[Any]", batch)])
     return batch
 
 
-def as_rows(made: Any) -> Rows:
+def as_rows(made: Any) -> IndexedDataset:
     """Rows of what Python code gives.
 
     Args:
@@ -256,7 +256,7 @@ def as_rows(made: Any) -> Rows:
     Raises:
         ValueError: it is nothing of these.
     """
-    if isinstance(made, Rows):
+    if isinstance(made, IndexedDataset):
         return made
     if isinstance(made, Tensor):
         return TensorRows(made)

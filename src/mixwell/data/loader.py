@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mixwell import distributed
-from mixwell.data.datasets import Rows, as_rows, same_kind
+from mixwell.data.datasets import IndexedDataset, as_rows, like_container
 from mixwell.data.sampler import Rule, Sampler
 from mixwell.data.sharding import Cut, cut
 from mixwell.signals.probes import rows_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Loader:
+class MixtureLoader:
     """Draws rows of several domains; how many of each follows the weights.
 
     See :class:`mixwell.data.sampler.Sampler` for how they are chosen. In several processes
@@ -45,7 +45,7 @@ class Loader:
         ValueError: a setting does not fit.
 
     Example:
-        >>> loader = Loader({"web": torch.arange(100), "code": torch.arange(50)}, 8, least=1)
+        >>> loader = MixtureLoader({"web": torch.arange(100), "code": torch.arange(50)}, 8, least=1)
         >>> {name: len(batch) for name, batch in loader.by_domain(np.array([0.75, 0.25])).items()}
         {'web': 6, 'code': 2}
         >>> batch, labels = loader.mixed(np.array([0.75, 0.25]))
@@ -82,7 +82,7 @@ class Loader:
 
         Args:
             mixer: whose weights to follow. It is told how often each domain is there, and in several processes
-                how many of its rows are here: call ``scope.weigh(loss).backward()`` then.
+                how many of its rows are here: call ``scope.scaled_loss(loss).backward()`` then.
 
         Yields:
             By domain what its rows give. Of a domain whose rows are all in other processes there is none, or one
@@ -91,7 +91,7 @@ class Loader:
         Raises:
             ValueError: the mixer has other domains.
         """
-        yield from self._follow(mixer, lockstep=mixer.lockstep)
+        yield from self._follow(mixer, requires_equal_forward_passes=mixer.requires_equal_forward_passes)
 
     def follow_mixed(self, mixer: Mixer) -> Iterator[tuple[Any, Tensor]]:
         """Mixed batches for every step of a mixer, until its budget is spent.
@@ -103,11 +103,11 @@ class Loader:
             The rows of all domains, and for each the number of its domain, for ``mixer.batch(labels)``.
         """
         places = torch.tensor([mixer.weights.index(name) for name in self.sampler.names])
-        for parts in self._follow(mixer, lockstep=False):
-            rows, labels = self._labelled(parts)
+        for parts in self._follow(mixer, requires_equal_forward_passes=False):
+            rows, labels = self._labeled(parts)
             yield rows, places[labels]
 
-    def _follow(self, mixer: Mixer, *, lockstep: bool) -> Iterator[dict[str, Any]]:
+    def _follow(self, mixer: Mixer, *, requires_equal_forward_passes: bool) -> Iterator[dict[str, Any]]:
         names = self.sampler.names
         if set(names) != set(mixer.weights.names):
             raise ValueError(
@@ -116,7 +116,13 @@ class Loader:
         if self._given is not None:  # what was read ahead and not given comes again
             self.sampler.load_state(self._given)
         places = [mixer.weights.index(name) for name in names]
-        steps = _Steps(self, mixer, places, lockstep=lockstep, ahead=self._workers > 0)
+        steps = _Steps(
+            self,
+            mixer,
+            places,
+            requires_equal_forward_passes=requires_equal_forward_passes,
+            ahead=self._workers > 0,
+        )
         read = _Read(self.rows)
         reading: DataLoader[Any] | None = None
         if self._workers:
@@ -168,9 +174,9 @@ class Loader:
         Returns:
             The rows of all domains one after the other, and the number of each row's domain, shape ``(rows,)``.
         """
-        return self._labelled(self.by_domain(weights))
+        return self._labeled(self.by_domain(weights))
 
-    def _labelled(self, parts: Mapping[str, Any]) -> tuple[Any, Tensor]:
+    def _labeled(self, parts: Mapping[str, Any]) -> tuple[Any, Tensor]:
         drawn = {name: self.sampler.names.index(name) for name in parts}
         labels = [np.full(rows_of(part), drawn[name]) for name, part in parts.items()]
         return joined(list(parts.values())), torch.from_numpy(np.concatenate(labels))
@@ -197,10 +203,16 @@ class _Steps:
     """The rows of the steps until the weights may change, drawn as they are asked for."""
 
     def __init__(
-        self, loader: Loader, mixer: Mixer, places: list[int], *, lockstep: bool, ahead: bool
+        self,
+        loader: MixtureLoader,
+        mixer: Mixer,
+        places: list[int],
+        *,
+        requires_equal_forward_passes: bool,
+        ahead: bool,
     ) -> None:
         self._loader, self._mixer, self._places = loader, mixer, places
-        self._lockstep, self._ahead = lockstep, ahead
+        self._lockstep, self._ahead = requires_equal_forward_passes, ahead
         self.told: deque[tuple[dict[str, Any] | None, dict[str, float], dict[str, float]]] = deque()
         """Of each step that was drawn the state after it where more is drawn ahead, how often domains are there,
         and portions."""
@@ -211,14 +223,14 @@ class _Steps:
             often = self._loader.sampler.inclusion(weights)
             own = self._loader.draw(weights)
             self.told.append((self._loader.sampler.state() if self._ahead else None, often, own.portions))
-            yield own.lockstep if self._lockstep else own.rows
+            yield own.requires_equal_forward_passes if self._lockstep else own.rows
 
 
 @final
 class _Read(Dataset[Any]):
     """Makes batches of indices, also in workers."""
 
-    def __init__(self, rows: Mapping[str, Rows]) -> None:
+    def __init__(self, rows: Mapping[str, IndexedDataset]) -> None:
         self._rows = rows
 
     def __getitem__(self, chosen: dict[str, Indices]) -> dict[str, Any]:
@@ -249,5 +261,5 @@ def joined(batches: list[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: joined([one[key] for one in batches]) for key in first}
     if _has_columns(first):
-        return same_kind(first, [joined([one[place] for one in batches]) for place in range(len(first))])
+        return like_container(first, [joined([one[place] for one in batches]) for place in range(len(first))])
     return [value for one in batches for value in one]

@@ -8,7 +8,7 @@ from typing import Any, Protocol, final
 
 from torch.utils.data import IterableDataset
 
-from mixwell.data.shuffle import Cursor
+from mixwell.data.shuffle import ShuffledCursor
 from mixwell.data.streams import Stream
 
 # Rows that are fetched at once, as most datasets are much slower row by row.
@@ -80,7 +80,7 @@ class MapReader:
         size = len(range(number, len(dataset), of))
         if not size:
             raise ValueError(f"{name} has {len(dataset)} rows, which are too few for {of} readers")
-        self._cursor = Cursor(size, f"{key}, {name}")
+        self._cursor = ShuffledCursor(size, f"{key}, {name}")
         self._ahead: list[Any] = []
 
     @property

@@ -9,8 +9,8 @@ import numpy as np
 
 from mixwell.data import apportionment
 from mixwell.data.apportionment import Apportionment
-from mixwell.data.shuffle import Cursor
-from mixwell.data.streams import Serial
+from mixwell.data.shuffle import ShuffledCursor
+from mixwell.data.streams import SequentialCursor
 from mixwell.simplex.repetition import EpochCap
 from mixwell.typing import Indices, Vector
 
@@ -72,7 +72,7 @@ class Sampler:
         self.least = least
         self._counts = Apportionment(batch_size, len(sizes), least=least)
         self._cursors = {
-            name: Serial() if size is None else Cursor(size, f"seed {seed}, {name}")
+            name: SequentialCursor() if size is None else ShuffledCursor(size, f"seed {seed}, {name}")
             for name, size in sizes.items()
         }
         self._cap = cap

@@ -24,7 +24,7 @@ class Cut:
 
     rows: dict[str, Indices]
     portions: dict[str, float]
-    lockstep: dict[str, Indices]
+    requires_equal_forward_passes: dict[str, Indices]
 
 
 def cut(drawn: Mapping[str, Indices], *, rank: int, processes: int) -> Cut:

@@ -107,7 +107,7 @@ def whole_order(size: int, key: str) -> Indices:
 
 def _rounds(size: int, keys: Sequence[str]) -> tuple[Words, Words]:
     """The numbers K and the salts of all rounds, shape ``(rounds, len(keys), 1)`` each."""
-    # The pairs of neighbouring positions are mixed after about log2(size) rounds, and single ones much sooner.
+    # The pairs of neighboring positions are mixed after about log2(size) rounds, and single ones much sooner.
     rounds = 24 + 6 * size.bit_length()
     drawn = b"".join(hashlib.shake_256(key.encode()).digest(16 * rounds) for key in keys)
     seeds = np.frombuffer(drawn, dtype="<u8").astype(np.uint64).reshape(len(keys), rounds, 2).swapaxes(0, 1)
@@ -115,7 +115,7 @@ def _rounds(size: int, keys: Sequence[str]) -> tuple[Words, Words]:
 
 
 def _toss(z: Words, room: Words) -> None:
-    """Coins that depend on numbers: the first bit of SplitMix64's finaliser, copied to all bits.
+    """Coins that depend on numbers: the first bit of SplitMix64's finalizer, copied to all bits.
 
     Args:
         z: the numbers, salted; are replaced by the coins.
@@ -130,7 +130,7 @@ def _toss(z: Words, room: Words) -> None:
 
 
 @final
-class Cursor:
+class ShuffledCursor:
     """A place in a domain whose rows come in a new order in every epoch, none twice before the epoch ends.
 
     Args:
@@ -142,7 +142,7 @@ class Cursor:
         ValueError: there are no rows.
 
     Example:
-        >>> cursor = Cursor(3, "seed 0, web")
+        >>> cursor = ShuffledCursor(3, "seed 0, web")
         >>> sorted(cursor.take(3).tolist()), cursor.epoch
         ([0, 1, 2], 1)
     """

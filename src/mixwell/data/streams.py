@@ -20,14 +20,14 @@ _COMPARED = 8
 
 
 @final
-class Serial:
+class SequentialCursor:
     """The place of a stream's rows, which are numbered as they come; to a sampler what a cursor is.
 
     Args:
         taken: how many rows were taken before.
 
     Example:
-        >>> Serial(taken=5).take(3).tolist()
+        >>> SequentialCursor(taken=5).take(3).tolist()
         [5, 6, 7]
     """
 

@@ -32,7 +32,7 @@ Integers = NDArray[np.integer[Any]]
 
 @final
 @dataclass(frozen=True)
-class Tokenised:
+class Tokenized:
     """An array of tokens in a file.
 
     Args:
@@ -78,14 +78,14 @@ class Tokenised:
 
 
 @lru_cache(maxsize=4)  # validation is compared with every domain
-def _blocks(tokens: Tokenised) -> BlockSketch:
+def _blocks(tokens: Tokenized) -> BlockSketch:
     sketch = BlockSketch()
     for _, chunk in _chunks(tokens.array()):
         sketch.add(chunk)
     return sketch
 
 
-def shared(validation: Tokenised, domain: Tokenised) -> float:
+def shared(validation: Tokenized, domain: Tokenized) -> float:
     """The share of validation that is also in a domain; see :func:`mixwell.data.overlap.overlap`.
 
     Where both texts are known it is measured in lines and in passages, and the greater share counts: lines are
@@ -109,9 +109,9 @@ def shared(validation: Tokenised, domain: Tokenised) -> float:
     return max(shares) if shares else overlap(validation.blocks(), domain.blocks())
 
 
-def tokenise(
+def tokenize(
     source: Source, tokenizer: Tokenizer, *, cache: Path, progress: Callable[[int], None] | None = None
-) -> Tokenised:
+) -> Tokenized:
     """Turn a source's text into an array of tokens on disk, or find the one that was made before.
 
     Every document is followed by the end token; documents without text are left out. Where another process makes
@@ -120,7 +120,7 @@ def tokenise(
     Args:
         source: the documents.
         tokenizer: turns them into numbers.
-        cache: the folder of arrays that were made before, found by the source's fingerprint and the tokeniser's
+        cache: the folder of arrays that were made before, found by the source's fingerprint and the tokenizer's
             identity.
         progress: told how many bytes of :meth:`mixwell.data.sources.base.Source.size` were read so far, or how
             many characters where the size is not known.
@@ -157,7 +157,7 @@ def tokenise(
     return found
 
 
-def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> Tokenised:
+def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> Tokenized:
     """An array of tokens that was made elsewhere; all of it is read once and checked.
 
     Args:
@@ -191,9 +191,9 @@ def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> Tok
             place = int(np.argmax(bad))
             raise ValueError(
                 f"{path}: token {chunk[place]} at position {start + place} is not in the vocabulary of "
-                f"{vocabulary}; check the tokeniser (and the dtype, if the file is raw)"
+                f"{vocabulary}; check the tokenizer (and the dtype, if the file is raw)"
             )
-    return Tokenised(path.absolute(), array.dtype.str, len(array), content.hexdigest())
+    return Tokenized(path.absolute(), array.dtype.str, len(array), content.hexdigest())
 
 
 def _mapped(path: Path, dtype: str | None) -> Integers:
@@ -250,11 +250,11 @@ def _concerns(folder: Path, error: OSError) -> bool:
     return place is not None and (place.is_relative_to(folder) or folder.is_relative_to(place))
 
 
-def _find(folder: Path, key: str) -> Tokenised | None:
+def _find(folder: Path, key: str) -> Tokenized | None:
     array, sketch = folder / f"{key}.bin", folder / f"{key}.npz"
     try:
         facts = json.loads((folder / f"{key}.json").read_bytes())
-        found = Tokenised(
+        found = Tokenized(
             array, facts["dtype"], facts["tokens"], key, facts["documents"], facts["text_bytes"], sketch
         )
         whole = array.stat().st_size == found.tokens * np.dtype(found.dtype).itemsize and sketch.is_file()

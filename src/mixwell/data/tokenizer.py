@@ -125,7 +125,7 @@ class Bytes(Tokenizer):
 
 @final
 class TokenizerFile(Tokenizer):
-    """A tokeniser in a JSON file of the library ``tokenizers``.
+    """A tokenizer in a JSON file of the library ``tokenizers``.
 
     Where a document contains the name of a special token, such as ``<|endoftext|>``, it becomes that token.
 
@@ -144,12 +144,12 @@ class TokenizerFile(Tokenizer):
         try:
             content = self.path.read_bytes()
         except OSError as error:
-            raise ValueError(f"cannot read the tokeniser {self.path}: {error.strerror or error}") from error
+            raise ValueError(f"cannot read the tokenizer {self.path}: {error.strerror or error}") from error
         try:
             self._tokenizer = library.Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing more special
             raise ValueError(
-                f"{self.path} is not a tokeniser that the library tokenizers can load ({error}); give a "
+                f"{self.path} is not a tokenizer that the library tokenizers can load ({error}); give a "
                 "tokenizer.json, or train one"
             ) from error
         # files of published models may say to cut or to fill up texts
@@ -221,7 +221,7 @@ class TokenizerFile(Tokenizer):
 
 
 def load(spec: str | Path | None, base: Path, *, end: str | None = None) -> Tokenizer:
-    """The tokeniser that a user named.
+    """The tokenizer that a user named.
 
     Args:
         spec: ``bytes`` or nothing for :class:`Bytes`, else a file of the library ``tokenizers``.
@@ -229,7 +229,7 @@ def load(spec: str | Path | None, base: Path, *, end: str | None = None) -> Toke
         end: the name of the token between documents, if it is none of the usual ones.
 
     Returns:
-        The tokeniser.
+        The tokenizer.
     """
     if spec is None or spec == "bytes":
         return Bytes()
@@ -243,7 +243,7 @@ def train(
     path: Path,
     progress: Callable[[int], None] | None = None,
 ) -> TokenizerFile:
-    """Train a byte-level BPE tokeniser (Sennrich et al., 2016; as GPT-2 has it) and write it to a file.
+    """Train a byte-level BPE tokenizer (Sennrich et al., 2016; as GPT-2 has it) and write it to a file.
 
     Args:
         sources: the text to learn from.
@@ -253,14 +253,14 @@ def train(
         progress: told how many bytes were read so far.
 
     Returns:
-        The tokeniser, read from the file.
+        The tokenizer, read from the file.
 
     Raises:
         ValueError: the size is too small, or there is no text.
     """
     if size < LEAST_SIZE:
         raise ValueError(
-            f"a tokeniser needs at least {LEAST_SIZE} tokens (256 bytes and the end), got {size}"
+            f"a tokenizer needs at least {LEAST_SIZE} tokens (256 bytes and the end), got {size}"
         )
     library = _tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE())
@@ -276,7 +276,7 @@ def train(
     tokenizer.train_from_iterator(iter(texts), trainer=trainer)
     if not texts.any:
         names = ", ".join(source.name for source in sources) or "no source"
-        raise ValueError(f"there is no text to train a tokeniser on ({names}); add text")
+        raise ValueError(f"there is no text to train a tokenizer on ({names}); add text")
     files.write(path, tokenizer.to_str(pretty=True))
     return TokenizerFile(path)
 
@@ -321,5 +321,5 @@ def _tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ValueError("tokenisers from files need tokenizers: pip install 'mixwell[data]'") from error
+        raise ValueError("tokenizers from files need tokenizers: pip install 'mixwell[data]'") from error
     return tokenizers

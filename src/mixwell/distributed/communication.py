@@ -86,7 +86,7 @@ class Training:
         processes: R.
         mixed: whether a step is one batch of all domains (``mixer.batch``); else one for each.
         projected: numbers of a projected trace, where traces are projected; 0 for those of full size.
-        preconditioned: whether the optimiser divides gradients by their running size, as Adam does.
+        preconditioned: whether the optimizer divides gradients by their running size, as Adam does.
         kept: of ``size`` what the outermost layers take, which ``fully_shard`` does not gather for the backward
             pass again.
         buffers: bytes of the model's buffers, which ``ddp`` takes from the first process in every step.

@@ -1,7 +1,7 @@
 """The H of a round (Eq. 7): how the effect of a gradient fades over the steps that follow it.
 
 A curvature gives one coefficient per parameter. A number c says ``P H ~ c I`` for that parameter, P the
-optimiser's preconditioner (the identity for SGD, the paper's case); a tensor is the diagonal of H.
+optimizer's preconditioner (the identity for SGD, the paper's case); a tensor is the diagonal of H.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mixwell import distributed
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.responses import Response
+from mixwell.hypergradient.responses import StepResponse
 from mixwell.typing import Gradients
 
 Coefficients = list[float | Tensor]
@@ -37,7 +37,7 @@ class RoundStart:
     domains: Sequence[str]
     weights: Sequence[float]
     validation: Gradients | None
-    responses: Callable[[], Sequence[Response]]
+    responses: Callable[[], Sequence[StepResponse]]
 
 
 class Curvature(ABC):

@@ -24,7 +24,7 @@ class MeasuredCurvature(Curvature):
     """Curvature measured at the start of every round.
 
     - ``"isotropic"``: the Rayleigh quotient of the weighted training loss along the validation gradient v,
-      the only direction that the hypergradient looks at. In the optimiser's geometry, with ``u = P v``:
+      the only direction that the hypergradient looks at. In the optimizer's geometry, with ``u = P v``:
       ``gamma = <u, H u> / <v, u>``. One Hessian product.
     - ``"per-tensor"``: the same, block by block, from the same product.
     - ``"diagonal"``: Hutchinson's estimate ``mean_i r_i * (H r_i)`` over random signs r. ``samples`` products.
@@ -85,7 +85,7 @@ class MeasuredCurvature(Curvature):
         Raises:
             ValueError: the diagonal is wanted of parameters that are spread over processes.
         """
-        if self.shape == "diagonal" and parameters.spread:
+        if self.shape == "diagonal" and parameters.sharded:
             raise ValueError(
                 "MeasuredCurvature('diagonal') needs whole parameters, and these are sharded (fully_shard); use "
                 "'isotropic' or 'per-tensor'"
@@ -113,9 +113,8 @@ class MeasuredCurvature(Curvature):
         product = self._product(losses, start.weights, direction)
         # Of this process's rows; the products are the mean of those of all.
         curved = np.array(inner_products(direction, product))
-        curved = (
-            distributed.all_reduce_sum(curved, self.parameters.device) / distributed.world_size().tolist()
-        )
+        curved = distributed.all_reduce_sum(curved, self.parameters.device) / distributed.world_size()
+        curved = curved.tolist()
         length = inner_products(start.validation, direction)
         if self.shape == "isotropic":
             rate = max(abs(r.rate) for r in responses)

@@ -20,12 +20,12 @@ from mixwell.typing import Gradients
 @final
 @dataclass(frozen=True)
 class Parameters:
-    """The tensors that an optimiser trains, by name.
+    """The tensors that an optimizer trains, by name.
 
     Args:
         names: their names in the model.
         tensors: the tensors themselves.
-        groups: for each tensor the index of its parameter group in the optimiser.
+        groups: for each tensor the index of its parameter group in the optimizer.
         model: whose buffers (running statistics) probes must leave as they were.
     """
 
@@ -36,7 +36,7 @@ class Parameters:
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Parameters:
-        """The parameters in the optimiser's order, with the model's names.
+        """The parameters in the optimizer's order, with the model's names.
 
         Args:
             model: gives the names and the buffers.
@@ -46,7 +46,7 @@ class Parameters:
             The parameters, each once (tied weights are one tensor).
 
         Raises:
-            ValueError: the optimiser has a parameter that the model has not, or one of complex numbers, or the
+            ValueError: the optimizer has a parameter that the model has not, or one of complex numbers, or the
                 model is wrapped in a way whose gradients cannot be read.
         """
         _expect_readable(model)
@@ -59,7 +59,7 @@ class Parameters:
             for parameter in group["params"]:
                 if id(parameter) not in known:
                     raise ValueError(
-                        f"the optimiser trains a tensor of shape {tuple(parameter.shape)} (group {index}) "
+                        f"the optimizer trains a tensor of shape {tuple(parameter.shape)} (group {index}) "
                         "that is no parameter of the model; give the model that holds all trained parameters"
                     )
                 if parameter.is_complex():
@@ -68,11 +68,11 @@ class Parameters:
                 tensors.append(parameter)
                 groups.append(index)
         if not tensors:
-            raise ValueError("the optimiser has no parameters")
+            raise ValueError("the optimizer has no parameters")
         return cls(tuple(names), tuple(tensors), tuple(groups), model)
 
     def expect_all_of(self, optimizer: Optimizer) -> None:
-        """Refuse an optimiser that trains other tensors by now.
+        """Refuse an optimizer that trains other tensors by now.
 
         Args:
             optimizer: the run's.
@@ -83,7 +83,7 @@ class Parameters:
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if count != len(self):
             raise RuntimeError(
-                f"the optimiser has {count} parameters, but had {len(self)} when the mixer was made; make a new "
+                f"the optimizer has {count} parameters, but had {len(self)} when the mixer was made; make a new "
                 "Mixer (weights=mixer.weights.last) after changing what is trained"
             )
 
@@ -164,7 +164,7 @@ class Parameters:
         return next((name for name, g in own if not bool(torch.isfinite(g).all())), None)
 
     @cached_property
-    def spread(self) -> bool:
+    def sharded(self) -> bool:
         """Whether processes have parts of the parameters (FSDP), and of their gradients."""
         return any(distributed.is_sharded(p) for p in self.tensors)
 

@@ -1,7 +1,7 @@
-"""What an optimiser does to a gradient, as far as the sensitivity of the parameters to the weights needs it.
+"""What an optimizer does to a gradient, as far as the sensitivity of the parameters to the weights needs it.
 
-With ``z_j = -d theta / d w_j`` one step of an optimiser with learning rate eta, preconditioner P and decay
-lambda is, to first order (:class:`Response`),
+With ``z_j = -d theta / d w_j`` one step of an optimizer with learning rate eta, preconditioner P and decay
+lambda is, to first order (:class:`StepResponse`),
 
     ``z_j <- (1 - eta lambda - eta P H) z_j + eta P g_j``
 
@@ -29,7 +29,7 @@ from mixwell.hypergradient.parameters import Parameters
 
 @final
 @dataclass(frozen=True)
-class Response:
+class StepResponse:
     """How one parameter answers a unit of gradient in this step, momentum folded in.
 
     Args:
@@ -66,7 +66,7 @@ class Response:
         """The factor of the old trace: ``1 - eta lambda - eta P H``.
 
         A number stands for the preconditioned curvature ``P H`` itself (one number sums it up best in the
-        optimiser's own geometry); a tensor is the diagonal of H. For plain SGD this is the paper's factor,
+        optimizer's own geometry); a tensor is the diagonal of H. For plain SGD this is the paper's factor,
         whatever its sign. Where momentum or a preconditioner makes ``rate`` stand for more than one step, a
         factor below zero means that the effect is gone before the round ends, and counts as zero.
 
@@ -87,10 +87,10 @@ class Response:
 
 
 class OptimizerModel(ABC):
-    """A view of a live optimiser; it reads the optimiser's settings and state and changes nothing.
+    """A view of a live optimizer; it reads the optimizer's settings and state and changes nothing.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         parameters: its parameters.
     """
 
@@ -99,7 +99,7 @@ class OptimizerModel(ABC):
         self.parameters = parameters
 
     @abstractmethod
-    def response(self, index: int, *, remaining: int) -> Response:
+    def response(self, index: int, *, remaining: int) -> StepResponse:
         """The folded response of a parameter, from the state before the step.
 
         Args:
@@ -118,19 +118,19 @@ class OptimizerModel(ABC):
 
         Args:
             index: which parameter.
-            gradient: what the optimiser is about to be given.
+            gradient: what the optimizer is about to be given.
             source: ``d gradient / d w_j``.
             trace: ``z_j = -d theta / d w_j``.
-            moments: the derivatives of the optimiser's moments by ``w_j``.
+            moments: the derivatives of the optimizer's moments by ``w_j``.
         """
 
     @property
     def moments(self) -> int:
-        """How many tensors per parameter and domain the derivatives of the optimiser's own state take."""
+        """How many tensors per parameter and domain the derivatives of the optimizer's own state take."""
         return 0
 
-    def look_again(self) -> None:
-        """The optimiser may have stepped since it was looked at."""
+    def invalidate(self) -> None:
+        """The optimizer may have stepped since it was looked at."""
 
     preconditions: bool = False
     """Whether gradients are divided by a running size of their own, element by element."""
@@ -146,7 +146,7 @@ class OptimizerModel(ABC):
         """
         if self.moments > moments:
             raise ValueError(
-                "the optimiser's momentum was switched on after the mixer was made; make a new Mixer, or use "
+                "the optimizer's momentum was switched on after the mixer was made; make a new Mixer, or use "
                 "DenseTraces()"
             )
 
@@ -162,7 +162,7 @@ class OptimizerModel(ABC):
         return self.optimizer.param_groups[self.parameters.groups[index]]
 
     def state(self, index: int) -> dict[str, Any]:
-        """The optimiser's state of a parameter, empty before its first step.
+        """The optimizer's state of a parameter, empty before its first step.
 
         Args:
             index: which parameter.
@@ -175,9 +175,9 @@ class OptimizerModel(ABC):
 
 @final
 class PlainModel(OptimizerModel):
-    """``theta <- theta - lr g``: all that is assumed of an optimiser that is not known."""
+    """``theta <- theta - lr g``: all that is assumed of an optimizer that is not known."""
 
-    def response(self, index: int, *, remaining: int) -> Response:
+    def response(self, index: int, *, remaining: int) -> StepResponse:
         """The learning rate.
 
         Args:
@@ -187,7 +187,7 @@ class PlainModel(OptimizerModel):
         Returns:
             Its response.
         """
-        return Response(rate=float(self.group(index)["lr"]))
+        return StepResponse(rate=float(self.group(index)["lr"]))
 
     def advance(
         self, index: int, gradient: Tensor, source: Tensor, trace: Tensor, moments: list[Tensor]
@@ -220,7 +220,7 @@ class SgdModel(OptimizerModel):
         """One where there is momentum."""
         return int(any(group["momentum"] for group in self.optimizer.param_groups))
 
-    def response(self, index: int, *, remaining: int) -> Response:
+    def response(self, index: int, *, remaining: int) -> StepResponse:
         """The learning rate with momentum folded in.
 
         Args:
@@ -238,7 +238,7 @@ class SgdModel(OptimizerModel):
         elif mu and self.state(index).get("momentum_buffer") is not None:
             summed *= 1 - float(group["dampening"])
         sign = -1.0 if group["maximize"] else 1.0
-        return Response(
+        return StepResponse(
             rate=sign * float(group["lr"]) * summed,
             folded=mu > 0,
             coupled=sign * float(group["weight_decay"]),
@@ -287,7 +287,7 @@ class AdamModel(OptimizerModel):
         """The two of Adam."""
         return 2
 
-    def response(self, index: int, *, remaining: int) -> Response:
+    def response(self, index: int, *, remaining: int) -> StepResponse:
         """The preconditioned learning rate with momentum folded in.
 
         Args:
@@ -303,9 +303,9 @@ class AdamModel(OptimizerModel):
         decoupled_share = lr * decay if decoupled else 0.0
         if not state:
             coupled = 0.0 if decoupled else decay
-            return Response(rate=0.0, folded=True, decoupled=decoupled_share, coupled=coupled)
+            return StepResponse(rate=0.0, folded=True, decoupled=decoupled_share, coupled=coupled)
         sign = -1.0 if group["maximize"] else 1.0
-        return Response(
+        return StepResponse(
             rate=sign * lr * _momentum_share(float(group["betas"][0]), int(state["step"]) + 1, remaining),
             preconditioner=lambda: self._inverse_root(index),
             folded=True,
@@ -328,7 +328,7 @@ class AdamModel(OptimizerModel):
         state = self.state(index)
         return state["max_exp_avg_sq"] if self.group(index)["amsgrad"] else state["exp_avg_sq"]
 
-    def look_again(self) -> None:
+    def invalidate(self) -> None:
         """Forget what was measured of the second moments."""
         self._means = None
 
@@ -372,7 +372,7 @@ class AdamModel(OptimizerModel):
 
         Args:
             index: which parameter.
-            gradient: what the optimiser is about to be given.
+            gradient: what the optimizer is about to be given.
             source: ``d gradient / d w_j``.
             trace: updated.
             moments: ``[d m / d w_j, d v / d w_j]``, updated.
@@ -404,8 +404,8 @@ class AdamModel(OptimizerModel):
         return bool(group.get("decoupled_weight_decay", isinstance(self.optimizer, AdamW)))
 
 
-def innermost(optimizer: Optimizer) -> Optimizer:
-    """The optimiser inside of what Accelerate or Lightning have put around it.
+def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside of what Accelerate or Lightning have put around it.
 
     Args:
         optimizer: any. What others wrap changes the steps, so it is left as it is.
@@ -415,14 +415,14 @@ def innermost(optimizer: Optimizer) -> Optimizer:
     """
     known = type(optimizer).__module__.startswith(("accelerate.", "lightning.", "pytorch_lightning."))
     inner = getattr(optimizer, "optimizer", None) if known else None
-    return innermost(inner) if isinstance(inner, Optimizer) else optimizer
+    return unwrap_optimizer(inner) if isinstance(inner, Optimizer) else optimizer
 
 
-def model_of(optimizer: Optimizer, parameters: Parameters) -> OptimizerModel:
-    """The model of an optimiser.
+def response_for(optimizer: Optimizer, parameters: Parameters) -> OptimizerModel:
+    """The model of an optimizer.
 
     Args:
-        optimizer: any optimiser.
+        optimizer: any optimizer.
         parameters: its parameters.
 
     Returns:
@@ -433,7 +433,7 @@ def model_of(optimizer: Optimizer, parameters: Parameters) -> OptimizerModel:
         if isinstance(optimizer, known) and _same_step(type(optimizer), known):
             return model(optimizer, parameters)
     warnings.warn(
-        f"mixwell does not know the optimiser {type(optimizer).__name__}: its steps are treated as "
+        f"mixwell does not know the optimizer {type(optimizer).__name__}: its steps are treated as "
         "theta <- theta - lr * gradient. The direction of the hypergradient may suffer; SGD, Adam and AdamW "
         "of torch.optim are known",
         stacklevel=3,

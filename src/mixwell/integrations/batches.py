@@ -89,7 +89,7 @@ class MixedBatches:
         counts = self._rows.expected(len(labels))
         self._batch = self._opened.enter_context(mixer.batch(labels, counts=counts))
 
-    def weigh(self, losses: Tensor) -> Tensor:
+    def weighted_loss(self, losses: Tensor) -> Tensor:
         """The loss to differentiate.
 
         Args:
@@ -98,7 +98,7 @@ class MixedBatches:
         Returns:
             One number: weighed by the rows' domains where a batch is open, else the mean.
         """
-        return losses.mean() if self._batch is None else self._batch.weigh(losses)
+        return losses.mean() if self._batch is None else self._batch.weighted_loss(losses)
 
     def close(self) -> None:
         """The backward pass is done; the layers are left alone."""

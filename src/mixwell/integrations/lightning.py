@@ -32,7 +32,7 @@ class MixerCallback(Callback):
         class Module(LightningModule):
             def training_step(self, batch, index):
                 losses = cross_entropy(self(batch["x"]), batch["y"], reduction="none")
-                return mixing.weigh(losses)                 # in place of losses.mean()
+                return mixing.weighted_loss(losses)                 # in place of losses.mean()
 
         Trainer(callbacks=[mixing], ...).fit(module, DataLoader(rows, batch_size=64))
         mixing.mixer.weights.average
@@ -73,7 +73,7 @@ class MixerCallback(Callback):
         self._places: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._saved: dict[str, Any] | None = None
 
-    def weigh(self, losses: Tensor) -> Tensor:
+    def weighted_loss(self, losses: Tensor) -> Tensor:
         """The loss to return from ``training_step``.
 
         Args:
@@ -82,7 +82,7 @@ class MixerCallback(Callback):
         Returns:
             One number: in training weighed by the rows' domains, else the mean.
         """
-        return self._batches.weigh(losses)
+        return self._batches.weighted_loss(losses)
 
     # --------------------------------------------------------------------------------- what Lightning calls
 
@@ -98,7 +98,7 @@ class MixerCallback(Callback):
         """
         if len(trainer.optimizers) != 1 or not pl_module.automatic_optimization:
             raise ValueError(
-                "MixerCallback mixes modules with one optimiser and automatic optimisation; put mixwell.Mixer "
+                "MixerCallback mixes modules with one optimizer and automatic optimization; put mixwell.Mixer "
                 "into a manual loop"
             )
         if trainer.gradient_clip_val and (trainer.gradient_clip_algorithm or "norm") != "norm":
@@ -182,7 +182,7 @@ class MixerCallback(Callback):
         """
         if self._batches.is_open:
             raise RuntimeError(
-                "training_step gave no loss that was differentiated; return mixing.weigh(losses)"
+                "training_step gave no loss that was differentiated; return mixing.weighted_loss(losses)"
             )
         stepped, self._stepping = self._stepping, False
         if stepped:
@@ -234,9 +234,9 @@ class MixerCallback(Callback):
         states = state_dict["processes"]
         if distributed.world_size() != len(states):
             raise ValueError(
-                f"the checkpoint is of {len(states)} processes, and there are {distributed.world_size()}; each has its "
-                "own place in the data, so start as many. To go on with another number, begin a new run from the "
-                "checkpoint's model, with the weights of the run: Interleaved(..., weights=...)"
+                f"the checkpoint is of {len(states)} processes, and there are {distributed.world_size()}; each "
+                "has its own place in the data, so start as many. To go on with another number, begin a new run "
+                "from the checkpoint's model, with the weights of the run: Interleaved(..., weights=...)"
             )
         own = states[distributed.rank()]
         self._saved = own["mixer"]
@@ -253,7 +253,7 @@ class MixerCallback(Callback):
             with precision.train_step_context():
                 loss = self._mean_loss(module, precision.convert_input(batch))
             loss.backward()
-            scope.observe(loss)
+            scope.record_loss(loss)
         module.train()
 
     def _mean_loss(self, module: LightningModule, batch: Any) -> Tensor:
@@ -279,8 +279,8 @@ def _refuse_strategy(trainer: Trainer) -> None:
         if size > 1:
             raise ValueError(
                 f"{size} processes share each layer (tensor_parallel_size), which cannot be mixed; give "
-                f"ModelParallelStrategy(data_parallel_size={distributed.world_size()}, tensor_parallel_size=1) and shard "
-                "with fully_shard"
+                f"ModelParallelStrategy(data_parallel_size={distributed.world_size()}, tensor_parallel_size=1) "
+                "and shard with fully_shard"
             )
 
 

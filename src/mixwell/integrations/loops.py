@@ -1,4 +1,4 @@
-"""Mixing in a plain loop that keeps its optimiser's step, as with Accelerate."""
+"""Mixing in a plain loop that keeps its optimizer's step, as with Accelerate."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.optim import Optimizer
 
 from mixwell import distributed
 from mixwell.data.datasets import moved
-from mixwell.hypergradient.responses import innermost
+from mixwell.hypergradient.responses import unwrap_optimizer
 from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, settings_for
 from mixwell.integrations.datasets import Interleaved
 from mixwell.mixer.mixer import Mixer
 
-__all__ = ["Interleaved", "MixedLoop"]
+__all__ = ["Interleaved", "MixerLoop"]
 
 
 @final
-class MixedLoop:
+class MixerLoop:
     """Learns the weights of the domains around a plain loop; ``optimizer.step()`` stays where it is.
 
     ::
@@ -29,14 +29,14 @@ class MixedLoop:
         rows = Interleaved({"web": web, "code": code})
         loader = DataLoader(rows, batch_size=64)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)     # where Accelerate is used
-        loop = MixedLoop(loader, model, optimizer, validation, row_losses, mixer={"budget": 20_000})
+        loop = MixerLoop(loader, model, optimizer, validation, row_losses, mixer={"budget": 20_000})
         for batch in loop:                                                           # in place of loader
-            accelerator.backward(loop.weigh(row_losses(model, batch)))               # in place of .mean()
+            accelerator.backward(loop.weighted_loss(row_losses(model, batch)))               # in place of .mean()
             optimizer.step()
             optimizer.zero_grad()
         loop.mixer.weights.average
 
-    The model must be run on the batch of the loop within its body. The optimiser tells the mixer when it steps,
+    The model must be run on the batch of the loop within its body. The optimizer tells the mixer when it steps,
     so that gradient accumulation, as ``accelerator.accumulate(model)`` does it, works. Let the mixer clip the
     gradient (``mixer={"clip_norm": 1.0}``), which it has to know of. The loop ends with the loader or with the
     budget.
@@ -90,7 +90,7 @@ class MixedLoop:
         self._validation = ValidationBatches(validation)
         self._batches = MixedBatches(self.rows, labels)
         self._place: torch.device = next(model.parameters()).device
-        self._stepping = innermost(optimizer)
+        self._stepping = unwrap_optimizer(optimizer)
 
     def __iter__(self) -> Iterator[Any]:
         with ExitStack() as hooks:
@@ -111,7 +111,7 @@ class MixedLoop:
             if self._batches.is_open:
                 self._batches.close()
 
-    def weigh(self, losses: Tensor) -> Tensor:
+    def weighted_loss(self, losses: Tensor) -> Tensor:
         """The loss to call ``.backward()`` on.
 
         Args:
@@ -120,10 +120,10 @@ class MixedLoop:
         Returns:
             One number.
         """
-        return self._batches.weigh(losses)
+        return self._batches.weighted_loss(losses)
 
     def state_dict(self) -> dict[str, Any]:
-        """The mixer and the place in the data of this process; the loop saves the model and the optimiser."""
+        """The mixer and the place in the data of this process; the loop saves the model and the optimizer."""
         return {
             "processes": distributed.world_size(),
             "mixer": self.mixer.state_dict(),
@@ -142,8 +142,8 @@ class MixedLoop:
         """
         if state["processes"] != distributed.world_size():
             raise ValueError(
-                f"the state is of one of {state['processes']} processes, and there are {distributed.world_size()}; each "
-                "has its own place in the data, so start as many"
+                f"the state is of one of {state['processes']} processes, and there are "
+                f"{distributed.world_size()}; each has its own place in the data, so start as many"
             )
         self.mixer.load_state_dict(state["mixer"])
         self.rows.load_state_dict(state["rows"])
@@ -166,7 +166,7 @@ class MixedLoop:
         with self.mixer.validation() as scope, torch.enable_grad():
             loss = self._losses(self._model, moved(self._validation.next(), self._place)).mean()
             loss.backward()
-            scope.observe(loss)
+            scope.record_loss(loss)
         self._model.train(training)
 
 

@@ -46,7 +46,7 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.scaling_law import ScalingLaws
-    from mixwell.simplex.updates import Assigned
+    from mixwell.simplex.updates import SoftmaxWeights
 
     options: AdoOptions = task.options
     sixtieth = -(-task.steps // INTERVALS)
@@ -63,7 +63,7 @@ def recipe(task: Task) -> Recipe:
         refit_every=sixtieth if options.refit_every == "auto" else options.refit_every,
         warmup=task.mixer.warmup,
     )
-    return Recipe(signal, Assigned(), weights=prior)
+    return Recipe(signal, SoftmaxWeights(), weights=prior)
 
 
 METHODS = (

@@ -273,7 +273,7 @@ class Method:
             return steps
         if chosen == "auto" and self.horizon is not None:
             return max(1, min(self.horizon(steps), steps))
-        return horizons.resolve(chosen if isinstance(chosen, int) else horizons.Stochastic(), steps)
+        return horizons.resolve(chosen if isinstance(chosen, int) else horizons.StochasticHorizon(), steps)
 
     def learns(self, options: Options) -> bool:
         """Whether weights are learned in the run itself.

@@ -36,7 +36,7 @@ class DogeOptions(Options):
     score_cap: Positive = 5.0
     """What W_j may be at most, in learning rates."""
     target: Literal["validation", "domains"] = "validation"
-    """`validation`, or `domains`: the sum of all domains' gradients (universal generalisation)."""
+    """`validation`, or `domains`: the sum of all domains' gradients (universal generalization)."""
     transfer: bool = True
     """Train a proxy, and then the model with the average of its weights. If false, the weights are learned
     while the model itself trains."""
@@ -66,11 +66,11 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.alignment import Alignment
-    from mixwell.simplex.updates import MirrorDescent, Smoothed
+    from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 
     options: DogeOptions = task.options
     signal = Alignment(options.clip_norm, universal=options.target == "domains", score_cap=options.score_cap)
-    return Recipe(signal, Smoothed(MirrorDescent(1 / options.mu), options.smoothing))
+    return Recipe(signal, UniformSmoothing(MirrorDescent(1 / options.mu), options.smoothing))
 
 
 def stages(task: Task) -> Stages:

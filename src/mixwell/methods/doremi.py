@@ -69,11 +69,11 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.excess_losses import ExcessLosses
-    from mixwell.simplex.updates import MirrorDescent, Smoothed
+    from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 
     options: DoremiOptions = task.options
     signal = ExcessLosses(options.clip, absent=options.absent, objective=options.objective)
-    update = Smoothed(MirrorDescent(options.eta), options.smoothing)
+    update = UniformSmoothing(MirrorDescent(options.eta), options.smoothing)
     return Recipe(signal, update, weights=dict.fromkeys(task.domains, 1.0))
 
 

@@ -27,12 +27,14 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.domain_losses import Losses
+    from mixwell.signals.domain_losses import DomainLosses
     from mixwell.simplex.updates import MirrorDescent
 
     options: GroupDroOptions = task.options
     rows = {name: task.rows[name] for name in task.domains} if options.size_adjustment else None
-    return Recipe(Losses(options.size_adjustment, rows, absent=options.absent), MirrorDescent(options.eta))
+    return Recipe(
+        DomainLosses(options.size_adjustment, rows, absent=options.absent), MirrorDescent(options.eta)
+    )
 
 
 METHODS = (

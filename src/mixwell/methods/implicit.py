@@ -37,7 +37,7 @@ class NeumannOptions(Options):
     damping: NotNegative = 0.0
     """lambda of `(H + lambda I)^-1`."""
     learning_rate: Positive | None = None
-    """eta of `eta sum_i (I - eta (H + lambda I))^i`; by default that of the optimiser."""
+    """eta of `eta sum_i (I - eta (H + lambda I))^i`; by default that of the optimizer."""
 
 
 class SingleLoopOptions(Options):
@@ -46,7 +46,7 @@ class SingleLoopOptions(Options):
     damping: NotNegative = 0.0
     """lambda of `(H + lambda I)^-1`."""
     learning_rate: Positive | None = None
-    """eta of `v <- v - eta ((H + lambda I) v - g_V)`; by default that of the optimiser."""
+    """eta of `v <- v - eta ((H + lambda I) v - g_V)`; by default that of the optimizer."""
 
 
 def cg(task: Task) -> Recipe:
@@ -150,7 +150,7 @@ METHODS = (
     Method(
         name="implicit-cg",
         kind="online",
-        line="mirror descent along the hypergradient of the minimiser, the inverse Hessian by conjugate gradients",
+        line="mirror descent along the hypergradient of the minimizer, the inverse Hessian by conjugate gradients",
         paper="Pedregosa 2016, arXiv:1602.02355; Grazzi et al. 2020, arXiv:2006.16218",
         needs=Needs(validation=True, second_order=True),
         memory="a few vectors of the parameters' size while it solves",
@@ -161,7 +161,7 @@ METHODS = (
     Method(
         name="implicit-neumann",
         kind="online",
-        line="mirror descent along the hypergradient of the minimiser, the inverse Hessian by a Neumann series",
+        line="mirror descent along the hypergradient of the minimizer, the inverse Hessian by a Neumann series",
         paper="Lorraine, Vicol, Duvenaud 2020, arXiv:1911.02590",
         needs=Needs(validation=True, second_order=True),
         memory="a few vectors of the parameters' size while it solves",

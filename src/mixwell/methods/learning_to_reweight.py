@@ -43,9 +43,9 @@ def row_recipe(signal: Signal, level: str) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.simplex.updates import Assigned, MirrorDescent
+    from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 
-    return Recipe(signal, Assigned() if level == "domains" else MirrorDescent(1.0))
+    return Recipe(signal, SoftmaxWeights() if level == "domains" else MirrorDescent(1.0))
 
 
 def extra(task: Task) -> Extra:

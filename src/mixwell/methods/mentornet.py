@@ -33,7 +33,7 @@ class CurriculumOptions(Options):
     """Of that moving average."""
     burn_in: Share = 0.2
     """The first share of the run, in which every row has weight one."""
-    normalise: bool = False
+    normalize: bool = False
     """Divide the weights of a batch by their mean, so that a step is as long as without them."""
 
 

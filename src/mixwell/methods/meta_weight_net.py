@@ -27,7 +27,7 @@ class MetaWeightNetOptions(Options):
     level: Literal["rows", "domains"] = "rows"
     """`rows` weighs every row of a step (the paper); `domains` weighs each domain by its first weight times the
     mean of what its rows would count."""
-    normalise: bool = False
+    normalize: bool = False
     """Divide the weights of a batch by their mean, in the virtual and the real steps (early public code does)."""
     hidden: Whole = 100
     """Width of the network's hidden layer."""

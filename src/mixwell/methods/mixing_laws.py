@@ -1,4 +1,4 @@
-"""Data Mixing Laws: the loss of proxies as an exponential function of their mixtures, which is then minimised."""
+"""Data Mixing Laws: the loss of proxies as an exponential function of their mixtures, which is then minimized."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MixingLawsOptions(ProxyOptions):
 
 
 def stages(task: Task) -> Stages:
-    """Train proxies, fit a law to their losses, minimise it.
+    """Train proxies, fit a law to their losses, minimize it.
 
     Args:
         task: with :class:`MixingLawsOptions`.
@@ -59,14 +59,14 @@ def stages(task: Task) -> Stages:
         penalty = laws.usual_penalty(parts=options.parts, domains=domains, proxies=options.proxies)
     seed = int(rng.integers(2**31))
     law = laws.fit(tried, losses, parts=options.parts, penalty=penalty, starts=options.starts, seed=seed)
-    return proposals.settings(task.domains, proposals.minimiser(law, options.repeats * shares))
+    return proposals.settings(task.domains, proposals.minimizer(law, options.repeats * shares))
 
 
 METHODS = (
     Method(
         name="mixing-laws",
         kind="offline",
-        line="fits an exponential law to the losses of proxies on many mixtures, and minimises it",
+        line="fits an exponential law to the losses of proxies on many mixtures, and minimizes it",
         paper="Ye et al. 2024, arXiv:2403.16952",
         needs=Needs(validation=True, proxies=True, packages=("scipy",)),
         memory="nothing in the run; a directory for every proxy",

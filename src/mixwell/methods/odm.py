@@ -25,11 +25,11 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.loss_rewards import Rewards
-    from mixwell.simplex.updates import Assigned
+    from mixwell.signals.loss_rewards import LossRewards
+    from mixwell.simplex.updates import SoftmaxWeights
 
     options: OdmOptions = task.options
-    return Recipe(Rewards(options.decay), Assigned())
+    return Recipe(LossRewards(options.decay), SoftmaxWeights())
 
 
 METHODS = (

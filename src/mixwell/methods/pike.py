@@ -27,7 +27,7 @@ class PikeOptions(Options):
     gamma: Positive = 1.0
     """How far they add up (`conceptual`); 1 where they are orthogonal, the number of domains where equal."""
     eta: Positive | Literal["auto"] = "auto"
-    """The learning rate of the bound (`conceptual`); `auto` is the optimiser's at the end of a round."""
+    """The learning rate of the bound (`conceptual`); `auto` is the optimizer's at the end of a round."""
 
 
 class BalancedPikeOptions(PikeOptions):
@@ -46,15 +46,15 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.gradient_moments import DescentBound, Moments
-    from mixwell.simplex.updates import Assigned, MirrorDescent
+    from mixwell.signals.gradient_moments import DescentBound, GradientMoments
+    from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 
     options: PikeOptions = task.options
     bound = None
     if options.form == "conceptual":
         rate = None if options.eta == "auto" else options.eta
         bound = DescentBound(options.smoothness, options.beta, options.gamma, rate)
-    signal = Moments(
+    signal = GradientMoments(
         options.zeta1,
         options.zeta2,
         batch_rows=task.batch_rows,
@@ -62,7 +62,7 @@ def recipe(task: Task) -> Recipe:
         unbiased=options.unbiased,
         bound=bound,
     )
-    return Recipe(signal, MirrorDescent(1.0) if bound is None else Assigned())
+    return Recipe(signal, MirrorDescent(1.0) if bound is None else SoftmaxWeights())
 
 
 def hundredth(steps: int) -> int:

@@ -57,7 +57,7 @@ def recipe(
         Keyword arguments of :class:`mixwell.Mixer`, with ``weights`` where the method begins with its own. Of
         ``doge`` and ``doremi`` they are the rule that their proxies learn by. Methods that look further than a
         step's gradients also need ``probes=`` (:class:`mixwell.Probes`), those that live by losses
-        ``scope.observe(loss)``, and those that weigh rows ``batch.weigh(losses, data=rows)``.
+        ``scope.record_loss(loss)``, and those that weigh rows ``batch.weighted_loss(losses, data=rows)``.
 
     Raises:
         ValueError: a name or setting is wrong, the method lacks something, or it trains proxies on many mixtures,

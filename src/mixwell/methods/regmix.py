@@ -108,9 +108,9 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals import Still
+    from mixwell.signals import ConstantWeights
 
-    return Recipe(Still(), 1.0)
+    return Recipe(ConstantWeights(), 1.0)
 
 
 METHODS = (

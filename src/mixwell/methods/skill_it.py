@@ -39,7 +39,7 @@ class SkillItOptions(Options):
     probe_steps: Whole = 50
     """Steps of a copy of the model on each domain, to measure A."""
     learning_rate: Positive | None = None
-    """Of the copy; by default that of the optimiser."""
+    """Of the copy; by default that of the optimizer."""
 
     @property
     def uses_validation(self) -> bool:
@@ -51,7 +51,7 @@ class AioliOptions(Options):
     """Of Aioli."""
 
     eta: Positive = 0.2
-    """Step size of the weights: `w_i ~ w_i exp(eta sum_j A_ij)`, with A normalised to a sum of one."""
+    """Step size of the weights: `w_i ~ w_i exp(eta sum_j A_ij)`, with A normalized to a sum of one."""
     memory: Annotated[float, Field(ge=0, lt=1)] | None = None
     """With a number, A is a running mean of which this share stays, and `w_i ~ exp(eta sum_j A_ij)` (the ema of
     the authors' code)."""
@@ -66,7 +66,7 @@ class AioliOptions(Options):
     chained: bool = True
     """Whether the copy goes on from one mixture to the next, or starts at the model again."""
     learning_rate: Positive | None = None
-    """Of the copy; by default that of the optimiser."""
+    """Of the copy; by default that of the optimizer."""
 
     @property
     def uses_validation(self) -> bool:
@@ -83,12 +83,12 @@ def skill_it(task: Task) -> Recipe:
     Returns:
         The recipe; where the affinity is given, the weights begin at `exp(eta sum_j A_ij)`, as published.
     """
-    from mixwell.signals.affinity import KeptAffinity
-    from mixwell.simplex.updates import Assigned
+    from mixwell.signals.affinity import SkillAffinity
+    from mixwell.simplex.updates import SoftmaxWeights
     from mixwell.simplex.weights import TINY
 
     options: SkillItOptions = task.options
-    signal = KeptAffinity(
+    signal = SkillAffinity(
         eta=options.eta,
         window=options.window,
         affinity=options.affinity,
@@ -104,7 +104,7 @@ def skill_it(task: Task) -> Recipe:
             name: max(math.exp(options.eta * (one - max(sums))), TINY)
             for name, one in zip(task.domains, sums, strict=True)
         }
-    return Recipe(signal, Assigned(), weights=weights)
+    return Recipe(signal, SoftmaxWeights(), weights=weights)
 
 
 def aioli(task: Task) -> Recipe:
@@ -116,11 +116,11 @@ def aioli(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.affinity import FreshAffinity
-    from mixwell.simplex.updates import Assigned, MirrorDescent
+    from mixwell.signals.affinity import OnlineAffinity
+    from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 
     options: AioliOptions = task.options
-    signal = FreshAffinity(
+    signal = OnlineAffinity(
         eta=1.0 if options.memory is None else options.eta,
         memory=options.memory,
         targets=options.targets,
@@ -131,7 +131,7 @@ def aioli(task: Task) -> Recipe:
         learning_rate=options.learning_rate,
         seed=task.seed,
     )
-    return Recipe(signal, MirrorDescent(options.eta) if options.memory is None else Assigned())
+    return Recipe(signal, MirrorDescent(options.eta) if options.memory is None else SoftmaxWeights())
 
 
 def skill_it_extra(task: Task) -> Extra:
@@ -173,7 +173,7 @@ METHODS = (
         line="domains that were measured, once, to help the targets whose losses are high",
         paper="Chen, Roberts, Bhatia, Wang, Zhang, Sala, Re 2023, arXiv:2307.14430",
         needs=Needs(validation=True),
-        memory="a copy of the model and of its optimiser's state",
+        memory="a copy of the model and of its optimizer's state",
         recipe=skill_it,
         options=SkillItOptions,
         horizon=lambda steps: math.ceil(steps / 10),
@@ -185,7 +185,7 @@ METHODS = (
         line="domains on which short probes, in every round, lower the target's loss most",
         paper="Chen, Hu, Lourie, Cho, Re 2024, arXiv:2411.05735",
         needs=Needs(validation=True),
-        memory="a copy of the model and of its optimiser's state",
+        memory="a copy of the model and of its optimizer's state",
         recipe=aioli,
         options=AioliOptions,
         horizon=lambda steps: math.ceil(steps / 20),

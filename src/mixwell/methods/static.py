@@ -66,9 +66,9 @@ def temperature(task: Task) -> Recipe:
 
 
 def _kept(weights: dict[str, float] | None) -> Recipe:
-    from mixwell.signals import Still
+    from mixwell.signals import ConstantWeights
 
-    return Recipe(Still(), 1.0, weights=weights)
+    return Recipe(ConstantWeights(), 1.0, weights=weights)
 
 
 METHODS = (

@@ -27,7 +27,7 @@ class TandemOptions(Options):
     gamma: Positive = 1.0
     """How much the training loss counts for the twin beside the validation loss."""
     learning_rate: Positive | None = None
-    """Of the twin; by default that of the optimiser in the same step."""
+    """Of the twin; by default that of the optimizer in the same step."""
 
 
 def recipe(task: Task) -> Recipe:
@@ -39,11 +39,13 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals.twin_networks import Twins
+    from mixwell.signals.twin_networks import TwinNetworks
     from mixwell.simplex.updates import ProjectedDescent
 
     options: TandemOptions = task.options
-    signal = Twins(probe_steps=options.probe_steps, gamma=options.gamma, learning_rate=options.learning_rate)
+    signal = TwinNetworks(
+        probe_steps=options.probe_steps, gamma=options.gamma, learning_rate=options.learning_rate
+    )
     return Recipe(signal, ProjectedDescent(options.step_size))
 
 
@@ -71,7 +73,7 @@ METHODS = (
         line="a twin that also learns from the validation set says which domains' losses fall with the target's",
         paper="Wang, Xiang, Xu, Yi et al. 2025, arXiv:2606.04401",
         needs=Needs(validation=True),
-        memory="a copy of the model and of its optimiser's state",
+        memory="a copy of the model and of its optimizer's state",
         recipe=recipe,
         options=TandemOptions,
         extra=extra,

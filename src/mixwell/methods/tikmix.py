@@ -38,10 +38,10 @@ def recipe(task: Task) -> Recipe:
         The recipe.
     """
     from mixwell.signals.influence import Influence
-    from mixwell.simplex.updates import Assigned
+    from mixwell.simplex.updates import SoftmaxWeights
 
     options: TikmixOptions = task.options
-    return Recipe(Influence(options.damping, candidates=_candidates(task), seed=task.seed), Assigned())
+    return Recipe(Influence(options.damping, candidates=_candidates(task), seed=task.seed), SoftmaxWeights())
 
 
 def extra(task: Task) -> Extra:
@@ -76,7 +76,7 @@ METHODS = (
     Method(
         name="tikmix-d",
         kind="online",
-        line="at milestones the mixture that has most influence on the target, by direct optimisation",
+        line="at milestones the mixture that has most influence on the target, by direct optimization",
         paper=PAPER,
         needs=Needs(validation=True, packages=("scipy",)),
         memory=MEMORY,

@@ -59,14 +59,14 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.signals import Still
+    from mixwell.signals import ConstantWeights
 
     options: UniMaxOptions = task.options
     sizes = [task.rows[name] for name in task.domains]
     if task.batch_rows < 1:
         raise ValueError("unimax shares out the rows of the whole run; give batch_rows, those of a step")
     shares = unimax(sizes, task.steps * task.batch_rows, options.max_epochs)
-    return Recipe(Still(), 1.0, weights=dict(zip(task.domains, shares, strict=True)))
+    return Recipe(ConstantWeights(), 1.0, weights=dict(zip(task.domains, shares, strict=True)))
 
 
 METHODS = (

@@ -18,7 +18,7 @@ from mixwell.typing import Vector
 COMMON = ("batch", "combined gradient", "validation")
 
 
-def agree(
+def check_weights_in_sync(
     names: Sequence[str],
     weights: Vector,
     losses: LossMeans,
@@ -55,7 +55,7 @@ def agree(
     }
     left_out = found[:, ends[1] :]
     for name, column in zip(counted, left_out.T, strict=True):
-        everywhere = int(column.max() if parameters.spread or name in COMMON else column.sum())
+        everywhere = int(column.max() if parameters.sharded or name in COMMON else column.sum())
         before = nonfinite.total.get(name, 0) - nonfinite.in_round.get(name, 0)
         if everywhere:
             nonfinite.in_round[name] = everywhere

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.responses import innermost
+from mixwell.hypergradient.responses import unwrap_optimizer
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.mixer import agreement, state
 from mixwell.mixer.accumulation import LossMeans, RoundScores, Shares, WeightedSum
-from mixwell.mixer.nonfinite import NonFinite, Policy
+from mixwell.mixer.nonfinite import NonFinite, NonFinitePolicy
 from mixwell.mixer.records import RoundRecord
 from mixwell.mixer.row_batch import RowBatch, RowStep, places_of, rows_expected
 from mixwell.mixer.row_counts import RowCounts, counted_inputs
@@ -33,7 +33,7 @@ from mixwell.simplex.constraints import Constraint
 from mixwell.simplex.horizons import Horizon
 from mixwell.simplex.rounds import RoundClock
 from mixwell.simplex.updates import Update
-from mixwell.simplex.weight_updater import OuterStep
+from mixwell.simplex.weight_updater import WeightUpdater
 from mixwell.typing import Gradients, Vector
 
 _VALIDATION = "validation"
@@ -44,7 +44,7 @@ _ONE_WAY = "mixer.batch and mixer.domain cannot be used in one step; call mixer.
 
 @final
 class Mixer:
-    """Learns the weights of the domains while an optimiser trains a model.
+    """Learns the weights of the domains while an optimizer trains a model.
 
     Put it around a training loop::
 
@@ -67,7 +67,7 @@ class Mixer:
     ``signal=Hypergradient(traces=ProjectedTraces())``)::
 
         with mixer.batch(labels) as batch:
-            batch.weigh(losses(model, rows)).backward()
+            batch.weighted_loss(losses(model, rows)).backward()
         mixer.step()
 
     Args:
@@ -83,7 +83,7 @@ class Mixer:
         weights: initial weights, uniform by default.
         warmup: the number of first steps that are trained with the initial weights and leave no trace; the
             first round begins after them.
-        clip_norm: clip the norm of the combined gradient to this before the optimiser steps.
+        clip_norm: clip the norm of the combined gradient to this before the optimizer steps.
         inclusion: the probability with which a domain is in a step, for those that may be absent. Its
             gradient is divided by it, so that the combined gradient and the traces stay unbiased.
         on_nonfinite: ``"raise"`` an error at a non-finite loss or gradient, or ``"skip"`` that contribution
@@ -109,7 +109,7 @@ class Mixer:
         warmup: int = 0,
         clip_norm: float | None = None,
         inclusion: Mapping[str, float] | None = None,
-        on_nonfinite: Policy = "raise",
+        on_nonfinite: NonFinitePolicy = "raise",
         probes: Probes | None = None,
     ) -> None:
         self._nonfinite = NonFinite(on_nonfinite)
@@ -121,14 +121,14 @@ class Mixer:
             )
         length = horizons.resolve(horizon, budget)
         self._clock = RoundClock(length, budget=None if budget is None else int(budget), warmup=warmup)
-        self._outer = OuterStep(update, constraints)
+        self._outer = WeightUpdater(update, constraints)
         self.weights = self._outer.start(domains, weights)
         if _VALIDATION in self.weights.names:
             raise ValueError(f"the name {_VALIDATION!r} is taken in records; give that domain another one")
         self._shares = Shares(self.weights.names, inclusion or {})
         self._clip_norm = None if clip_norm is None else float(clip_norm)
         self._stepped = optimizer
-        self._optimizer = innermost(optimizer)
+        self._optimizer = unwrap_optimizer(optimizer)
         self._model = model
         self._parameters = Parameters.of(model, optimizer)
         self._signal = signal or Hypergradient()
@@ -137,7 +137,9 @@ class Mixer:
         """The records of the finished rounds."""
         # Gradients of domains are averaged over processes when they are combined: once, and not for each.
         self._averaging = distributed.is_ddp(model)
-        self._sum = WeightedSum(self._parameters, lazy=self._signal.takes_rows, shared=self._averaging)
+        self._sum = WeightedSum(
+            self._parameters, lazy=self._signal.supports_mixed_batches, shared=self._averaging
+        )
         self._scopes = Scopes(self._parameters, graphs=self._signal.needs_graph)
         self._row_counts = RowCounts(self.weights.names)
         self._round_begun = False
@@ -205,9 +207,9 @@ class Mixer:
         return self._outer.limits(self.weights.names)
 
     @property
-    def lockstep(self) -> bool:
+    def requires_equal_forward_passes(self) -> bool:
         """Whether all processes must run the model equally often, since each has parts of it (``fully_shard``)."""
-        return self._parameters.spread
+        return self._parameters.sharded
 
     @property
     def needs_validation(self) -> bool:
@@ -248,11 +250,13 @@ class Mixer:
         """The rows of each domain that this process has in the step, over the mean of all processes.
 
         With n rows of a domain in a step of R processes, of which n_r are here, it is ``R n_r / n``. Processes
-        average their gradients, so the loss of n_r rows counts by that: ``scope.weigh(loss)`` in ``mixer.domain``
-        sees to it, as ``batch.weigh`` in ``mixer.batch`` does. 1 for those that are not named; 0 for one of which
+        average their gradients, so the loss of n_r rows counts by that: ``scope.scaled_loss(loss)`` in
+        ``mixer.domain``
+        sees to it, as ``batch.weighted_loss`` in ``mixer.batch`` does. 1 for those that are not named; 0
+        for one of which
         other processes have all rows, which may then be left out (but not with ``fully_shard``, where all
         processes must run the model as often: run any row). ``"validation"`` is that of the validation batch. A
-        :class:`mixwell.Loader` sets those of the domains.
+        :class:`mixwell.MixtureLoader` sets those of the domains.
         """
         return dict(self._shares.portions)
 
@@ -296,12 +300,12 @@ class Mixer:
             self._row_counts.add(index, sum(counted))
         with self._parameters.full_precision():
             if self._accept(name, scope):
-                self._expect_told(name, scope)
+                self._expect_recorded(name, scope)
                 self._fold(index, scope.gradients, self._shares.scale(name, share), rows)
                 self._losses.add(name, scope.loss, share * portion)
                 if self._step_begun and scope.losses:
                     losses, reference = scope.told()
-                    self._signal.observe(index, losses, share=share * portion, reference=reference)
+                    self._signal.record_loss(index, losses, share=share * portion, reference=reference)
             scope.gradients = []  # so that a kept scope does not keep its gradient alive
         self._shares.give(name, share)
 
@@ -309,7 +313,7 @@ class Mixer:
     def batch(
         self, labels: Tensor | NDArray[Any] | Sequence[Any], *, counts: Mapping[str, float] | None = None
     ) -> Generator[RowBatch]:
-        """One mixed batch; inside, call ``batch.weigh(losses).backward()`` with the losses of its rows.
+        """One mixed batch; inside, call ``batch.weighted_loss(losses).backward()`` with the losses of its rows.
 
         The loss of row i, of domain d, is weighted by ``w_d / n_d``, so that one ordinary backward pass gives
         ``.grad = sum_d w_d g_d``, and the signal tells the domains apart by what the layers see.
@@ -334,13 +338,15 @@ class Mixer:
         if self._sum or (self._shares and not self._rows.given):
             raise RuntimeError(_ONE_WAY)
         names = self.weights.names
-        segments = Segments(places_of(labels, names), len(names))
+        segments = RowGroups(places_of(labels, names), len(names))
         expected = rows_expected(segments, names, counts, self._shares.inclusion, self._shares.portions)
         if counts is None:
             for place, _, _ in segments.present:
                 self._shares.check(names[place], 1.0, self.steps_done)
         weights = np.maximum(self.weights.values, _LEAST_WEIGHT)
-        watching = self._signal.rows(segments, weights) if self._begin_step() else nullcontext(RowWatch())
+        watching = (
+            self._signal.rows(segments, weights) if self._begin_step() else nullcontext(CaptureContext())
+        )
         first = not self._rows.given
         self._rows.given = True
         try:
@@ -379,13 +385,13 @@ class Mixer:
     def before_step(self, *, norm: float | None = None, clip_norm: float | None = None) -> None:
         """The first half of :meth:`step`, for a trainer that calls ``optimizer.step()`` itself, right after it.
 
-        Call it when all of the step's gradients are there, and :meth:`after_step` after the optimiser::
+        Call it when all of the step's gradients are there, and :meth:`after_step` after the optimizer::
 
             mixer.before_step()
             optimizer.step()
             mixer.after_step()
 
-        A step that had to be left out has no gradients then, so that the optimiser does nothing.
+        A step that had to be left out has no gradients then, so that the optimizer does nothing.
 
         Args:
             norm: the norm of the combined gradient, where the trainer has clipped it already, before it did.
@@ -624,15 +630,15 @@ class Mixer:
         self._signal.begin_round(self._clock.round_index, self.weights.values, validation)
         self._round_begun = True
 
-    def _expect_told(self, name: str, scope: Scope) -> None:
+    def _expect_recorded(self, name: str, scope: Scope) -> None:
         if self._signal.needs_losses and not scope.losses:
             raise ValueError(
-                f"{self._signal!r} lives by the losses: call scope.observe(loss) in `with "
+                f"{self._signal!r} lives by the losses: call scope.record_loss(loss) in `with "
                 f"mixer.domain({name!r}) as scope:`"
             )
         if self._signal.needs_reference and any(other is None for _, other in scope.losses):
             raise ValueError(
-                f"{self._signal!r} needs the losses of a reference model: scope.observe(losses, reference=...)"
+                f"{self._signal!r} needs the losses of a reference model: scope.record_loss(losses, reference=...)"
             )
 
     def _fold(self, index: int, gradients: Gradients, scale: float, rows: int | None) -> None:
@@ -678,19 +684,20 @@ class Mixer:
             )
 
     def _observe_rows(
-        self, observed: tuple[Tensor, Tensor | None], segments: Segments, expected: Vector
+        self, observed: tuple[Tensor, Tensor | None], segments: RowGroups, expected: Vector
     ) -> None:
         losses, reference = observed
         if self._signal.needs_reference and reference is None:
             raise ValueError(
-                f"{self._signal!r} needs the losses of a reference model: batch.weigh(losses, reference=...)"
+                f"{self._signal!r} needs the losses of a reference model: "
+                "batch.weighted_loss(losses, reference=...)"
             )
         if not self._signal.needs_losses:
             return
         losses, reference = segments.sorted(losses), None if reference is None else segments.sorted(reference)
         for place, begin, end in segments.present:
             often = self._shares.inclusion.get(self.weights.names[place], 1.0)
-            self._signal.observe(
+            self._signal.record_loss(
                 place,
                 losses[begin:end],
                 share=(end - begin) * often / float(expected[place]),
@@ -777,7 +784,7 @@ class Mixer:
         # change the weights.
         known = noise if len(self._scores.points) > 1 else None
         alpha = self._outer.move(self.weights, scores, self._clock, noise=known)
-        agreement.agree(
+        agreement.check_weights_in_sync(
             names,
             self.weights.values,
             self._losses,

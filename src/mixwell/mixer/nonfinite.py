@@ -12,7 +12,7 @@ from mixwell import distributed
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.typing import Gradients
 
-Policy = Literal["raise", "skip"]
+NonFinitePolicy = Literal["raise", "skip"]
 
 
 @final
@@ -26,7 +26,7 @@ class NonFinite:
         ValueError: the policy is unknown.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: NonFinitePolicy) -> None:
         if policy not in ("raise", "skip"):
             raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {policy!r}")
         self.policy = policy
@@ -50,7 +50,7 @@ class NonFinite:
 
         """
         problem = self._problem(parameters, gradients, loss)
-        if self.policy == "skip" and parameters.spread:
+        if self.policy == "skip" and parameters.sharded:
             # Each process sees a part of the gradient, and all must do the same.
             found = distributed.any_rank(problem is not None, parameters.device)
             problem = "gradient in another process" if found and problem is None else problem

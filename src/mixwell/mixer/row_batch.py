@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Labels, Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import Labels, RowGroups
 from mixwell.signals.base import Signal
 from mixwell.typing import Vector
 
@@ -28,7 +28,7 @@ class RowBatch:
         signal: may weigh rows by more than their domain.
     """
 
-    def __init__(self, segments: Segments, factors: Vector, watch: RowWatch, signal: Signal) -> None:
+    def __init__(self, segments: RowGroups, factors: Vector, watch: CaptureContext, signal: Signal) -> None:
         self.segments = segments
         """Which rows belong to which domain."""
         self._factors = torch.from_numpy(factors)
@@ -57,7 +57,7 @@ class RowBatch:
             (place, end - begin, sums[place] / (end - begin)) for place, begin, end in self.segments.present
         ]
 
-    def weigh(
+    def weighted_loss(
         self,
         losses: Tensor,
         *,
@@ -155,7 +155,7 @@ def places_of(labels: Tensor | NDArray[Any] | Sequence[Any], names: Sequence[str
 
 
 def rows_expected(
-    segments: Segments,
+    segments: RowGroups,
     names: Sequence[str],
     counts: Mapping[str, float] | None,
     inclusion: Mapping[str, float],

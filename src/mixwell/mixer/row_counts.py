@@ -96,8 +96,8 @@ class RowCounts:
         warnings.warn(
             f"{ROWS_IGNORE_WEIGHTS}: {self._names[largest]!r} has {weights[largest]:.0%} of the weight and "
             f"{self._rows[largest] / total:.0%} of the rows, so the gradient is as noisy as one of {part:.0%} of "
-            "the batch. Draw rows in proportion to mixer.weights.last, as mixwell.Loader does, and take the mean "
-            "loss of each domain's rows in mixer.domain as before",
+            "the batch. Draw rows in proportion to mixer.weights.last, as mixwell.MixtureLoader does, and take "
+            "the mean loss of each domain's rows in mixer.domain as before",
             stacklevel=6,
         )
 

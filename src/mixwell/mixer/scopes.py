@@ -33,7 +33,7 @@ class Scope:
         """What was told: losses, and those of a reference model on the same."""
         self.gradients: Gradients = []
 
-    def observe(self, loss: Tensor | float, *, reference: Tensor | float | None = None) -> None:
+    def record_loss(self, loss: Tensor | float, *, reference: Tensor | float | None = None) -> None:
         """Tell the loss, so that it is in the records and its being finite is checked; some signals live by it.
 
         Args:
@@ -57,7 +57,7 @@ class Scope:
         mean = losses.mean() if losses.is_floating_point() else losses.double().mean()
         self.loss = mean if self.loss is None else self.loss + mean
 
-    def weigh(
+    def scaled_loss(
         self, loss: Tensor, *, reference: Tensor | float | None = None, objective: Tensor | None = None
     ) -> Tensor:
         """Tell the mean loss, and get what to call ``.backward()`` on: the loss times the process's portion.
@@ -67,13 +67,13 @@ class Scope:
 
         Args:
             loss: the mean loss of the rows that are computed here.
-            reference: as in :meth:`observe`.
+            reference: as in :meth:`record_loss`.
             objective: what is to be made less in place of the loss.
 
         Returns:
             One number.
         """
-        self.observe(loss, reference=reference)
+        self.record_loss(loss, reference=reference)
         self.weighed = True
         less = loss if objective is None else objective
         return less if self.portion == 1 else less * self.portion
@@ -150,7 +150,7 @@ class Scopes:
             if portion != 1 and not scope.weighed:
                 raise ValueError(
                     f"this process has {portion:g} times as many rows of {name!r} as processes have in the mean, "
-                    "and its loss counts so much: call scope.weigh(loss).backward() in "
+                    "and its loss counts so much: call scope.scaled_loss(loss).backward() in "
                     f"`with mixer.domain({name!r}) as scope:`"
                 )
             scope.gradients = self._parameters.take_gradients()
@@ -182,7 +182,7 @@ class Scopes:
         try:
             yield
             # Parameters of fully_shard may have none before the last micro-batch of a step, when it is exchanged.
-            if not self._parameters.spread:
+            if not self._parameters.sharded:
                 self.expect_gradient(name, step)
         except BaseException:
             self._parameters.clear_gradients()

@@ -154,7 +154,7 @@ def measure_fidelity(
 
     The exact one is measured, not derived: every weight is moved up and down by ``difference``, the T steps
     are run again from the same start with the same batches and random numbers, and the validation losses (the mean
-    over the points at which the signal takes a validation gradient) are subtracted. So it holds for any optimiser,
+    over the points at which the signal takes a validation gradient) are subtracted. So it holds for any optimizer,
     clipping and dropout. It costs ``2 m`` runs of T steps; give small batches.
 
     That an estimate is exact for the batches that it saw does not mean that it says something about others. With
@@ -162,7 +162,7 @@ def measure_fidelity(
     the true effect: the change of the loss on ``held_out`` at the end of the T steps when a weight is moved by
     ``effect_difference``, the mean over the replicates. Each costs ``2 m + 1`` more runs of T steps.
 
-    Everything happens on a copy: model and optimiser are left as they are.
+    Everything happens on a copy: model and optimizer are left as they are.
 
     Args:
         model: the model, at any point of its training.
@@ -268,10 +268,10 @@ def _differences(value: Callable[[Vector], float], weights: Vector, difference: 
 
 @final
 class _Start:
-    """A model and its optimiser at one moment, of which copies can be had."""
+    """A model and its optimizer at one moment, of which copies can be had."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, double: bool) -> None:
-        # Copied together, so that the copied optimiser trains the copied parameters.
+        # Copied together, so that the copied optimizer trains the copied parameters.
         self._model, self._optimizer = copy.deepcopy((model, optimizer))
         if double:
             self._model.double()

@@ -82,7 +82,7 @@ class Quadratic:
         """
         return torch.einsum("m,mij->ij", weights, self.hessians)
 
-    def minimiser(self, weights: Tensor) -> Tensor:
+    def minimizer(self, weights: Tensor) -> Tensor:
         """``theta*(w) = (sum_j w_j A_j)^-1 sum_j w_j A_j c_j``.
 
         Args:
@@ -95,7 +95,7 @@ class Quadratic:
         return torch.linalg.solve(self.hessian(weights), pull)
 
     def implicit(self, weights: Tensor) -> Tensor:
-        """The hypergradient of the minimiser, ``-<A_V (theta* - c_V), H^-1 A_j (theta* - c_j)>`` (Eq. 2).
+        """The hypergradient of the minimizer, ``-<A_V (theta* - c_V), H^-1 A_j (theta* - c_j)>`` (Eq. 2).
 
         Args:
             weights: w, shape ``(m,)``.
@@ -103,7 +103,7 @@ class Quadratic:
         Returns:
             Shape ``(m,)``.
         """
-        theta = self.minimiser(weights)
+        theta = self.minimizer(weights)
         target = self.validation_hessian @ (theta - self.validation_center)
         gradients = torch.einsum("mij,mj->mi", self.hessians, theta - self.centers)
         return -gradients @ torch.linalg.solve(self.hessian(weights), target)
@@ -130,7 +130,7 @@ class Quadratic:
         values, basis = torch.linalg.eigh(self.hessian(weights))
         ratio = 1 - learning_rate * values
         power = ratio**horizon
-        star = self.minimiser(weights)
+        star = self.minimizer(weights)
         start = basis.T @ (theta - star)
         gap = ratio[:, None] - ratio[None, :]
         near = gap.abs() < 1e-9

@@ -9,8 +9,8 @@ function               what it differentiates
 ``reverse_unroll``     T steps of SGD, by reverse mode through all of them
 ``forward_unroll``     the same by the paper's recursion (Prop. "recursion", Algorithm 1)
 ``truncated_reverse``  the last steps only (Shaban et al. 2019)
-``implicit_cg``        the minimiser, by conjugate gradient (Eq. 2)
-``implicit_neumann``   the minimiser, by a Neumann series (Lorraine et al. 2020)
+``implicit_cg``        the minimizer, by conjugate gradient (Eq. 2)
+``implicit_neumann``   the minimizer, by a Neumann series (Lorraine et al. 2020)
 =====================  ==============================================================================
 """
 
@@ -165,13 +165,13 @@ def implicit_cg(
     max_iterations: int | None = None,
     damping: float = 0.0,
 ) -> Tensor:
-    """The hypergradient of the minimiser (Eq. 2), the inverse Hessian applied by conjugate gradient.
+    """The hypergradient of the minimizer (Eq. 2), the inverse Hessian applied by conjugate gradient.
 
-    ``-<grad l_j, (H + lambda I)^-1 grad L_V>`` at ``theta``, which should minimise the weighted loss.
+    ``-<grad l_j, (H + lambda I)^-1 grad L_V>`` at ``theta``, which should minimize the weighted loss.
 
     Args:
         problem: the problem; the losses of step 0 count.
-        theta: the minimiser, shape ``(d,)``.
+        theta: the minimizer, shape ``(d,)``.
         weights: w, shape ``(m,)``.
         tolerance: of the residual, relative to the validation gradient.
         max_iterations: at most this many products; ``10 d`` by default.
@@ -200,7 +200,7 @@ def implicit_cg(
             raise ValueError(
                 f"the Hessian of the weighted training loss is not positive definite (curvature {curvature:g} "
                 "along a search direction), so the implicit hypergradient is not defined here; "
-                "train longer, regularise, or use an unrolled one"
+                "train longer, regularize, or use an unrolled one"
             )
         step = squared / curvature
         solution = solution + step * direction
@@ -225,15 +225,15 @@ def implicit_neumann(
     terms: int,
     damping: float = 0.0,
 ) -> Tensor:
-    """The hypergradient of the minimiser (Eq. 2), the inverse Hessian as a Neumann series.
+    """The hypergradient of the minimizer (Eq. 2), the inverse Hessian as a Neumann series.
 
     ``H^-1 v ~ eta sum_{i < terms} (I - eta H)^i v``, which converges for ``eta < 2 / L``. With as many terms as
-    the horizon it is what T unrolled steps give when they start at the minimiser. With a damping, H is
+    the horizon it is what T unrolled steps give when they start at the minimizer. With a damping, H is
     ``H + lambda I``.
 
     Args:
         problem: the problem; the losses of step 0 count.
-        theta: the minimiser, shape ``(d,)``.
+        theta: the minimizer, shape ``(d,)``.
         weights: w, shape ``(m,)``.
         learning_rate: eta.
         terms: how many terms.

@@ -46,7 +46,7 @@ def write(folder: Path, out: Path) -> list[Path]:
             _comparison(runs, curves, looks, (CURVE,)), "Validation loss over training, mean over the seeds."
         ),
     ]
-    sections = [Section("Losses", (), pictures, [_losses_sheet(runs, arms)], columns=2)]
+    sections = [Section("DomainLosses", (), pictures, [_losses_sheet(runs, arms)], columns=2)]
     moving = _moving(weights, arms)
     if moving:
         written += style.save(_weights_figure(weights, moving), out / "weights")
@@ -123,15 +123,15 @@ def _finals(axis: Any, runs: Sequence[Row], looks: Looks, beyond: str | None) ->
                 place,
                 0.97,
                 f"{np.mean(values):.2f}\nnot to\nscale",
-                color=look.colour,
+                color=look.color,
                 fontsize=8,
                 ha="center",
                 va="top",
                 transform=axis.get_xaxis_transform(),
             )
         else:
-            axis.plot([place] * len(values), values, look.marker, color=look.colour, alpha=0.5, ms=5)
-            axis.plot([place - 0.3, place + 0.3], [np.mean(values)] * 2, color=look.colour, lw=2.5)
+            axis.plot([place] * len(values), values, look.marker, color=look.color, alpha=0.5, ms=5)
+            axis.plot([place - 0.3, place + 0.3], [np.mean(values)] * 2, color=look.color, lw=2.5)
     axis.set_xticks([])
     axis.set_xlim(-0.6, len(looks) - 0.4)
     axis.set_ylabel(label, fontsize=9)
@@ -206,8 +206,8 @@ def _weights_figure(weights: Sequence[Row], arms: Sequence[str]) -> Any:
             courses[domain] = lines.course(list(at), means, named=domain in looks)
             if domain in looks:
                 low, high = [min(v) for v in at.values()], [max(v) for v in at.values()]
-                colour = looks[domain].colour
-                axis.fill_between(list(at), low, high, color=colour, alpha=0.15, lw=0, step="post")
+                color = looks[domain].color
+                axis.fill_between(list(at), low, high, color=color, alpha=0.15, lw=0, step="post")
         lines.draw(axis, looks, courses, steps=True)
         axis.set_ylim(0, lines.weight_limit(courses))
         axis.set_ylabel("weight", fontsize=9)

@@ -99,10 +99,10 @@ def _theorem_drawings(rows: Sequence[Row]) -> list[Drawing]:
 def _gap(axis: Any, rows: Sequence[Row], title: str) -> None:
     for index, budget in enumerate(sorted({int(r["budget"]) for r in rows})):
         own = _select(rows, budget=budget)
-        colour = style.COLOURS[index]
+        color = style.COLOURS[index]
         horizons = column(own, "horizon")
-        axis.plot(horizons, column(own, "gap"), "o-", ms=3, color=colour, label=f"measured, N = {budget:,}")
-        axis.plot(horizons, column(own, "bound"), "--", color=colour, label=f"bound, N = {budget:,}")
+        axis.plot(horizons, column(own, "gap"), "o-", ms=3, color=color, label=f"measured, N = {budget:,}")
+        axis.plot(horizons, column(own, "bound"), "--", color=color, label=f"bound, N = {budget:,}")
     _finish(axis, title, "horizon T", "F(w_avg) − F*")
 
 
@@ -114,10 +114,10 @@ def _error(axis: Any, rows: Sequence[Row], title: str) -> None:
         bound = (np.array(column(own, "bound_horizon")) + np.array(column(own, "bound_curvature"))) / 2
         horizons = np.array(column(own, "horizon"))
         seen = error > 0
-        colour = style.COLOURS[index]
-        axis.plot(horizons[seen], error[seen], "o-", ms=3, color=colour, label=f"{kind}, measured")
+        color = style.COLOURS[index]
+        axis.plot(horizons[seen], error[seen], "o-", ms=3, color=color, label=f"{kind}, measured")
         shown = bound > 1e-9
-        axis.plot(horizons[shown], bound[shown], "--", color=colour, label=f"{kind}, bound")
+        axis.plot(horizons[shown], bound[shown], "--", color=color, label=f"{kind}, bound")
     _finish(axis, title, "horizon T", "max |h − ∇F|")
 
 
@@ -191,11 +191,11 @@ def _valleys(axis: Any, rows: Sequence[Row]) -> None:
         own = _select(rows, budget=budget)
         horizons, gap = np.array(column(own, "horizon")), np.array(column(own, "gap"))
         error = np.array(column(own, "gap_error"))
-        colour = style.COLOURS[index % len(style.COLOURS)]
-        axis.plot(horizons, gap, "-", color=colour, label=f"N = {budget:,}")
-        axis.fill_between(horizons, gap - error, gap + error, color=colour, alpha=0.2, lw=0)
+        color = style.COLOURS[index % len(style.COLOURS)]
+        axis.plot(horizons, gap, "-", color=color, label=f"N = {budget:,}")
+        axis.fill_between(horizons, gap - error, gap + error, color=color, alpha=0.2, lw=0)
         theory = stochastic_horizon(budget)
-        axis.plot([theory], np.interp(np.log(theory), np.log(horizons), gap), "x", color=colour, ms=8, mew=2)
+        axis.plot([theory], np.interp(np.log(theory), np.log(horizons), gap), "x", color=color, ms=8, mew=2)
     _finish(axis, "what a horizon costs (noisy quadratic)", "horizon T", "F(w_avg) − F*")
 
 

@@ -80,7 +80,7 @@ def write(folder: Path, out: Path) -> list[Path]:
     if shades is not None:
         keep(shades, "weights")
     texts = summary(rows, weights)
-    numbers = _sheet(texts, LOSSES, "Losses")
+    numbers = _sheet(texts, LOSSES, "DomainLosses")
     sections.append(Section("The numbers", [NUMBERS.format(label=label)], sheets=[numbers]))
     made = pairs(found)
     if made:

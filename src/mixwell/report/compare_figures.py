@@ -171,7 +171,7 @@ def _cloud(axis: Any, found: Sequence[Standing], spent: Callable[[Standing], flo
         height, marker, size = one.mean, look.marker, 5.5
         if one.mean > high:  # an arrow at the edge
             height, marker, size = low + HIGH * (high - low), "$\u2191$", 8.0
-        axis.plot(spent(one), height, marker=marker, color=look.colour, alpha=0.7, ms=size, mew=0)
+        axis.plot(spent(one), height, marker=marker, color=look.color, alpha=0.7, ms=size, mew=0)
         places[one.arm] = (spent(one), height)
     beyond = {one.arm: one.mean for one in found if one.mean > high}
     _label(axis, places, _worth_naming(found), beyond)

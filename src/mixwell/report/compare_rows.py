@@ -87,11 +87,11 @@ def losses(found: Sequence[Standing], label: str, *, width: float = style.PANEL)
         inside = [loss for loss in one.losses.values() if loss <= high]
         several = len(one.losses) > 1
         alpha = 0.45 if several else 1.0
-        axis.plot(inside, [place] * len(inside), look.marker, color=look.colour, alpha=alpha, ms=4.5, mew=0)
+        axis.plot(inside, [place] * len(inside), look.marker, color=look.color, alpha=alpha, ms=4.5, mew=0)
         if any(loss > high for loss in one.losses.values()):
-            _arrow(axis, place, look.colour)
+            _arrow(axis, place, look.color)
         if several and one.mean <= high:
-            axis.plot([one.mean] * 2, [place - 0.36, place + 0.36], color=look.colour, lw=2.2)
+            axis.plot([one.mean] * 2, [place - 0.36, place + 0.36], color=look.color, lw=2.2)
     axis.set_xlim(low, high)
     _numbers(axis, "mean", [written(one.mean) for one in found])
     axis.set_xlabel(label, fontsize=9)
@@ -119,7 +119,7 @@ def weights(found: Sequence[Standing], *, width: float = style.PANEL) -> Figure 
     upright = longest > _cell_width([one.arm for one in arms], width, len(columns))
     room = min(longest, 72 * UPRIGHT)
     above = (room if upright else LETTERS) / 72 + 0.1
-    figure, axis = _panel([one.arm for one in arms], width, above=above, labelled=False)
+    figure, axis = _panel([one.arm for one in arms], width, above=above, labeled=False)
     most = float(np.nanmax(cells))
     axis.pcolormesh(
         np.arange(len(named) + 1) - 0.5,
@@ -134,8 +134,8 @@ def weights(found: Sequence[Standing], *, width: float = style.PANEL) -> Figure 
     for place, one in enumerate(arms):
         for column, weight in enumerate(cells[place]):
             if math.isfinite(weight):
-                colour = "white" if weight > DARK * most else style.INK
-                _cell(axis, column, place, f"{100 * weight:.{1 if others else 0}f}", colour)
+                color = "white" if weight > DARK * most else style.INK
+                _cell(axis, column, place, f"{100 * weight:.{1 if others else 0}f}", color)
         if others:
             rest = sum(one.weights.get(name, 0.0) for name in others)
             _cell(axis, len(named), place, f"{100 * rest:.0f}", "#777777")
@@ -174,18 +174,18 @@ def horizons(made: Sequence[Pair], label: str, *, width: float = style.PANEL) ->
         for arm in pair.arms[1:-1]:
             if arm.mean <= high:
                 axis.plot(arm.mean, place, "o", color="#888888", ms=3)
-        for arm, colour, marker in ((pair.arms[0], shorter, "s"), (pair.arms[-1], longer, "o")):
+        for arm, color, marker in ((pair.arms[0], shorter, "s"), (pair.arms[-1], longer, "o")):
             if arm.mean <= high:
-                axis.plot(arm.mean, place, marker, color=colour, ms=6)
+                axis.plot(arm.mean, place, marker, color=color, ms=6)
             elif math.isfinite(arm.mean):
-                _arrow(axis, place, colour)
+                _arrow(axis, place, color)
     axis.set_xlim(low, high)
     changes = [pair.change.mean for pair in made]
     _numbers(axis, "change", [f"{one:+.4f}" if math.isfinite(one) else NOT_FINITE for one in changes])
     axis.set_xlabel(f"mean {label}", fontsize=9)
     handles = [
-        Line2D([], [], color=colour, marker=marker, ls="", ms=6)
-        for colour, marker in ((shorter, "s"), (longer, "o"))
+        Line2D([], [], color=color, marker=marker, ls="", ms=6)
+        for color, marker in ((shorter, "s"), (longer, "o"))
     ]
     _legend(figure, handles, words)
     return figure
@@ -221,17 +221,17 @@ def key(figure: Figure, kinds: Sequence[str], *, uniform: bool = False) -> None:
     from matplotlib.lines import Line2D
 
     looks = [KINDS[kind] for kind in kinds]
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, ls="", ms=5) for look in looks]
+    handles = [Line2D([], [], color=look.color, marker=look.marker, ls="", ms=5) for look in looks]
     if uniform:
         handles.append(Line2D([], [], color="#777777", ls=style.DASHES[1], lw=1))
     _legend(figure, handles, [*kinds, *([LINE] if uniform else [])])
 
 
 def _panel(
-    names: Sequence[str], width: float, *, above: float = 0.0, below: float = 0.0, labelled: bool = True
+    names: Sequence[str], width: float, *, above: float = 0.0, below: float = 0.0, labeled: bool = True
 ) -> tuple[Figure, Any]:
     """A panel with a line for each name, the first above."""
-    height = max(LEAST, ROW * len(names)) + (0.65 if labelled else 0.1) + above
+    height = max(LEAST, ROW * len(names)) + (0.65 if labeled else 0.1) + above
     figure, axes = style.new_figure(1, 1, width=width, height=height, below=below)
     axis = axes[0, 0]
     room = 72 * NAMES * width
@@ -246,10 +246,10 @@ def _panel(
     return figure, axis
 
 
-def _arrow(axis: Any, place: int, colour: str) -> None:
+def _arrow(axis: Any, place: int, color: str) -> None:
     """At the edge beyond which there is more."""
     across = axis.get_yaxis_transform()
-    axis.plot(1, place, ">", color=colour, ms=5, mew=0, transform=across, clip_on=False, zorder=4)
+    axis.plot(1, place, ">", color=color, ms=5, mew=0, transform=across, clip_on=False, zorder=4)
 
 
 def _numbers(axis: Any, title: str, texts: Sequence[str]) -> None:
@@ -274,8 +274,8 @@ def _cell_width(names: Sequence[str], width: float, columns: int) -> float:
     return (72 * width - beside - 2 * LETTERS) / columns - LETTERS
 
 
-def _cell(axis: Any, column: int, place: int, text: str, colour: str) -> None:
-    cell = axis.text(column, place, text, color=colour, fontsize=7, ha="center", va="center")
+def _cell(axis: Any, column: int, place: int, text: str, color: str) -> None:
+    cell = axis.text(column, place, text, color=color, fontsize=7, ha="center", va="center")
     cell.set_in_layout(False)  # it is within the panel, and there are hundreds
 
 

@@ -30,7 +30,7 @@ HANDLE, PAD, GAP = 2.8, 0.6, 1.5  # of a legend, in letters
 
 
 def chosen(weights: Mapping[str, float]) -> Looks:
-    """The domains whose lines are named: all of them, or the greatest where there are more than colours.
+    """The domains whose lines are named: all of them, or the greatest where there are more than colors.
 
     Args:
         weights: by name; what a reader looks for first has the greatest.
@@ -68,7 +68,7 @@ def draw(
             every = max(1, len(courses[name][0]) // MARKED)
             begin = list(looks).index(name) % every
             marks = {"marker": look.marker, "ms": 4, "markevery": (begin, every)} if marked else {}
-            axis.plot(*courses[name], color=look.colour, ls=look.dashes, lw=1.7, drawstyle=shape, **marks)
+            axis.plot(*courses[name], color=look.color, ls=look.dashes, lw=1.7, drawstyle=shape, **marks)
 
 
 def course(
@@ -166,7 +166,7 @@ def legend(figure: Figure, looks: Looks, *, others: int = 0, markers: bool = Fal
         return
     width = float(figure.get_figwidth())
     handles = [
-        Line2D([], [], color=look.colour, ls=look.dashes, lw=1.7, marker=look.marker if markers else "", ms=4)
+        Line2D([], [], color=look.color, ls=look.dashes, lw=1.7, marker=look.marker if markers else "", ms=4)
         for look in looks.values()
     ]
     if others:

@@ -98,20 +98,20 @@ def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
     """One quantity against the horizon."""
     looks = style.looks(len(curves))
     for index, curve in enumerate(curves):
-        colour, marker = looks[index].colour, looks[index].marker
+        color, marker = looks[index].color, looks[index].marker
         mean, spread = curve.mean(name), curve.spread(name)
-        axis.plot(curve.horizons, mean, color=colour, marker=marker, ms=4, label=curve.label, zorder=3)
+        axis.plot(curve.horizons, mean, color=color, marker=marker, ms=4, label=curve.label, zorder=3)
         if curve.seeds > 1:
             low, high = mean - spread, mean + spread
             if "loss" not in name:  # shares end at 0 and 1
                 low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
-            axis.fill_between(curve.horizons, low, high, color=colour, alpha=0.18, lw=0)
+            axis.fill_between(curve.horizons, low, high, color=color, alpha=0.18, lw=0)
             for horizon, rows in zip(curve.horizons, curve.rows, strict=True):
-                axis.plot([horizon] * len(rows), [r[name] for r in rows], ".", color=colour, ms=3, alpha=0.5)
+                axis.plot([horizon] * len(rows), [r[name] for r in rows], ".", color=color, ms=3, alpha=0.5)
         if name.startswith("last_"):
             average = curve.mean(name.replace("last_", "average_"))
             label = "its average over the run" if index == 0 else None
-            axis.plot(curve.horizons, average, color=colour, lw=1, ls=":", label=label)
+            axis.plot(curve.horizons, average, color=color, lw=1, ls=":", label=label)
     if name.startswith(("last_", "average_")):
         axis.set_ylim(-0.03, 1.12)  # with room for the words at the top
     elif "loss" in name:
@@ -145,12 +145,12 @@ def _valleys(axis: Any, curves: Sequence[Curve]) -> None:
     """The loss of each curve over its least, and the horizons near that, so that valleys can be compared."""
     looks = style.looks(len(curves))
     for index, curve in enumerate(curves):
-        colour, marker = looks[index].colour, looks[index].marker
+        color, marker = looks[index].color, looks[index].marker
         loss = curve.mean("validation_loss")
-        axis.plot(curve.horizons, loss / loss.min(), marker=marker, ms=4, color=colour, label=curve.label)
+        axis.plot(curve.horizons, loss / loss.min(), marker=marker, ms=4, color=color, label=curve.label)
         near = [t for t, value in zip(curve.horizons, loss, strict=True) if value <= NEAR * loss.min()]
         height = 0.97 - 0.02 * index
-        axis.plot([near[0], near[-1]], [height, height], color=colour, lw=4, alpha=0.6, solid_capstyle="butt")
+        axis.plot([near[0], near[-1]], [height, height], color=color, lw=4, alpha=0.6, solid_capstyle="butt")
     axis.axvline(curves[0].theory, color=style.FAINT, ls="--", lw=1, zorder=1)
     style.log_axis(axis, "horizon T")
     axis.set_ylabel("validation loss / its least", fontsize=9)
@@ -214,7 +214,7 @@ def _page(
     sections += [_table(curves), _settings(curves)]
     lead = [
         *(findings(curve)[0] for curve in curves),
-        "A network is trained on vanilla, rotated and noisily labelled digits; what counts is a validation set of "
+        "A network is trained on vanilla, rotated and noisily labeled digits; what counts is a validation set of "
         "digits that are all turned by one angle. Each point is a whole training run with its own horizon T, or "
         "the mean of several with other seeds (the paper’s Algorithm 3).",
     ]

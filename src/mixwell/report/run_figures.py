@@ -10,7 +10,7 @@ import numpy as np
 
 from mixwell.report import lines, style
 from mixwell.report.lines import Course, Looks
-from mixwell.report.run_summary import Told
+from mixwell.report.run_summary import RunSummary
 
 FEW = 60
 """Of so many rounds the standard errors are shown."""
@@ -27,7 +27,7 @@ class Kind:
         shared: whether all runs have the same limits, so that they can be compared.
     """
 
-    draw: Callable[[Any, Told, Looks], None]
+    draw: Callable[[Any, RunSummary, Looks], None]
     label: str
     shared: bool = True
 
@@ -46,7 +46,7 @@ class Drawn:
     apart: Sequence[Any]
 
 
-def domains(runs: Sequence[Told]) -> Looks:
+def domains(runs: Sequence[RunSummary]) -> Looks:
     """How the lines of domains look: the same in all pictures.
 
     Args:
@@ -63,7 +63,7 @@ def domains(runs: Sequence[Told]) -> Looks:
     return lines.chosen(greatest)
 
 
-def draw(kind: Kind, runs: Sequence[Told], looks: Looks) -> Drawn:
+def draw(kind: Kind, runs: Sequence[RunSummary], looks: Looks) -> Drawn:
     """Draw runs, side by side for files, and each alone for a page, where small screens show one at a time.
 
     Args:
@@ -86,7 +86,7 @@ def draw(kind: Kind, runs: Sequence[Told], looks: Looks) -> Drawn:
     return Drawn(together, apart)
 
 
-def overlay(runs: Sequence[Told]) -> Any:
+def overlay(runs: Sequence[RunSummary]) -> Any:
     """The validation losses of all runs in one picture.
 
     Args:
@@ -117,7 +117,7 @@ def overlay(runs: Sequence[Told]) -> Any:
 # ------------------------------------------------------------------------------------------------- panels
 
 
-def _panels(kind: Kind, runs: Sequence[Told], looks: Looks, *, titles: bool) -> tuple[Any, list[Any]]:
+def _panels(kind: Kind, runs: Sequence[RunSummary], looks: Looks, *, titles: bool) -> tuple[Any, list[Any]]:
     names = dict.fromkeys(name for run in runs for name in run.domains)
     shown = {name: look for name, look in looks.items() if name in names}
     others = len(names) - len(shown)
@@ -149,7 +149,7 @@ def _finish(axis: Any, end: int, label: str) -> None:
     axis.set_ylabel(label, fontsize=9)
 
 
-def _weights(axis: Any, run: Told, looks: Looks) -> None:
+def _weights(axis: Any, run: RunSummary, looks: Looks) -> None:
     history = run.mixture["history"]
     steps = [point["step"] for point in history]
     # The last weights are those of the last update; they are drawn to where training came.
@@ -159,12 +159,12 @@ def _weights(axis: Any, run: Told, looks: Looks) -> None:
         values = [point["weights"][name] for point in history]
         courses[name] = lines.course(ends, [*values, values[-1]], named=name in looks)
         if name in looks:
-            axis.plot(ends[-1], values[-1], "o", ms=4, color=looks[name].colour)
+            axis.plot(ends[-1], values[-1], "o", ms=4, color=looks[name].color)
     lines.draw(axis, looks, courses, steps=True)
     axis.set_ylim(0, lines.weight_limit(courses))
 
 
-def _losses(axis: Any, run: Told, looks: Looks) -> None:
+def _losses(axis: Any, run: RunSummary, looks: Looks) -> None:
     courses: dict[str, Course] = {}
     for name in run.domains:
         points = [(line["step"], line["losses"][name]) for line in run.steps if name in line["losses"]]
@@ -176,7 +176,7 @@ def _losses(axis: Any, run: Told, looks: Looks) -> None:
         axis.set_ylim(limits)
 
 
-def _rows(axis: Any, run: Told, looks: Looks) -> None:
+def _rows(axis: Any, run: RunSummary, looks: Looks) -> None:
     steps = [0, *(line["step"] for line in run.steps)]
     seen = {name: np.cumsum([0, *(at["counts"].get(name, 0) for at in run.steps)]) for name in run.domains}
     courses = {name: lines.course(steps, own.tolist(), named=name in looks) for name, own in seen.items()}
@@ -185,7 +185,7 @@ def _rows(axis: Any, run: Told, looks: Looks) -> None:
     axis.set_ylim(bottom=0)
 
 
-def _hypergradients(axis: Any, run: Told, looks: Looks) -> None:
+def _hypergradients(axis: Any, run: RunSummary, looks: Looks) -> None:
     rounds = [line for line in run.rounds if line["scores"]]
     steps = [line["step"] for line in rounds]
     courses = {
@@ -202,7 +202,7 @@ def _hypergradients(axis: Any, run: Told, looks: Looks) -> None:
         x, y = courses[name]
         errors = [line["noise"].get(name) or 0.0 for line in rounds]
         shifted = x + (place - (len(shown) - 1) / 2) * wide
-        axis.errorbar(shifted, y, yerr=errors, fmt="o", color=looks[name].colour, lw=1, ms=2.5)
+        axis.errorbar(shifted, y, yerr=errors, fmt="o", color=looks[name].color, lw=1, ms=2.5)
 
 
 KINDS: Mapping[str, Kind] = {

@@ -19,13 +19,13 @@ HYPERGRADIENTS = ("mixwell", "truncated", "implicit-cg", "implicit-neumann", "si
 
 @final
 @dataclass(frozen=True)
-class Told:
+class RunSummary:
     """What a run's directory tells.
 
     Args:
         name: of the run.
         config: its file.
-        mixture: the artefact.
+        mixture: the artifact.
         steps: lines of metrics, of each kind.
         rounds: weight updates.
         evaluations: losses on validation and test sets.
@@ -72,7 +72,7 @@ class Told:
         return self.evaluations[at]["losses"].get(kind) if self.evaluations else None
 
 
-def read(folder: Path, *, name: str | None = None) -> Told:
+def read(folder: Path, *, name: str | None = None) -> RunSummary:
     """Read a run's directory.
 
     Args:
@@ -85,14 +85,14 @@ def read(folder: Path, *, name: str | None = None) -> Told:
     Raises:
         ValueError: the run has not come to its first checkpoint yet.
     """
-    artefact = mixture.read(folder)
+    artifact = mixture.read(folder)
     by_kind: dict[str, Lines] = {"step": [], "round": [], "evaluation": []}
     for line in metrics.read(folder):
         by_kind.setdefault(line["kind"], []).append(line)
-    return Told(
+    return RunSummary(
         name=name or folder.resolve().name,
         config=(folder / CONFIG).read_text(encoding="utf-8"),
-        mixture=artefact,
+        mixture=artifact,
         steps=by_kind["step"],
         rounds=by_kind["round"],
         evaluations=by_kind["evaluation"],

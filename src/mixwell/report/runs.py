@@ -9,7 +9,7 @@ from typing import Any
 from mixwell.report import page, run_figures, run_summary, style
 from mixwell.report.page import Page, Picture, Section, Sheet
 from mixwell.report.run_figures import KINDS, Drawn
-from mixwell.report.run_summary import Told
+from mixwell.report.run_summary import RunSummary
 from mixwell.utils import environment
 
 MANY = 12
@@ -57,7 +57,7 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
     return [*written, page.write(_page(runs, drawn, folders), out / "report.html")]
 
 
-def _page(runs: Sequence[Told], drawn: Mapping[str, Drawn], folders: Sequence[Path]) -> Page:
+def _page(runs: Sequence[RunSummary], drawn: Mapping[str, Drawn], folders: Sequence[Path]) -> Page:
     one = runs[0] if len(runs) == 1 else None
     learning = [run for run in runs if run.learned and run.rounds]
     columns = 2 if one else 3
@@ -69,7 +69,7 @@ def _page(runs: Sequence[Told], drawn: Mapping[str, Drawn], folders: Sequence[Pa
     weights = _pictures(drawn["weights"], runs, "Weight of each domain over training", _weights_told)
     sections = [
         Section("The mixture", _mixture_words(runs), weights, _mixture_sheets(runs), columns),
-        Section("Losses", _losses_words(runs), losses, columns=columns),
+        Section("DomainLosses", _losses_words(runs), losses, columns=columns),
     ]
     if one is None:
         sections.insert(0, Section("The runs", sheets=[_runs_sheet(runs)], columns=1))
@@ -91,7 +91,7 @@ def _page(runs: Sequence[Told], drawn: Mapping[str, Drawn], folders: Sequence[Pa
 # ------------------------------------------------------------------------------------------------ pictures
 
 
-def _pictures(drawn: Drawn, runs: Sequence[Told], text: str, describe: Any = None) -> list[Picture]:
+def _pictures(drawn: Drawn, runs: Sequence[RunSummary], text: str, describe: Any = None) -> list[Picture]:
     """The pictures of runs; in words, for those who do not see them, what `describe` tells of each."""
     made: list[Picture] = []
     for figure, run in zip(drawn.apart, runs, strict=True):
@@ -107,13 +107,13 @@ def _picture(figure: Any, text: str, more: str) -> Picture:
     return Picture.of(figure, text, alt=f"{text} {more}".strip())
 
 
-def _weights_told(run: Told) -> str:
+def _weights_told(run: RunSummary) -> str:
     last = run.mixture["weights"]["last"]
     greatest = sorted(last, key=last.__getitem__, reverse=True)[:TOP]
     return f"At the end: {', '.join(f'{name} {last[name]:.3f}' for name in greatest)}."
 
 
-def _losses_told(runs: Sequence[Told]) -> str:
+def _losses_told(runs: Sequence[RunSummary]) -> str:
     ends = [f"{run.name} {_number(run.loss())}" for run in runs if run.loss() is not None]
     return f"At the end: {', '.join(ends)}." if ends else ""
 
@@ -121,7 +121,7 @@ def _losses_told(runs: Sequence[Told]) -> str:
 # --------------------------------------------------------------------------------------------------- words
 
 
-def _lead(run: Told) -> str:
+def _lead(run: RunSummary) -> str:
     last, first, test = run.loss(), run.loss(at=0), run.loss("test")
     change = ""
     if last is not None:
@@ -134,7 +134,7 @@ def _lead(run: Told) -> str:
     return f"{run.mixture['budget']} steps in {_time(run)}, {_how(run)}{_unfinished(run)}.{change}"
 
 
-def _leads(runs: Sequence[Told]) -> list[str]:
+def _leads(runs: Sequence[RunSummary]) -> list[str]:
     ends = {run.name: loss for run in runs if (loss := run.loss()) is not None}
     if not ends:
         return ["No run has a finite validation loss."]
@@ -147,15 +147,15 @@ def _leads(runs: Sequence[Told]) -> list[str]:
     return [*lead, f"Not finished: {'; '.join(stopped)}."] if stopped else lead
 
 
-def _how(run: Told) -> str:
+def _how(run: RunSummary) -> str:
     return f"weights learned every {run.mixture['horizon']} steps" if run.learned else "fixed weights"
 
 
-def _unfinished(run: Told) -> str:
+def _unfinished(run: RunSummary) -> str:
     return "" if run.mixture["finished"] else f", stopped after step {run.mixture['steps_done']}"
 
 
-def _mixture_words(runs: Sequence[Told]) -> tuple[str, ...]:
+def _mixture_words(runs: Sequence[RunSummary]) -> tuple[str, ...]:
     if not any(run.learned for run in runs):
         return ("The weights were fixed.",)
     words = "The average over the run is the mixture to take for another run; it is in mixture.json."
@@ -166,7 +166,7 @@ def _mixture_words(runs: Sequence[Told]) -> tuple[str, ...]:
     return (f"The greatest weight at the end is {last[most]:.3f}, of {most}. {words}",)
 
 
-def _losses_words(runs: Sequence[Told]) -> tuple[str, ...]:
+def _losses_words(runs: Sequence[RunSummary]) -> tuple[str, ...]:
     what = (
         "The validation loss of all runs, and each run's training loss by domain. " if len(runs) > 1 else ""
     )
@@ -176,7 +176,7 @@ def _losses_words(runs: Sequence[Told]) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------------------------- tables
 
 
-def _runs_sheet(runs: Sequence[Told]) -> Sheet:
+def _runs_sheet(runs: Sequence[RunSummary]) -> Sheet:
     kinds = [kind for kind in ("validation", "test") if any(run.loss(kind) is not None for run in runs)]
     rows = [
         [
@@ -191,7 +191,7 @@ def _runs_sheet(runs: Sequence[Told]) -> Sheet:
     return Sheet(["run", *(f"{kind} loss" for kind in kinds), "weights learned", "steps", "time"], rows)
 
 
-def _mixture_sheets(runs: Sequence[Told]) -> list[Sheet]:
+def _mixture_sheets(runs: Sequence[RunSummary]) -> list[Sheet]:
     if len(runs) == 1:
         weights = runs[0].mixture["weights"]
         first = runs[0].mixture["history"][0]["weights"]
@@ -220,7 +220,7 @@ def _weights_sheet(columns: Mapping[str, Mapping[str, float]], text: str) -> She
     return Sheet(["domain", *columns], rows, text, shades, _top(rows))
 
 
-def _rows_sheet(runs: Sequence[Told]) -> Sheet:
+def _rows_sheet(runs: Sequence[RunSummary]) -> Sheet:
     """A row for each domain, that of which most was seen first."""
     seen = [run.mixture["rows"]["trained_on"] for run in runs]
     available = {name: n for run in runs for name, n in run.mixture["rows"]["available"].items()}
@@ -242,7 +242,7 @@ def _top(rows: Sequence[Any]) -> int:
     return TOP if len(rows) > MANY else 0
 
 
-def _fidelity_section(measured: Sequence[tuple[Told, dict[str, Any]]]) -> Section:
+def _fidelity_section(measured: Sequence[tuple[RunSummary, dict[str, Any]]]) -> Section:
     text = (
         "The same steps were trained again with every weight moved up and down a little, which gives the exact "
         "hypergradient. A tangent cosine of 1 means that the estimate moves the weights in the right direction. "
@@ -282,7 +282,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _time(run: Told) -> str:
+def _time(run: RunSummary) -> str:
     seconds = float(run.steps[-1]["seconds"]) if run.steps else 0.0
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, final
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
+# Okabe and Ito's palette, which color-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Four and seven have no common divisor, so that colour and dashes together tell 28 lines apart; colours that are
+# Four and seven have no common divisor, so that color and dashes together tell 28 lines apart; colors that are
 # near each other for some readers (blue and green, red and orange) have different dashes.
 DASHES = ("-", (0, (4, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (1.5, 1)))
 MARKERS = ("o", "s", "^", "D", "v")
@@ -30,18 +30,18 @@ class Look:
     """How a line is drawn.
 
     Args:
-        colour: of the line.
+        color: of the line.
         dashes: as matplotlib has them.
         marker: where there are few points.
     """
 
-    colour: str
+    color: str
     dashes: Any
     marker: str
 
 
 def looks(count: int) -> list[Look]:
-    """Lines that can be told apart, also by readers who see fewer colours, and also without colours.
+    """Lines that can be told apart, also by readers who see fewer colors, and also without colors.
 
     Args:
         count: how many.

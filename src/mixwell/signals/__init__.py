@@ -1,41 +1,41 @@
 """What is measured per domain over a round."""
 
-from mixwell.signals.affinity import FreshAffinity, KeptAffinity
+from mixwell.signals.affinity import OnlineAffinity, SkillAffinity
 from mixwell.signals.alignment import Alignment
 from mixwell.signals.base import Signal
-from mixwell.signals.constant import Still
-from mixwell.signals.domain_losses import Losses
+from mixwell.signals.constant import ConstantWeights
+from mixwell.signals.domain_losses import DomainLosses
 from mixwell.signals.excess_losses import ExcessLosses
-from mixwell.signals.gradient_moments import DescentBound, Moments
+from mixwell.signals.gradient_moments import DescentBound, GradientMoments
 from mixwell.signals.hypergradient import Hypergradient
 from mixwell.signals.implicit import ImplicitGradient
 from mixwell.signals.influence import Influence
 from mixwell.signals.learned_curriculum import LearnedRowCurriculum
 from mixwell.signals.loss_network import LossNetwork
-from mixwell.signals.loss_rewards import Rewards
+from mixwell.signals.loss_rewards import LossRewards
 from mixwell.signals.row_alignment import RowAlignment
 from mixwell.signals.row_curriculum import GivenRowCurriculum
 from mixwell.signals.scaling_law import ScalingLaws
-from mixwell.signals.twin_networks import Twins
+from mixwell.signals.twin_networks import TwinNetworks
 
 __all__ = [
     "Alignment",
+    "ConstantWeights",
     "DescentBound",
+    "DomainLosses",
     "ExcessLosses",
-    "FreshAffinity",
     "GivenRowCurriculum",
+    "GradientMoments",
     "Hypergradient",
     "ImplicitGradient",
     "Influence",
-    "KeptAffinity",
     "LearnedRowCurriculum",
     "LossNetwork",
-    "Losses",
-    "Moments",
-    "Rewards",
+    "LossRewards",
+    "OnlineAffinity",
     "RowAlignment",
     "ScalingLaws",
     "Signal",
-    "Still",
-    "Twins",
+    "SkillAffinity",
+    "TwinNetworks",
 ]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Signal
@@ -29,7 +29,7 @@ Targets = Literal["validation", "domains"]
 class AffinitySignal(Signal):
     """A signal that trains a copy of the model on mixtures near one domain, at the end of a round.
 
-    The copy starts at the model's parameters, with its optimiser's state, and takes ``probe_steps`` steps on the
+    The copy starts at the model's parameters, with its optimizer's state, and takes ``probe_steps`` steps on the
     mixture ``p_i = (1 - eps) e_i + eps / m``. With F the falls of the n target losses by mixture, shape
     ``(m, n)``, and P the mixtures, the affinity A solves ``P A = F``: a law that is linear in the mixture. Losses
     before and after are of the same rows, in evaluation mode.
@@ -42,7 +42,7 @@ class AffinitySignal(Signal):
         smoothing: eps.
         chained: whether the copy goes on from one mixture to the next, in an order drawn anew for each sweep, or
             starts at the model again.
-        learning_rate: of the copy; by default what the model's optimiser has in the last step of the round.
+        learning_rate: of the copy; by default what the model's optimizer has in the last step of the round.
         seed: of the orders.
 
     Raises:
@@ -83,7 +83,7 @@ class AffinitySignal(Signal):
         )
 
     @property
-    def takes_rows(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         """Training itself is not looked at."""
         return True
 
@@ -132,7 +132,7 @@ class AffinitySignal(Signal):
         """
         self._round = round_index
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing.
 
         Args:
@@ -142,19 +142,19 @@ class AffinitySignal(Signal):
         Returns:
             A context that does nothing.
         """
-        return nullcontext(RowWatch())
+        return nullcontext(CaptureContext())
 
     def end_step(self, combined: Combined) -> None:
         """Remember how the model is trained, since the loop may evaluate it before the round ends.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
         self._clip, self._modes = combined.clip, modes(self._probes.model)
 
     @property
     def nbytes(self) -> int:
-        """The memory of the copy and of its optimiser."""
+        """The memory of the copy and of its optimizer."""
         return 0 if self._copy is None else self._copy.nbytes
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
@@ -195,12 +195,12 @@ class AffinitySignal(Signal):
         mixtures = (1 - self.smoothing) * np.eye(m) + self.smoothing / m
         order = np.random.default_rng([self.seed, self._round])
         falls = np.zeros((m, len(before)))
-        self._copy.synchronise()
+        self._copy.synchronize()
         start, turns = before, itertools.count()
         for _ in range(self.sweeps):
             for i in order.permutation(m) if self.chained else range(m):
                 if not self.chained:
-                    self._copy.synchronise()
+                    self._copy.synchronize()
                     start = before
                 self._train(self._copy, mixtures[i], turns)
                 after = self._losses(self._copy.model, batches)
@@ -221,11 +221,11 @@ class AffinitySignal(Signal):
 
 
 @final
-class KeptAffinity(AffinitySignal):
+class SkillAffinity(AffinitySignal):
     r"""Domains that help where the target's losses are still high; what helps what is measured once (Skill-It).
 
     ``h_i = -eta sum_tau sum_j A_ij L_j(theta_tau)``, the sum over the ends of the last ``window`` rounds. Its
-    update is :class:`mixwell.Assigned`: ``w_i ~ exp(-h_i)``, whatever the weights were.
+    update is :class:`mixwell.SoftmaxWeights`: ``w_i ~ exp(-h_i)``, whatever the weights were.
 
     ``A_ij`` is the relative fall of target loss j where a copy of the model is trained on domain i
     (:class:`AffinitySignal`), measured at the end of the first round, or given.
@@ -281,7 +281,7 @@ class KeptAffinity(AffinitySignal):
 
     def __repr__(self) -> str:
         own = f"eta={self.eta!r}, window={self.window}, affinity={self.affinity}"
-        return f"KeptAffinity({own}, {self._settings()})"
+        return f"SkillAffinity({own}, {self._settings()})"
 
     def attach(
         self,
@@ -361,12 +361,12 @@ class KeptAffinity(AffinitySignal):
 
 
 @final
-class FreshAffinity(AffinitySignal):
+class OnlineAffinity(AffinitySignal):
     r"""Domains on which the target's losses fall now, measured anew at the end of every round (Aioli).
 
     ``h_i = -eta sum_j A'_ij`` with ``A' = A / sum A``, from which the least entry is subtracted first where it is
     negative, and A the falls of the target losses (:class:`AffinitySignal`). Its update is mirror descent; with a
-    ``memory``, :class:`mixwell.Assigned` on the running mean ``A' <- (1 - memory) A'_now + memory A'``.
+    ``memory``, :class:`mixwell.SoftmaxWeights` on the running mean ``A' <- (1 - memory) A'_now + memory A'``.
 
     Args:
         eta: multiplies the scores, for an update that has no step size.
@@ -414,7 +414,7 @@ class FreshAffinity(AffinitySignal):
         self._mean: Vector | None = None
 
     def __repr__(self) -> str:
-        return f"FreshAffinity(eta={self.eta!r}, memory={self.memory!r}, {self._settings()})"
+        return f"OnlineAffinity(eta={self.eta!r}, memory={self.memory!r}, {self._settings()})"
 
     @property
     def _trains(self) -> bool:

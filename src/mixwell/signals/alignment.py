@@ -43,7 +43,7 @@ class Alignment(Signal):
     Args:
         clip_norm: to which the gradients of the domains and of the target are shortened.
         universal: whether the target is the sum of the domains' gradients in the last step, each shortened
-            (universal generalisation), so that no validation gradient is needed.
+            (universal generalization), so that no validation gradient is needed.
         score_cap: what ``W_j`` may be at most, in learning rates.
 
     Raises:

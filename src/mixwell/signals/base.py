@@ -10,8 +10,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.probes import Probes
@@ -22,12 +22,13 @@ class Signal(ABC):
     """Something measured per domain over a round, which says how the weights should move.
 
     The mixer calls, for each round, ``begin_round``; for each step ``begin_step``, ``fold`` once or more per
-    domain (or ``rows`` around each mixed batch) and ``observe`` where losses are told, ``end_step``; and at the
+    domain (or ``rows`` around each mixed batch) and ``record_loss`` where losses are told, ``end_step``;
+    and at the
     end ``scores``. A signal takes part in what it needs, and says before the run what that is.
     """
 
     @property
-    def takes_rows(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         """Whether a mixed batch can be told apart by domain."""
         return False
 
@@ -43,7 +44,7 @@ class Signal(ABC):
 
     @property
     def needs_losses(self) -> bool:
-        """Whether every domain's losses must be told (``scope.observe``; mixed batches have them)."""
+        """Whether every domain's losses must be told (``scope.record_loss``; mixed batches have them)."""
         return False
 
     @property
@@ -124,7 +125,9 @@ class Signal(ABC):
             rows: that it is the mean over, where that was told.
         """
 
-    def observe(self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None) -> None:
+    def record_loss(
+        self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None
+    ) -> None:
         """A domain's losses are there.
 
         Args:
@@ -145,20 +148,20 @@ class Signal(ABC):
         """
         return 1.0
 
-    def row_factors(self, losses: Tensor, segments: Segments, data: Any) -> Tensor | None:
+    def row_factors(self, losses: Tensor, segments: RowGroups, data: Any) -> Tensor | None:
         """By what the losses of a mixed batch's rows are multiplied, besides the weights of their domains.
 
         Args:
             losses: of the rows, detached, shape ``(rows,)``.
             segments: which rows belong to which domain.
-            data: the rows themselves, where the loop gave them to ``batch.weigh``.
+            data: the rows themselves, where the loop gave them to ``batch.weighted_loss``.
 
         Returns:
             Shape ``(rows,)``, or ``None`` for no factors.
         """
         return None
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """A mixed batch; its backward pass runs inside.
 
         Args:
@@ -175,7 +178,7 @@ class Signal(ABC):
         return None
 
     def end_step(self, combined: Combined) -> None:
-        """All domains are there; the optimiser steps next.
+        """All domains are there; the optimizer steps next.
 
         Args:
             combined: what it is about to be given.

@@ -9,8 +9,8 @@ from typing import final
 import numpy as np
 from torch.optim import Optimizer
 
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.signals.base import Signal
 from mixwell.signals.probes import Probes
@@ -18,14 +18,14 @@ from mixwell.typing import Gradients, Vector
 
 
 @final
-class Still(Signal):
+class ConstantWeights(Signal):
     """Measures nothing and costs nothing, for training with fixed weights: all scores are zero."""
 
     def __repr__(self) -> str:
-        return "Still()"
+        return "ConstantWeights()"
 
     @property
-    def takes_rows(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         """Nothing need be told apart."""
         return True
 
@@ -34,7 +34,7 @@ class Still(Signal):
         """Nothing is measured."""
         return False
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing.
 
         Args:
@@ -44,7 +44,7 @@ class Still(Signal):
         Returns:
             A context that does nothing.
         """
-        return nullcontext(RowWatch())
+        return nullcontext(CaptureContext())
 
     def attach(
         self,

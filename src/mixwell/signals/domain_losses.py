@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Signal
@@ -38,7 +38,7 @@ class LossSignal(Signal):
         self._attached = False
 
     @property
-    def takes_rows(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         """The losses of a mixed batch's rows are known."""
         return True
 
@@ -52,7 +52,7 @@ class LossSignal(Signal):
         """They are what it lives by."""
         return True
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing; the mixer tells the losses.
 
         Args:
@@ -62,7 +62,7 @@ class LossSignal(Signal):
         Returns:
             A context that does nothing.
         """
-        return nullcontext(RowWatch())
+        return nullcontext(CaptureContext())
 
     def attach(
         self,
@@ -99,7 +99,9 @@ class LossSignal(Signal):
         """
         self._step[:] = 0
 
-    def observe(self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None) -> None:
+    def record_loss(
+        self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None
+    ) -> None:
         """Take a domain's losses.
 
         Args:
@@ -243,7 +245,7 @@ class SummedLosses(LossSignal):
 
 
 @final
-class Losses(SummedLosses):
+class DomainLosses(SummedLosses):
     """The losses themselves: domains with a high loss get more weight (Group DRO).
 
         ``score_j = -sum over the steps of (l_j + C / sqrt(n_j))``
@@ -286,7 +288,7 @@ class Losses(SummedLosses):
         self.row_counts = None if rows is None else dict(rows)
 
     def __repr__(self) -> str:
-        return f"Losses({self.size_adjustment!r}, {self.row_counts!r}, absent={self.absent!r})"
+        return f"DomainLosses({self.size_adjustment!r}, {self.row_counts!r}, absent={self.absent!r})"
 
     def attach(
         self,

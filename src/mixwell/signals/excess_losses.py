@@ -22,7 +22,8 @@ class ExcessLosses(SummedLosses):
 
         ``score_j = -sum over the steps of lam_j``
 
-    With ``Smoothed(MirrorDescent(eta), c)`` and T = 1 this is DoReMi's rule. A longer round does in one move what
+    With ``UniformSmoothing(MirrorDescent(eta), c)`` and T = 1 this is DoReMi's rule. A longer round does
+    in one move what
     its T steps would add up to with the weights held.
 
     Args:

@@ -16,7 +16,7 @@ from mixwell.hypergradient.parameters import Parameters, inner_products
 from mixwell.hypergradient.traces.base import Combined, empty_trace
 from mixwell.signals.base import Signal
 from mixwell.signals.probes import Probes
-from mixwell.simplex.weights import TINY, normalise
+from mixwell.simplex.weights import TINY, normalize
 from mixwell.typing import Gradients, Json, Vector
 
 # A domain whose curvature is less, beside what the minimum can cost at most, is taken for one that has none.
@@ -30,14 +30,14 @@ class DescentBound:
     """The constants of PiKE's bound on the loss after a step (its conceptual form).
 
     With ``beta |g_k|^2 <= <g_k, sum_i g_i>``, ``|sum_k w_k g_k|^2 <= gamma sum_k w_k^2 |g_k|^2`` and an
-    L-smooth loss the next mixture minimises ``sum_k w_k lam_k + w_k^2 kap_k / 2`` with
+    L-smooth loss the next mixture minimizes ``sum_k w_k lam_k + w_k^2 kap_k / 2`` with
     ``lam_k = -eta beta G_k + L eta^2 / (2 b) s2_k`` and ``kap_k = L eta^2 gamma G_k``.
 
     Args:
         smoothness: L.
         beta: how far the gradients help each other; 1 for orthogonal ones.
         gamma: how far they add up; 1 for orthogonal ones, m for equal ones.
-        learning_rate: eta; ``None`` for that of the optimiser when the round ends.
+        learning_rate: eta; ``None`` for that of the optimizer when the round ends.
 
     Raises:
         ValueError: a constant is not positive.
@@ -56,7 +56,7 @@ class DescentBound:
 
 
 @final
-class Moments(Signal):
+class GradientMoments(Signal):
     """The size ``G_k`` of every domain's gradient, and the variance ``s2_k`` of the gradient of a row (PiKE).
 
     A domain's batch comes in k >= 2 parts of ``n_i`` rows, n in all, with gradients ``g_i`` and their mean g
@@ -67,7 +67,7 @@ class Moments(Signal):
     both without bias for rows drawn independently. They are estimates, so a round takes their *mean* over its
     steps, not their sum. The score is ``-(zeta1 G_k - zeta2 / (2 b) s2_k)``, b rows of a step, for mirror
     descent with step size 1: ``w_k ~ w_k exp(zeta1 G_k - zeta2 / (2 b) s2_k)``. With a `bound` it is ``-log``
-    of the mixture that minimises the bound, for :class:`mixwell.Assigned`.
+    of the mixture that minimizes the bound, for :class:`mixwell.SoftmaxWeights`.
 
     The balanced variant (`tau`) multiplies the loss of domain k by ``f_k = tau softmax_k(tau L)`` in the
     training step, with the mean losses L of the round before (``tau / m`` before there are any), and its G
@@ -117,7 +117,7 @@ class Moments(Signal):
 
     def __repr__(self) -> str:
         return (
-            f"Moments({self.zeta1!r}, {self.zeta2!r}, batch_rows={self.batch_rows}, tau={self.tau!r}, "
+            f"GradientMoments({self.zeta1!r}, {self.zeta2!r}, batch_rows={self.batch_rows}, tau={self.tau!r}, "
             f"unbiased={self.unbiased!r}, bound={self.bound!r})"
         )
 
@@ -230,7 +230,9 @@ class Moments(Signal):
         self._rows[domain] = after
         self._given[domain] += 1
 
-    def observe(self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None) -> None:
+    def record_loss(
+        self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None
+    ) -> None:
         """Keep a domain's mean loss.
 
         Args:
@@ -345,7 +347,7 @@ class Moments(Signal):
     def _balance(self, tau: float) -> None:
         """The factors of the coming round."""
         if self._heard.any():
-            self._factors[:] = tau * np.exp(normalise(tau * _mean(self._losses, self._heard)))
+            self._factors[:] = tau * np.exp(normalize(tau * _mean(self._losses, self._heard)))
 
     def _conceptual(self, bound: DescentBound, size: Vector, noise: Vector) -> Vector:
         rate = bound.learning_rate
@@ -357,7 +359,7 @@ class Moments(Signal):
 
 
 def least_on_simplex(linear: Vector, quadratic: Vector) -> Vector:
-    """The w of the simplex that minimises ``sum_k linear_k w_k + quadratic_k w_k^2 / 2``, exactly.
+    """The w of the simplex that minimizes ``sum_k linear_k w_k + quadratic_k w_k^2 / 2``, exactly.
 
     Where it is positive ``linear_k + quadratic_k w_k`` is the same number, and elsewhere ``linear_k`` is no
     less; that number follows from sorting. Domains without curvature share equally what is left at the least

@@ -13,16 +13,16 @@ from torch.optim import Optimizer
 
 from mixwell import distributed
 from mixwell.hypergradient import curvature as curvatures
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.curvature import Curvature, RoundStart
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.responses import Response, model_of
+from mixwell.hypergradient.responses import StepResponse, response_for
 from mixwell.hypergradient.traces import (
     AuditedTraces,
-    CarriedTraces,
     Combined,
     DenseTraces,
+    ForwardModeTraces,
     StepModel,
     Traces,
 )
@@ -40,7 +40,7 @@ class Hypergradient(Signal):
 
         ``u_j <- (I - eta H) u_j + grad l_j(theta)``,   ``h_j = -eta <grad L_V(theta_T), u_j>``
 
-    and for any optimiser ``z_j = -d theta / d w_j`` with ``h_j = -<grad L_V, z_j>``
+    and for any optimizer ``z_j = -d theta / d w_j`` with ``h_j = -<grad L_V, z_j>``
     (:mod:`mixwell.hypergradient.responses`).
 
     The paper's objective is the validation loss at the round's last iterate. One noisy iterate says little: the
@@ -59,7 +59,7 @@ class Hypergradient(Signal):
         curvature: H; a number is the gamma of :class:`mixwell.IsotropicCurvature`, the default is the paper's
             0.01.
         traces: where the traces live; by default :class:`mixwell.DenseTraces`, or
-            :class:`mixwell.CarriedTraces` where the curvature needs them.
+            :class:`mixwell.ForwardModeTraces` where the curvature needs them.
         points: the number of iterates in S; fewer in a round that has no more steps.
         span: the part of the round, at its end, over which they are spaced evenly, in (0, 1].
         window: how many of a round's last steps leave a trace, as if those before did not depend on the weights
@@ -81,8 +81,8 @@ class Hypergradient(Signal):
     ) -> None:
         self.curvature = curvatures.resolve(curvature)
         exact = self.curvature.exact_products
-        self.traces = traces or (CarriedTraces() if exact else DenseTraces())
-        if exact and not isinstance(self.traces, CarriedTraces):
+        self.traces = traces or (ForwardModeTraces() if exact else DenseTraces())
+        if exact and not isinstance(self.traces, ForwardModeTraces):
             raise ValueError(f"ExactCurvature needs CarriedTraces, got {self.traces!r}; leave traces out")
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 step, got {window}; leave it out for all steps")
@@ -112,9 +112,9 @@ class Hypergradient(Signal):
         return self.curvature.exact_products and self._traced
 
     @property
-    def takes_rows(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         """Whether the traces can tell a mixed batch apart."""
-        return self.traces.takes_rows
+        return self.traces.supports_mixed_batches
 
     @property
     def linear(self) -> bool:
@@ -159,7 +159,7 @@ class Hypergradient(Signal):
             distributed.require_single_process(self.curvature)
         self._parameters = parameters
         self._domains = tuple(domains)
-        self._optimizer = model_of(optimizer, parameters)
+        self._optimizer = response_for(optimizer, parameters)
         self.curvature.bind(parameters)
         self.traces.allocate(parameters, len(domains), self._step_model(remaining=1))
         self._attached = True
@@ -202,13 +202,13 @@ class Hypergradient(Signal):
         if not self._traced:
             return
         if self.curvature.exact_products:
-            assert isinstance(self.traces, CarriedTraces)
+            assert isinstance(self.traces, ForwardModeTraces)
             for other, trace in enumerate(self.traces.z):
                 products = self._hessian_products(self._domains[domain], gradients, trace)
                 self.traces.add_product(other, products, weight * scale)
         self.traces.add(domain, [None if g is None else g.detach() for g in gradients], scale)
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Let the traces watch a mixed batch.
 
         Args:
@@ -218,7 +218,7 @@ class Hypergradient(Signal):
         Returns:
             A context, which gives what is to be told the weighted losses.
         """
-        return self.traces.rows(segments, weights) if self._traced else nullcontext(RowWatch())
+        return self.traces.rows(segments, weights) if self._traced else nullcontext(CaptureContext())
 
     def non_finite(self) -> list[int] | None:
         """The domains whose gradients in the mixed batches of this step are not finite; ``None`` if not known."""
@@ -228,7 +228,7 @@ class Hypergradient(Signal):
         """Let the traces see the combined gradient.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
         if self._traced:
             self.traces.end_step(combined)
@@ -244,7 +244,7 @@ class Hypergradient(Signal):
             The hypergradient, shape ``(m,)``.
         """
         assert validation is not None
-        self._optimizer.look_again()
+        self._optimizer.invalidate()
         return -self.traces.dot(validation)
 
     @property
@@ -292,8 +292,8 @@ class Hypergradient(Signal):
         responses = self._responses(remaining=remaining)
         return StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip, remaining)
 
-    def _responses(self, *, remaining: int) -> list[Response]:
-        self._optimizer.look_again()
+    def _responses(self, *, remaining: int) -> list[StepResponse]:
+        self._optimizer.invalidate()
         return [self._optimizer.response(i, remaining=remaining) for i in range(len(self._parameters))]
 
     def _hessian_products(self, name: str, gradients: Gradients, vector: list[Tensor]) -> Gradients:

@@ -1,4 +1,4 @@
-"""Hypergradients of the minimiser, by the implicit function theorem, at the parameters that a round ends with."""
+"""Hypergradients of the minimizer, by the implicit function theorem, at the parameters that a round ends with."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters, cuda_devices
 from mixwell.signals.base import Signal
 from mixwell.signals.probes import Probes
@@ -40,7 +40,7 @@ class ImplicitGradient(Signal):
     there does not matter to it. The inverse is approximated by one of:
 
     - ``"cg"``: at most ``iterations`` steps of conjugate gradients. They end with what they have where the
-      curvature along a direction is not positive, since then there is no minimiser. ``warm`` starts at the last
+      curvature along a direction is not positive, since then there is no minimizer. ``warm`` starts at the last
       round's solution (Pedregosa 2016).
     - ``"neumann"``: ``eta sum_{i < iterations} (I - eta (H + lambda I))^i``, ``iterations - 1`` products, which
       converges for ``eta < 2 / (L + lambda)`` (Lorraine et al. 2020, Grazzi et al. 2020).
@@ -54,7 +54,7 @@ class ImplicitGradient(Signal):
         solver: which of the three.
         iterations: of conjugate gradients, or terms of the series; not used by ``"single-loop"``.
         damping: lambda.
-        learning_rate: eta of the series or of the single loop; by default that of the optimiser's first group.
+        learning_rate: eta of the series or of the single loop; by default that of the optimizer's first group.
         warm: whether conjugate gradients start where they ended in the round before.
 
     Raises:
@@ -90,7 +90,7 @@ class ImplicitGradient(Signal):
         )
 
     @property
-    def takes_rows(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         """Training itself is not looked at."""
         return True
 
@@ -131,7 +131,7 @@ class ImplicitGradient(Signal):
         """
         self._weights = weights.copy()
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing.
 
         Args:
@@ -141,7 +141,7 @@ class ImplicitGradient(Signal):
         Returns:
             A context that does nothing.
         """
-        return nullcontext(RowWatch())
+        return nullcontext(CaptureContext())
 
     def scores(self, validation: Gradients | None) -> Vector:
         """``h_j = -<grad l_j, v>`` with v the approximate ``(H + lambda I)^-1 grad L_V``.

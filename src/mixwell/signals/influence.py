@@ -28,16 +28,16 @@ class Influence(Signal):
 
     with the target's gradient at the end of the round, the mean gradient ``g_j`` of domain j over the round's
     steps, and the diagonal F of the empirical Fisher matrix of the training loss, from the gradients that the
-    optimiser is given. Larger is better. (F is divided by its mean: a factor of S does not matter for what
+    optimizer is given. Larger is better. (F is divided by its mean: a factor of S does not matter for what
     follows.)
 
-    Without candidates (TiKMiX-D) the next mixture minimises ``std(Phat) - sum(Phat) - entropy(w)`` with at
+    Without candidates (TiKMiX-D) the next mixture minimizes ``std(Phat) - sum(Phat) - entropy(w)`` with at
     least the influence of the weights of the round: :func:`mixwell.signals.influence_solvers.direct`. With them
     (TiKMiX-M) so many mixtures around the weights of the round are measured, each on a fresh batch of every
     domain that is not trained on, LightGBM learns the influence of a mixture, and the best that it predicts
     is searched for: :func:`mixwell.signals.influence_solvers.climbed`.
 
-    The scores are ``-log`` of the mixture, for :class:`mixwell.Assigned`. A round of any length has one
+    The scores are ``-log`` of the mixture, for :class:`mixwell.SoftmaxWeights`. A round of any length has one
     target gradient; a longer one has a better mean. A domain that is in no step of a round counts as the mean
     of the others. One gradient per domain and one more are held.
 
@@ -143,7 +143,7 @@ class Influence(Signal):
         """Add the squares of the combined gradient, as it was before it was clipped.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
         for total, gradient in zip(self._fisher, combined.gradients, strict=True):
             if gradient is not None and combined.clip > 0:

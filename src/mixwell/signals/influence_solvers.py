@@ -35,7 +35,7 @@ TOLERANCE = 1e-6
 _MISSING = "{what} needs {package}, which is not there: pip install 'mixwell[search]'"
 
 
-def normalised(influence: Matrix) -> Matrix:
+def normalized(influence: Matrix) -> Matrix:
     """The matrix A with ``Phat = A w``.
 
     Args:
@@ -48,7 +48,7 @@ def normalised(influence: Matrix) -> Matrix:
         ValueError: it is not a matrix of finite numbers.
 
     Example:
-        >>> normalised(np.array([[4.0, -2.0], [-1.0, -2.0]])).round(3).tolist()
+        >>> normalized(np.array([[4.0, -2.0], [-1.0, -2.0]])).round(3).tolist()
         [[1.0, -0.5], [-0.5, -1.0]]
     """
     if influence.ndim != 2 or not influence.size or not np.isfinite(influence).all():
@@ -106,7 +106,7 @@ def direct(influence: Matrix, prior: Vector) -> Vector:
         from scipy.optimize import minimize
     except ImportError as error:
         raise ValueError(_MISSING.format(what="TiKMiX-D", package="scipy")) from error
-    matrix = normalised(influence)
+    matrix = normalized(influence)
     floor = matrix @ prior
 
     def value(weights: Vector) -> tuple[float, Vector]:
@@ -148,7 +148,7 @@ def direct(influence: Matrix, prior: Vector) -> Vector:
 
 
 def around(prior: Vector, count: int, random: np.random.Generator, *, factor: float = 2.0) -> Matrix:
-    """Mixtures around a prior: every weight times between 1/2 and 2, by a Latin hypercube, normalised.
+    """Mixtures around a prior: every weight times between 1/2 and 2, by a Latin hypercube, normalized.
 
     Args:
         prior: on the simplex, shape ``(m,)``.
@@ -196,9 +196,9 @@ def regression(mixtures: Matrix, measured: Matrix, *, seed: int = 0) -> Callable
         "verbosity": -1,
     }
     # Trees see numbers of the size of one, whatever the units of the influence.
-    centre = measured.mean(axis=0)
-    size = np.abs(measured - centre).max(axis=0)
-    scaled = (measured - centre) / np.where(size > 0, size, 1.0)
+    center = measured.mean(axis=0)
+    size = np.abs(measured - center).max(axis=0)
+    scaled = (measured - center) / np.where(size > 0, size, 1.0)
     models = [
         lightgbm.train(settings, lightgbm.Dataset(mixtures, label=column), num_boost_round=200)
         for column in scaled.T
@@ -206,7 +206,7 @@ def regression(mixtures: Matrix, measured: Matrix, *, seed: int = 0) -> Callable
 
     def predict(points: Matrix) -> Matrix:
         columns = [np.asarray(model.predict(points), dtype=np.float64) for model in models]
-        return np.stack(columns, axis=1) * size + centre
+        return np.stack(columns, axis=1) * size + center
 
     return predict
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from mixwell.hypergradient.capture.row_groups import Labels, Segments
+from mixwell.hypergradient.capture.row_groups import Labels, RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.signals.directional import Derivatives
 from mixwell.signals.probes import Probes
@@ -45,7 +45,7 @@ class LearnedRowCurriculum(RowCurriculum):
         percentile: of a batch's losses, from 0 to 1.
         decay: of the moving average of the percentile, ``lambda`` (:class:`RowCurriculum`).
         burn_in: the share of the steps in which all rows have weight one; the network learns in it already.
-        normalise: divide the weights of a batch by their mean, so that a step is as long as without them.
+        normalize: divide the weights of a batch by their mean, so that a step is as long as without them.
         hidden: width of the hidden layer.
         learning_rate: of Adam.
         network_steps: that Adam takes when a round ends; next to training they cost nothing.
@@ -67,14 +67,14 @@ class LearnedRowCurriculum(RowCurriculum):
         percentile: float = 0.7,
         decay: float = 0.9,
         burn_in: float = 0.2,
-        normalise: bool = False,
+        normalize: bool = False,
         hidden: int = 20,
         learning_rate: float = 1e-3,
         network_steps: int = 50,
         seed: int = 0,
     ) -> None:
         super().__init__(
-            level, steps=steps, percentile=percentile, decay=decay, burn_in=burn_in, normalise=normalise
+            level, steps=steps, percentile=percentile, decay=decay, burn_in=burn_in, normalize=normalize
         )
         if hidden < 1 or network_steps < 1 or not learning_rate > 0:
             raise ValueError(
@@ -140,7 +140,7 @@ class LearnedRowCurriculum(RowCurriculum):
             self._learn(validation)
         return super().scores(validation)
 
-    def _curriculum(self, losses: Tensor, pace: float, segments: Segments) -> Tensor:
+    def _curriculum(self, losses: Tensor, pace: float, segments: RowGroups) -> Tensor:
         return self._logits(losses, pace, segments.labels, self._done()).sigmoid()
 
     def _learn(self, validation: Gradients) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.signals.directional import Derivatives
 from mixwell.signals.probes import Probes
@@ -29,7 +29,7 @@ class LossNetwork(RowWeighting):
         ``theta'(Theta) = theta - eta sum_i mu_i f_i(Theta) grad l_i(theta)``
         ``d L_V(theta') / d Theta = -eta sum_i mu_i <grad L_V(theta'), grad l_i(theta)> d f_i / d Theta``
 
-    with ``f = v``, or normalised as the real steps are. The inner products of all rows are one pass in forward
+    with ``f = v``, or normalized as the real steps are. The inner products of all rows are one pass in forward
     mode (:class:`mixwell.signals.directional.Derivatives`), so nothing is differentiated twice. With a
     horizon of 1 this
     is the published algorithm, but for the rows of the virtual step; with T, one such step is taken every T
@@ -38,7 +38,7 @@ class LossNetwork(RowWeighting):
     Args:
         level: ``"rows"``: weigh every row; ``"domains"``: give each domain the sum over its rows as its weight
             (:class:`mixwell.signals.row_weighting.RowWeighting` says how).
-        normalise: divide the weights of a batch by their mean, so that a step is as long as without them.
+        normalize: divide the weights of a batch by their mean, so that a step is as long as without them.
         hidden: width of the hidden layer.
         learning_rate: of Adam.
         weight_decay: of Adam.
@@ -56,13 +56,13 @@ class LossNetwork(RowWeighting):
         self,
         level: Level = "rows",
         *,
-        normalise: bool = False,
+        normalize: bool = False,
         hidden: int = 100,
         learning_rate: float = 1e-3,
         weight_decay: float = 1e-4,
         seed: int = 0,
     ) -> None:
-        super().__init__(level, normalise=normalise)
+        super().__init__(level, normalize=normalize)
         if hidden < 1 or not learning_rate > 0 or weight_decay < 0:
             raise ValueError(
                 "the network needs at least 1 hidden unit, a positive learning rate and a weight decay that is "
@@ -73,7 +73,7 @@ class LossNetwork(RowWeighting):
 
     def __repr__(self) -> str:
         return (
-            f"LossNetwork({self.level!r}, normalise={self.normalise}, hidden={self.hidden}, "
+            f"LossNetwork({self.level!r}, normalize={self.normalize}, hidden={self.hidden}, "
             f"learning_rate={self.learning_rate!r}, weight_decay={self.weight_decay!r}, seed={self.seed})"
         )
 
@@ -129,7 +129,7 @@ class LossNetwork(RowWeighting):
         with self._derivatives.evaluating():
             self._learn()
 
-    def _row_weights(self, losses: Tensor, segments: Segments, data: Any) -> Tensor:
+    def _row_weights(self, losses: Tensor, segments: RowGroups, data: Any) -> Tensor:
         with torch.no_grad():
             return self._weigh(losses)
 
@@ -156,8 +156,8 @@ class LossNetwork(RowWeighting):
                 p.detach() if g is None else p.detach() - rate * scale * g
                 for p, g, rate in zip(self._parameters.tensors, gradient, rates, strict=True)
             ]
-        aim = self._derivatives.mean_gradient(self._probes.validation_batch(), moved)
-        direction = [None if g is None else rate * g for g, rate in zip(aim, rates, strict=True)]
+        align = self._derivatives.mean_gradient(self._probes.validation_batch(), moved)
+        direction = [None if g is None else rate * g for g, rate in zip(align, rates, strict=True)]
         products = torch.cat([self._derivatives.along(batch, direction)[1] for batch in batches])
         with torch.enable_grad():
             weights = self._weigh(known)

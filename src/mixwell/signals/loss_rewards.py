@@ -18,7 +18,7 @@ from mixwell.typing import Gradients, Json, Vector
 
 
 @final
-class Rewards(LossSignal):
+class LossRewards(LossSignal):
     """Running means of ``exp(loss)``, and weights that explore less and less (ODM).
 
     After every step, for the domains in it, and at the end of a round, after t steps with K domains:
@@ -27,7 +27,8 @@ class Rewards(LossSignal):
 
         ``e = min(1/K, sqrt(log K / (K t)))``,   ``w_i = (1 - K e) R_i / sum_j R_j + e``
 
-    The scores are ``-log w``, for the update :class:`mixwell.Assigned`. In a longer round the means follow every
+    The scores are ``-log w``, for the update :class:`mixwell.SoftmaxWeights`. In a longer round the means
+    follow every
     step, and the weights follow the means at its end. The rewards are kept as logarithms, so that no loss is too
     high.
 
@@ -53,7 +54,7 @@ class Rewards(LossSignal):
         self._count = 0
 
     def __repr__(self) -> str:
-        return f"Rewards({self.decay!r})"
+        return f"LossRewards({self.decay!r})"
 
     def attach(
         self,

@@ -74,8 +74,8 @@ def fit_law(n: Vector, losses: Vector, counts: Vector) -> Law:
     unit = float(losses.max())
     if not unit:
         return Law(0.0, 0.0, low)
-    centre = float(np.log(n).mean())  # in units of the middle, so that no power is too large or too small
-    log_n, log_losses = np.log(n) - centre, np.log(np.maximum(losses / unit, _LEAST))
+    center = float(np.log(n).mean())  # in units of the middle, so that no power is too large or too small
+    log_n, log_losses = np.log(n) - center, np.log(np.maximum(losses / unit, _LEAST))
     best = 0
     irreducible = scale = exponents = np.zeros(1)
     for _ in range(_ZOOMS):
@@ -84,7 +84,7 @@ def fit_law(n: Vector, losses: Vector, counts: Vector) -> Law:
         best = int(errors.argmin())
         low, high = exponents[max(best - 1, 0)], exponents[min(best + 1, _GRID - 1)]
     exponent = float(exponents[best])
-    whole = unit * float(scale[best]) * float(np.exp(exponent * centre))
+    whole = unit * float(scale[best]) * float(np.exp(exponent * center))
     return Law(unit * float(irreducible[best]), whole, exponent)
 
 

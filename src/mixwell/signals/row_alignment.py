@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.signals.directional import Derivatives
 from mixwell.signals.probes import Probes
@@ -21,7 +21,7 @@ from mixwell.typing import Gradients, Json, Vector
 class RowAlignment(RowWeighting):
     """Learning to Reweight: rows whose gradient points where the validation gradient does (Ren et al. 2018).
 
-    ``v_i = max(0, <grad L_V(theta), grad l_i(theta)>)``, normalised over the batch (zeros where all are zero): by
+    ``v_i = max(0, <grad L_V(theta), grad l_i(theta)>)``, normalized over the batch (zeros where all are zero): by
     how much ``eps_i`` lowers the validation loss after one gradient step on ``sum_i eps_i l_i``, at ``eps = 0``.
 
     The products of a batch are one pass in forward mode
@@ -42,7 +42,7 @@ class RowAlignment(RowWeighting):
     """
 
     def __init__(self, level: Level = "rows") -> None:
-        super().__init__(level, normalise=True)
+        super().__init__(level, normalize=True)
 
     def __repr__(self) -> str:
         return f"RowAlignment({self.level!r})"
@@ -89,14 +89,16 @@ class RowAlignment(RowWeighting):
                 else:
                     own.copy_(gradient)
 
-    def _row_weights(self, losses: Tensor, segments: Segments, data: Any) -> Tensor:
+    def _row_weights(self, losses: Tensor, segments: RowGroups, data: Any) -> Tensor:
         if data is None:
-            raise ValueError(f"{self!r} needs the rows of a mixed batch: batch.weigh(losses, data=rows)")
+            raise ValueError(
+                f"{self!r} needs the rows of a mixed batch: batch.weighted_loss(losses, data=rows)"
+            )
         _, products = self._derivatives.along(data, self._validation)
         if products.shape != losses.shape:
             raise ValueError(
-                f"batch.weigh was given {len(losses)} losses and data of {len(products)} rows; both must be of "
-                "the same rows, and row_losses of the probes must take such data"
+                f"batch.weighted_loss was given {len(losses)} losses and data of {len(products)} rows; both must "
+                "be of the same rows, and row_losses of the probes must take such data"
             )
         return products.clamp(min=0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.row_weighting import Level, RowWeighting
 from mixwell.typing import Gradients, Json, Vector
@@ -31,7 +31,7 @@ class RowCurriculum(RowWeighting):
         percentile: of the losses, from 0 to 1.
         decay: of the moving average.
         burn_in: the share of the steps in which all rows have weight one.
-        normalise: divide the weights of a batch by their mean.
+        normalize: divide the weights of a batch by their mean.
 
     Raises:
         ValueError: a number is out of range.
@@ -45,9 +45,9 @@ class RowCurriculum(RowWeighting):
         percentile: float,
         decay: float,
         burn_in: float,
-        normalise: bool,
+        normalize: bool,
     ) -> None:
-        super().__init__(level, normalise=normalise)
+        super().__init__(level, normalize=normalize)
         if steps < 1:
             raise ValueError(f"steps must be those of the run, at least 1, got {steps}")
         if not (0 <= percentile <= 1 and 0 <= decay < 1 and 0 <= burn_in <= 1):
@@ -66,11 +66,11 @@ class RowCurriculum(RowWeighting):
         """What all curricula have, for their ``repr``."""
         return (
             f"{self.level!r}, steps={self.steps}, percentile={self.percentile!r}, decay={self.decay!r}, "
-            f"burn_in={self.burn_in!r}, normalise={self.normalise}"
+            f"burn_in={self.burn_in!r}, normalize={self.normalize}"
         )
 
     @abstractmethod
-    def _curriculum(self, losses: Tensor, pace: float, segments: Segments) -> Tensor:
+    def _curriculum(self, losses: Tensor, pace: float, segments: RowGroups) -> Tensor:
         """``v_i`` after the burn-in, for a ``lambda``."""
 
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
@@ -124,7 +124,7 @@ class RowCurriculum(RowWeighting):
         self._average, self._seen = float(numbers["average"]), int(numbers["seen"])
         self._before, self._length = int(numbers["before"]), int(numbers["length"])
 
-    def _row_weights(self, losses: Tensor, segments: Segments, data: Any) -> Tensor:
+    def _row_weights(self, losses: Tensor, segments: RowGroups, data: Any) -> Tensor:
         found = _percentile(losses.cpu().double().numpy(), self._measure(segments), self.percentile)
         self._percentiles.append((found, len(losses)))
         if self._done() < self.burn_in:
@@ -161,7 +161,7 @@ class GivenRowCurriculum(RowCurriculum):
         percentile: of a batch's losses, from 0 to 1.
         decay: of the moving average of the percentile, ``lambda`` (:class:`RowCurriculum`).
         burn_in: the share of the steps in which all rows have weight one.
-        normalise: divide the weights of a batch by their mean, so that a step is as long as without them.
+        normalize: divide the weights of a batch by their mean, so that a step is as long as without them.
 
     Raises:
         ValueError: there is no such curriculum or level, or a number is out of range.
@@ -181,10 +181,10 @@ class GivenRowCurriculum(RowCurriculum):
         percentile: float = 0.7,
         decay: float = 0.9,
         burn_in: float = 0.2,
-        normalise: bool = False,
+        normalize: bool = False,
     ) -> None:
         super().__init__(
-            level, steps=steps, percentile=percentile, decay=decay, burn_in=burn_in, normalise=normalise
+            level, steps=steps, percentile=percentile, decay=decay, burn_in=burn_in, normalize=normalize
         )
         if curriculum not in ("self-paced", "linear"):
             raise ValueError(f"the curriculum must be 'self-paced' or 'linear', got {curriculum!r}")
@@ -198,7 +198,7 @@ class GivenRowCurriculum(RowCurriculum):
         """The losses are all that it takes."""
         return False
 
-    def _curriculum(self, losses: Tensor, pace: float, segments: Segments) -> Tensor:
+    def _curriculum(self, losses: Tensor, pace: float, segments: RowGroups) -> Tensor:
         if self.curriculum == "self-paced" or pace <= 0:
             below = (losses <= pace).to(losses)
             return torch.where(losses.isnan(), losses, below)  # which compares as false, and must not vanish

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Signal
@@ -34,47 +34,47 @@ class RowWeighting(Signal):
     r"""Gives every row of a mixed batch a weight ``v_i``; how, is left to choose.
 
     The loss of row i of domain d counts ``mu_i = p_d / n_d`` in a step without it (``p`` the domains' weights,
-    ``n_d`` the domain's rows in the batch), and ``mu_i f_i`` with it. The factor is ``f_i = v_i``, or, normalised,
+    ``n_d`` the domain's rows in the batch), and ``mu_i f_i`` with it. The factor is ``f_i = v_i``, or, normalized,
     ``f_i = v_i / sum_k mu_k v_k``, so that the factors average to one (to zero where every ``v`` is zero). Where
-    all rows count the same, ``mu_i = 1 / n``, the normalised weights ``mu_i f_i`` are ``v_i / sum_k v_k``.
+    all rows count the same, ``mu_i = 1 / n``, the normalized weights ``mu_i f_i`` are ``v_i / sum_k v_k``.
 
     - ``level="rows"``: the factors multiply the rows' losses, and the domains' weights stay (all scores are zero).
       What a domain got over a round is in the record as ``share.<domain>``, ``~ p_d * (mean f over its rows)``.
     - ``level="domains"``: no row is weighted; that share becomes the domain's weight (with the update
-      :class:`mixwell.simplex.updates.Assigned`). ``p`` is what the weights were at first, so that a domain
+      :class:`mixwell.simplex.updates.SoftmaxWeights`). ``p`` is what the weights were at first, so that a domain
       gains neither
       by having more rows in a batch nor by having gained before. A domain of which no row was seen in a round
       keeps its last mean; where every factor was zero the weights stay.
 
-    A batch that is given in parts is normalised within each part, so every part should have rows of every domain.
+    A batch that is given in parts is normalized within each part, so every part should have rows of every domain.
 
     Args:
         level: which of the two.
-        normalise: the factors.
+        normalize: the factors.
 
     Raises:
         ValueError: there is no such level.
     """
 
-    def __init__(self, level: Level, *, normalise: bool) -> None:
+    def __init__(self, level: Level, *, normalize: bool) -> None:
         if level not in ("rows", "domains"):
             raise ValueError(f"level must be 'rows' or 'domains', got {level!r}")
         self.level: Level = level
-        self.normalise = normalise
+        self.normalize = normalize
         self._attached = False
 
     @abstractmethod
-    def _row_weights(self, losses: Tensor, segments: Segments, data: Any) -> Tensor:
+    def _row_weights(self, losses: Tensor, segments: RowGroups, data: Any) -> Tensor:
         """``v_i >= 0`` of the rows of a batch, shape ``(rows,)``, without a graph."""
 
     # ------------------------------------------------------------------------------------------- the interface
 
     @property
-    def takes_rows(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         """A mixed batch is what it weighs."""
         return True
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing need be told apart.
 
         Args:
@@ -84,7 +84,7 @@ class RowWeighting(Signal):
         Returns:
             A context that does nothing.
         """
-        return nullcontext(RowWatch())
+        return nullcontext(CaptureContext())
 
     def fold(
         self, domain: int, gradients: Gradients, *, scale: float, weight: float, rows: int | None = None
@@ -160,7 +160,7 @@ class RowWeighting(Signal):
         """
         self._step = np.zeros_like(self._sums)
 
-    def row_factors(self, losses: Tensor, segments: Segments, data: Any) -> Tensor | None:
+    def row_factors(self, losses: Tensor, segments: RowGroups, data: Any) -> Tensor | None:
         """The factors of the rows, at ``level="rows"``; ``None`` otherwise, and in the warm-up.
 
         Args:
@@ -245,13 +245,13 @@ class RowWeighting(Signal):
         """``p``: the weights under which rows count, shape ``(m,)``."""
         return self._weights if self.level == "rows" else self._first
 
-    def _measure(self, segments: Segments) -> Vector:
+    def _measure(self, segments: RowGroups) -> Vector:
         """``mu_i`` of the rows of a batch, shape ``(rows,)``."""
         return (self._base() / np.maximum(segments.counts, 1))[segments.labels]
 
     def _scale(self, weights: Tensor, measure: Vector) -> Tensor:
         """``f_i / v_i``, the same for all rows of a batch; one number, with the weights' graph."""
-        if not self.normalise:
+        if not self.normalize:
             return torch.ones_like(weights[0])
         average = (torch.from_numpy(measure / measure.sum()).to(weights) * weights).sum()
         return 1 / torch.where(average > 0, average.clamp(min=SMALLEST), 1.0)

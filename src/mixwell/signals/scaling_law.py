@@ -39,7 +39,8 @@ class ScalingLaws(LossSignal):
 
         ``w <- g2 rho + (1 - g2) mean``,   ``mean <- ((t - T) mean + T rho) / t``
 
-    h and the mean begin at the prior. The scores are ``-log w``, for the update :class:`mixwell.Assigned`. At
+    h and the mean begin at the prior. The scores are ``-log w``, for the update
+    :class:`mixwell.SoftmaxWeights`. At
     T = 1 this is the published rule. A longer round does to h and to the mean what T steps would, with the rho of
     its end.
 
@@ -47,7 +48,7 @@ class ScalingLaws(LossSignal):
     rho; where no loss falls, rho is the prior.
 
     Args:
-        prior: mu by domain, normalised; ``None`` for the initial weights.
+        prior: mu by domain, normalized; ``None`` for the initial weights.
         samples: what n counts: ``"all"`` samples that were trained on (in batches; the same for every domain, as
             in the authors' code), or those of the ``"domain"`` (its rows; where only mean losses are told, its
             batches).
@@ -161,7 +162,9 @@ class ScalingLaws(LossSignal):
         super().begin_step(remaining=remaining)
         self._rows[:] = 0
 
-    def observe(self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None) -> None:
+    def record_loss(
+        self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None
+    ) -> None:
         """Take a domain's losses, and count its rows.
 
         Args:
@@ -170,7 +173,7 @@ class ScalingLaws(LossSignal):
             share: the part of the domain's batch in this step that they are of.
             reference: not used.
         """
-        super().observe(domain, losses, share=share)
+        super().record_loss(domain, losses, share=share)
         self._rows[domain] += len(losses) if losses.dim() else share
 
     def take(self, losses: Vector) -> None:

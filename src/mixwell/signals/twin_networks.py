@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters, cuda_devices
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Signal
@@ -24,7 +24,7 @@ from mixwell.typing import Gradients, Json, Vector
 
 
 @final
-class Twins(Signal):
+class TwinNetworks(Signal):
     r"""Whether a domain's loss falls where the model also learns from the validation set (TANDEM).
 
     For the last ``K`` steps of a round a twin w of the model u is trained beside it, from the same parameters:
@@ -33,7 +33,7 @@ class Twins(Signal):
         ``w <- w - eta (grad L_V(w) + gamma sum_j w_j grad l_j(w))``
 
     and the score of a domain is ``gamma (l_j(w_K) - l_j(u_K))``, both on the same fresh rows. u is the model in
-    its ordinary training steps; w has an optimiser of its own of the same kind, whose state is copied with the
+    its ordinary training steps; w has an optimizer of its own of the same kind, whose state is copied with the
     parameters, and its gradient is shortened by the factor by which clipping shortens the model's in that step.
     For plain SGD this is the published rule.
 
@@ -43,7 +43,7 @@ class Twins(Signal):
     Args:
         probe_steps: K, steps with a twin before each update.
         gamma: how much the training loss counts for the twin beside the validation loss.
-        learning_rate: of the twin; by default what the model's optimiser has in the same step.
+        learning_rate: of the twin; by default what the model's optimizer has in the same step.
 
     Raises:
         ValueError: a setting is not positive.
@@ -65,12 +65,12 @@ class Twins(Signal):
 
     def __repr__(self) -> str:
         return (
-            f"Twins(probe_steps={self.probe_steps}, gamma={self.gamma!r}, "
+            f"TwinNetworks(probe_steps={self.probe_steps}, gamma={self.gamma!r}, "
             f"learning_rate={self.learning_rate!r})"
         )
 
     @property
-    def takes_rows(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         """Training itself is not looked at."""
         return True
 
@@ -124,10 +124,10 @@ class Twins(Signal):
             remaining: steps until the end of the round, this one included.
         """
         if remaining <= self.probe_steps and not self._probing:
-            self._twin.synchronise()
+            self._twin.synchronize()
             self._probing = True
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing.
 
         Args:
@@ -137,13 +137,13 @@ class Twins(Signal):
         Returns:
             A context that does nothing.
         """
-        return nullcontext(RowWatch())
+        return nullcontext(CaptureContext())
 
     def end_step(self, combined: Combined) -> None:
         """The twin takes its step, as the model is about to.
 
         Args:
-            combined: what the model's optimiser is about to be given.
+            combined: what the model's optimizer is about to be given.
         """
         if not self._probing:
             return
@@ -174,7 +174,7 @@ class Twins(Signal):
 
     @property
     def nbytes(self) -> int:
-        """The memory of the twin and of its optimiser."""
+        """The memory of the twin and of its optimizer."""
         return self._twin.nbytes
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
@@ -200,7 +200,7 @@ class Twins(Signal):
 
 @final
 class Twin:
-    """A copy of a model with a copy of its optimiser, to be trained beside it on other rows.
+    """A copy of a model with a copy of its optimizer, to be trained beside it on other rows.
 
     Args:
         model: the trained one.
@@ -209,16 +209,16 @@ class Twin:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._original, self._leader = model, optimizer
-        # Copied together, so that the copied optimiser trains the copied parameters.
+        # Copied together, so that the copied optimizer trains the copied parameters.
         self.model, self._optimizer = copy.deepcopy((model, optimizer))
 
     @property
     def nbytes(self) -> int:
-        """The memory of parameters, buffers and the optimiser's moments."""
+        """The memory of parameters, buffers and the optimizer's moments."""
         return sum(t.nbytes for t in (*self._tensors().values(), *self._moments()[1].values()))
 
-    def synchronise(self) -> None:
-        """Make parameters, buffers, modes and the optimiser's state those of the original."""
+    def synchronize(self) -> None:
+        """Make parameters, buffers, modes and the optimizer's state those of the original."""
         with torch.no_grad():
             for own, other in zip(self.model.parameters(), self._original.parameters(), strict=True):
                 own.copy_(other)
@@ -271,7 +271,7 @@ class Twin:
         self._optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """What the optimiser remembers in plain values; parameters, buffers and moments."""
+        """What the optimizer remembers in plain values; parameters, buffers and moments."""
         plain, moments = self._moments()
         model = {f"model.{name}": tensor for name, tensor in self._tensors().items()}
         return plain, {**model, **{f"optimizer.{name}": tensor for name, tensor in moments.items()}}
@@ -283,7 +283,7 @@ class Twin:
             values: plain values.
             tensors: the tensors.
         """
-        self.synchronise()  # for modes, buffers of the right shape and the optimiser's settings
+        self.synchronize()  # for modes, buffers of the right shape and the optimizer's settings
         with torch.no_grad():
             for name, tensor in self._tensors().items():
                 tensor.copy_(tensors[f"model.{name}"])

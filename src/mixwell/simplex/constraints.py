@@ -19,7 +19,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from mixwell.simplex.weights import LOWEST_LOG, TINY, Weights, normalise
+from mixwell.simplex.weights import LOWEST_LOG, TINY, Weights, normalize
 from mixwell.typing import Vector
 
 Bounds = float | Mapping[str, float]
@@ -119,7 +119,7 @@ class Cap(Constraint):
 
 @final
 @dataclass(frozen=True)
-class Prior(Constraint):
+class PriorPull(Constraint):
     """Adds ``strength * KL(w || prior)`` to the validation loss.
 
     Args:
@@ -156,14 +156,14 @@ def apply(
 
     Args:
         names: the domains.
-        log: the unconstrained step's log-weights (normalised or not), shape ``(m,)``.
+        log: the unconstrained step's log-weights (normalized or not), shape ``(m,)``.
         constraints: what to obey; bounds intersect and pulls add up.
         step_size: alpha of this step, which turns a pull's strength into a number of nats.
 
     Returns:
         The log-weights on the constrained simplex, shape ``(m,)``; ``-inf`` where a cap is zero.
     """
-    log = normalise(log)
+    log = normalize(log)
     taus, priors = [], []
     for constraint in constraints:
         strength, prior = constraint.pull(names)
@@ -172,7 +172,7 @@ def apply(
     total = sum(taus)
     if total > 0:
         pulled = sum((tau / (1 + total)) * prior for tau, prior in zip(taus, priors, strict=True))
-        log = normalise(log / (1 + total) + pulled)
+        log = normalize(log / (1 + total) + pulled)
     low, high = limits(names, constraints)
     return project(log, low, high)
 
@@ -307,7 +307,7 @@ def project(log: Vector, low: Vector, high: Vector) -> Vector:
         last -= 1  # free weights that vanish beside 1 in a sum must not vanish: the cap is not quite met
     result = np.where(at_low, log_low, log_high)
     if free.any():
-        result[free] = normalise(log[free]) + np.log(max(rest, TINY))
+        result[free] = normalize(log[free]) + np.log(max(rest, TINY))
     result = np.clip(result, log_low, log_high)
     missing = 1 - np.exp(result).sum()
     return result if abs(missing) < 1e-9 else _fill(np.exp(result), log, low, high)

@@ -6,7 +6,7 @@ import math
 
 
 def stochastic_horizon(budget: int) -> int:
-    """The horizon that minimises the stochastic bound up to constants.
+    """The horizon that minimizes the stochastic bound up to constants.
 
     ``T = ceil(sqrt(N log N))``.
 

@@ -31,7 +31,7 @@ class Horizon(ABC):
 
 @final
 @dataclass(frozen=True)
-class Every(Horizon):
+class FixedHorizon(Horizon):
     """A fixed horizon: one weight update every ``steps`` training steps.
 
     Args:
@@ -41,7 +41,7 @@ class Every(Horizon):
         ValueError: ``steps`` is not a positive whole number.
 
     Example:
-        >>> Every(84).length(budget=1000)
+        >>> FixedHorizon(84).length(budget=1000)
         84
     """
 
@@ -65,7 +65,7 @@ class Every(Horizon):
 
 @final
 @dataclass(frozen=True)
-class Stochastic(Horizon):
+class StochasticHorizon(Horizon):
     """The paper's choice for noisy gradients: ``ceil(sqrt(N log N))`` (stochastic theorem), times a factor.
 
     The theorem leaves the constant open. It balances the number of updates against the noise of one; a
@@ -78,7 +78,7 @@ class Stochastic(Horizon):
         ValueError: the factor is not positive and finite.
 
     Example:
-        >>> Stochastic().length(budget=1000), Stochastic(0.5).length(budget=1000)
+        >>> StochasticHorizon().length(budget=1000), StochasticHorizon(0.5).length(budget=1000)
         (84, 42)
     """
 
@@ -105,7 +105,7 @@ class Stochastic(Horizon):
 
 @final
 @dataclass(frozen=True)
-class Deterministic(Horizon):
+class DeterministicHorizon(Horizon):
     """The paper's choice for full gradients: ``T = ceil(2 log N / (eta mu))`` (the deterministic theorem).
 
     Args:
@@ -113,7 +113,7 @@ class Deterministic(Horizon):
         strong_convexity: mu, a lower bound of the curvature of the losses.
 
     Example:
-        >>> Deterministic(learning_rate=0.1, strong_convexity=1.0).length(budget=1000)
+        >>> DeterministicHorizon(learning_rate=0.1, strong_convexity=1.0).length(budget=1000)
         139
     """
 
@@ -134,7 +134,7 @@ class Deterministic(Horizon):
         )
 
 
-DEFAULT = Stochastic(0.5)
+DEFAULT = StochasticHorizon(0.5)
 """Where no horizon is given."""
 
 
@@ -152,14 +152,14 @@ def resolve(horizon: Horizon | int | None, budget: int | None) -> int:
         ValueError: T exceeds the budget, or the budget is missing or not positive.
 
     Example:
-        >>> resolve(None, 5000), resolve(Stochastic(), 5000), resolve(20, None)
+        >>> resolve(None, 5000), resolve(StochasticHorizon(), 5000), resolve(20, None)
         (104, 207, 20)
     """
     if budget is not None and (isinstance(budget, bool) or int(budget) != budget or budget < 1):
         raise ValueError(f"budget must be a whole number of at least 1 training step, got {budget!r}")
     if horizon is None:
         horizon = DEFAULT
-    rule = horizon if isinstance(horizon, Horizon) else Every(horizon)
+    rule = horizon if isinstance(horizon, Horizon) else FixedHorizon(horizon)
     length = int(rule.length(budget))
     if budget is not None and length > budget:
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import cast, final
 import numpy as np
 
 from mixwell.simplex.formulas import mirror_step_size
-from mixwell.simplex.weights import LOWEST_LOG, TINY, normalise
+from mixwell.simplex.weights import LOWEST_LOG, TINY, normalize
 from mixwell.typing import Vector
 
 SMALLEST_SPREAD = 1e-290
@@ -28,7 +28,7 @@ FURTHEST = 1e6
 
 
 def mirror_step(log: Vector, scores: Vector, step_size: float) -> Vector:
-    """One step of entropic mirror descent, before normalisation.
+    """One step of entropic mirror descent, before normalization.
 
     ``log w_j - alpha h_j`` (the paper's update of ``w_k``), finite for any finite scores: only differences
     of scores matter, so the least one is subtracted first.
@@ -39,7 +39,7 @@ def mirror_step(log: Vector, scores: Vector, step_size: float) -> Vector:
         step_size: alpha, positive.
 
     Returns:
-        Unnormalised log-weights, shape ``(m,)``.
+        Unnormalized log-weights, shape ``(m,)``.
 
     Example:
         >>> mirror_step(np.log([0.5, 0.5]), np.array([0.0, 1e300]), 5.0).max().round(4).item()
@@ -74,7 +74,7 @@ class Update(ABC):
             noise: the standard errors of the scores, where they are known, shape ``(m,)``.
 
         Returns:
-            Log-weights that need not be normalised, shape ``(m,)``, and the step size that was taken; with a step
+            Log-weights that need not be normalized, shape ``(m,)``, and the step size that was taken; with a step
             size of 0 the weights are as they were.
         """
 
@@ -388,12 +388,12 @@ class ProjectedDescent(Update):
             Log-weights, shape ``(m,)``, and eta.
         """
         with np.errstate(over="ignore"):
-            moved = np.exp(normalise(log)) - np.minimum(self.eta * (scores - scores.min()), FURTHEST)
+            moved = np.exp(normalize(log)) - np.minimum(self.eta * (scores - scores.min()), FURTHEST)
         return np.log(np.maximum(_nearest(moved), TINY)), self.eta
 
 
 @final
-class Assigned(Update):
+class SoftmaxWeights(Update):
     """The signal says where the weights go: ``w_j ~ exp(-h_j)``, whatever they were.
 
     Args:
@@ -403,8 +403,8 @@ class Assigned(Update):
         ValueError: the memory is not in [0, 1).
 
     Example:
-        >>> log, _ = Assigned().move(np.log([0.9, 0.1]), -np.log([1.0, 3.0]), round_index=0, rounds=1)
-        >>> np.exp(normalise(log)).round(4).tolist()
+        >>> log, _ = SoftmaxWeights().move(np.log([0.9, 0.1]), -np.log([1.0, 3.0]), round_index=0, rounds=1)
+        >>> np.exp(normalize(log)).round(4).tolist()
         [0.25, 0.75]
     """
 
@@ -414,7 +414,7 @@ class Assigned(Update):
         self.memory = float(memory)
 
     def __repr__(self) -> str:
-        return f"Assigned({self.memory!r})"
+        return f"SoftmaxWeights({self.memory!r})"
 
     def move(
         self,
@@ -439,14 +439,14 @@ class Assigned(Update):
         Returns:
             Log-weights, shape ``(m,)``, and 1.
         """
-        new = normalise(mirror_step(np.zeros_like(scores), scores, 1.0))
+        new = normalize(mirror_step(np.zeros_like(scores), scores, 1.0))
         if self.memory:
-            new = np.log(self.memory * np.exp(normalise(log)) + (1 - self.memory) * np.exp(new))
+            new = np.log(self.memory * np.exp(normalize(log)) + (1 - self.memory) * np.exp(new))
         return new, 1.0
 
 
 @final
-class Smoothed(Update):
+class UniformSmoothing(Update):
     """Another update, then a share of uniform weights: ``w <- (1 - c) w + c / m`` (DoGE, DoReMi).
 
     Args:
@@ -463,7 +463,7 @@ class Smoothed(Update):
         self.update, self.share = update, float(share)
 
     def __repr__(self) -> str:
-        return f"Smoothed({self.update!r}, {self.share!r})"
+        return f"UniformSmoothing({self.update!r}, {self.share!r})"
 
     def reset(self) -> None:
         """A run begins."""
@@ -498,7 +498,7 @@ class Smoothed(Update):
         if alpha == 0 or self.share == 0:
             return moved, alpha
         return np.logaddexp(
-            math.log1p(-self.share) + normalise(moved) if self.share < 1 else np.full(len(log), -np.inf),
+            math.log1p(-self.share) + normalize(moved) if self.share < 1 else np.full(len(log), -np.inf),
             math.log(self.share / len(log)),
         ), alpha
 

@@ -17,7 +17,7 @@ from mixwell.typing import Vector
 
 
 @final
-class OuterStep:
+class WeightUpdater:
     """An update on a constrained simplex.
 
     Args:

@@ -19,19 +19,19 @@ LOWEST_LOG = -1e300
 TINY = float(np.finfo(np.float64).tiny)
 
 
-def normalise(log: Vector) -> Vector:
+def normalize(log: Vector) -> Vector:
     """Shift log-weights so that their exponentials sum to one.
 
     ``log_j - max - log(sum_i exp(log_i - max))``, then kept above :data:`LOWEST_LOG`.
 
     Args:
-        log: unnormalised log-weights, finite or ``-inf``, shape ``(m,)``.
+        log: unnormalized log-weights, finite or ``-inf``, shape ``(m,)``.
 
     Returns:
-        The normalised log-weights, finite, shape ``(m,)``.
+        The normalized log-weights, finite, shape ``(m,)``.
 
     Example:
-        >>> normalise(np.array([0.0, 0.0, -1e305])).tolist()
+        >>> normalize(np.array([0.0, 0.0, -1e305])).tolist()
         [-0.6931471805599453, -0.6931471805599453, -1e+300]
     """
     with np.errstate(over="ignore"):
@@ -66,7 +66,7 @@ class Weights:
         self, names: Sequence[str], initial: Mapping[str, float] | Sequence[float] | None = None
     ) -> None:
         self.names = _checked_names(names)
-        self._log = normalise(np.log(_checked_initial(self.names, initial)))
+        self._log = normalize(np.log(_checked_initial(self.names, initial)))
         self._history: list[Vector] = [self._log]
         self._steps: list[int] = []
 
@@ -136,7 +136,7 @@ class Weights:
         """End a round: the weights so far were trained with for ``steps`` steps, these are the new ones.
 
         Args:
-            log: the new log-weights, not necessarily normalised, shape ``(m,)``.
+            log: the new log-weights, not necessarily normalized, shape ``(m,)``.
             steps: the length of the round that ends.
 
         Raises:
@@ -147,7 +147,7 @@ class Weights:
             raise ValueError(f"expected {len(self)} log-weights, got shape {log.shape}")
         if np.isnan(log).any() or np.isposinf(log).any() or np.isneginf(log).all():
             raise ValueError(f"log-weights must not be NaN or +inf, nor all -inf; got {log.tolist()}")
-        self._log = normalise(log)
+        self._log = normalize(log)
         self._history.append(self._log)
         self._steps.append(int(steps))
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from mixwell.data.datasets import Rows, as_rows
+from mixwell.data.datasets import IndexedDataset, as_rows
 from mixwell.training import config_io
 from mixwell.training.loggers.base import Logger
 from mixwell.training.run import CONFIG, Run
@@ -69,7 +69,7 @@ def train(
         >>> sorted(done.mixer.weights.last), done.steps_done
         (['a', 'b'], 20)
     """
-    given: dict[str, Rows] = {}
+    given: dict[str, IndexedDataset] = {}
 
     def described(key: str, data: Any) -> Any:
         if isinstance(data, str | Path):

@@ -3,7 +3,7 @@
 A checkpoint is a folder ``step-00001200`` with
 
 - ``model.safetensors``: the parameters and buffers by name, for anyone to use;
-- ``training.safetensors``: the tensors of the optimiser, of the mixer and of the random generators; of several
+- ``training.safetensors``: the tensors of the optimizer, of the mixer and of the random generators; of several
   processes a folder ``training``, through ``torch.distributed.checkpoint``
   (:mod:`mixwell.distributed.sharded_checkpoint`), from which any
   number of them goes on;

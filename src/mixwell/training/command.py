@@ -15,7 +15,7 @@ from mixwell.data import tokenizer as tokenizers
 from mixwell.training import config_io, data, fidelity, metrics, mixing, parallel, plan
 from mixwell.training.config import Config
 from mixwell.training.data import TEXT
-from mixwell.training.display import Tokenising
+from mixwell.training.display import Tokenizing
 from mixwell.training.engines import LOCAL, Engine
 from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
@@ -161,7 +161,7 @@ def measure_fidelity(folder: Path, *, steps: int, replicates: int) -> None:
 
 
 def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Sequence[str]) -> None:
-    """Train a tokeniser on the domains of a config.
+    """Train a tokenizer on the domains of a config.
 
     Args:
         path: of the config.
@@ -178,12 +178,12 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
         raise ValueError(f"{out} is there already, and runs may need it; give another --out")
     texts = {name: one for name, one in config.domains.items() if one.kind in TEXT}
     if not texts:
-        raise ValueError(f"{path}: no domain is text, so there is nothing to train a tokeniser on")
+        raise ValueError(f"{path}: no domain is text, so there is nothing to train a tokenizer on")
     sources = [data.source(one, base=config.base) for one in texts.values()]
     sizes = [one.size() for one in sources]
     total = None if None in sizes else sum(n or 0 for n in sizes)
     console = Console()
-    with Tokenising(console) as bar:
+    with Tokenizing(console) as bar:
         made = tokenizers.train(sources, size=size, path=out, progress=bar.track("(training)", total))
     written = out.resolve()
     named = written.relative_to(config.base) if written.is_relative_to(config.base) else written

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import final
 
 from mixwell.data import token_files
-from mixwell.data.datasets import Rows, TensorRows, TokenRows, as_rows
+from mixwell.data.datasets import IndexedDataset, TensorRows, TokenRows, as_rows
 from mixwell.data.downloads import cache_folder
 from mixwell.data.sources import HuggingFace, JsonLines, Parquet, Source, TextFiles
-from mixwell.data.token_files import Tokenised
+from mixwell.data.token_files import Tokenized
 from mixwell.data.tokenizer import Tokenizer
 from mixwell.training import entry_points
 from mixwell.training.config import Config, DataConfig
 from mixwell.training.trainables import Trainable
 
-# Lines of licences and the like are in many texts; copies of a whole text are what is to be found.
+# Lines of licenses and the like are in many texts; copies of a whole text are what is to be found.
 SUSPICIOUS_OVERLAP = 0.05
 TEXT = ("files", "jsonl", "parquet", "dataset")
 Announce = Callable[[str], None]
@@ -36,9 +36,9 @@ class Data:
         concerns: what a user should know about them.
     """
 
-    domains: dict[str, Rows]
-    validation: Rows | None
-    test: Rows | None = None
+    domains: dict[str, IndexedDataset]
+    validation: IndexedDataset | None
+    test: IndexedDataset | None = None
     concerns: list[str] = field(default_factory=list[str])
 
 
@@ -61,11 +61,11 @@ def load(
     tokenizer: Tokenizer,
     trainable: Trainable,
     *,
-    given: Mapping[str, Rows],
+    given: Mapping[str, IndexedDataset],
     announce: Announce,
     track: Track,
 ) -> Data:
-    """All rows that a config names; text is tokenised into the cache, or found there.
+    """All rows that a config names; text is tokenized into the cache, or found there.
 
     Args:
         config: the settings.
@@ -81,8 +81,8 @@ def load(
     Raises:
         ValueError: data are missing, empty or broken; the message begins with the key of the config.
     """
-    rows: dict[str, Rows] = {}
-    tokens: dict[str, Tokenised] = {}
+    rows: dict[str, IndexedDataset] = {}
+    tokens: dict[str, Tokenized] = {}
     for key, data in places(config).items():
         try:
             if data.kind == "given":
@@ -133,7 +133,7 @@ def source(data: DataConfig, *, base: Path) -> Source:
             limit=data.limit,
             revision=data.revision,
         )
-    raise ValueError(f"{data.kind} is not text that could be tokenised")
+    raise ValueError(f"{data.kind} is not text that could be tokenized")
 
 
 def _tokens(
@@ -144,7 +144,7 @@ def _tokens(
     trainable: Trainable,
     announce: Announce,
     track: Track,
-) -> Tokenised:
+) -> Tokenized:
     if data.tokens is not None:
         path = base / Path(data.tokens).expanduser()
         vocabulary = trainable.vocabulary or 2**31
@@ -152,12 +152,12 @@ def _tokens(
     documents = source(data, base=base)
     if isinstance(documents, HuggingFace) and documents.remote:
         announce(f"{key}: reading the dataset {data.dataset}, which may download it")
-    return token_files.tokenise(
+    return token_files.tokenize(
         documents, tokenizer, cache=cache_folder(), progress=track(key, documents.size())
     )
 
 
-def _given(key: str, given: Mapping[str, Rows]) -> Rows:
+def _given(key: str, given: Mapping[str, IndexedDataset]) -> IndexedDataset:
     if key not in given:
         raise ValueError("these data were handed over by Python code: continue with mixwell.train from there")
     return given[key]
@@ -171,7 +171,7 @@ def _context(trainable: Trainable) -> int:
     return trainable.context
 
 
-def _tensors(path: Path) -> Rows:
+def _tensors(path: Path) -> IndexedDataset:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -189,7 +189,7 @@ def _tensors(path: Path) -> Rows:
     return TensorRows(tensors["inputs"], tensors["targets"])
 
 
-def _overlaps(tokens: Mapping[str, Tokenised]) -> list[str]:
+def _overlaps(tokens: Mapping[str, Tokenized]) -> list[str]:
     found: list[str] = []
     for held_out in ("validation", "test"):
         if held_out not in tokens:
@@ -202,7 +202,7 @@ def _overlaps(tokens: Mapping[str, Tokenised]) -> list[str]:
                 harm = (
                     "the weights are chosen by it, so the test does not tell how the model does on new text"
                     if key == "validation"
-                    else "the model can learn it by heart there, and the weights will favour what was copied"
+                    else "the model can learn it by heart there, and the weights will favor what was copied"
                 )
                 found.append(
                     f"{share:.0%} of {held_out} is also in {key}: {harm}. Take those texts out of one of them"
@@ -210,7 +210,7 @@ def _overlaps(tokens: Mapping[str, Tokenised]) -> list[str]:
     return found
 
 
-def _small(domains: Mapping[str, Rows], batch: int) -> list[str]:
+def _small(domains: Mapping[str, IndexedDataset], batch: int) -> list[str]:
     return [
         f"domains.{name} has {len(rows)} row{'s' if len(rows) > 1 else ''}, fewer than a batch of {batch}: each "
         "is seen often; mixer.max_epochs limits it"

@@ -177,7 +177,7 @@ class Display(Watch):
 
 
 @final
-class Tokenising:
+class Tokenizing:
     """A bar while text is turned into tokens; nothing where it is quick or there is no terminal.
 
     Args:
@@ -186,7 +186,7 @@ class Tokenising:
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
-            TextColumn("tokenising {task.description}"),
+            TextColumn("tokenizing {task.description}"),
             BarColumn(),
             DownloadColumn(),
             TimeRemainingColumn(),

@@ -12,11 +12,11 @@ from mixwell.data.sampler import Sampler
 from mixwell.methods import Task
 from mixwell.methods.hypergradient import averaged_signal
 from mixwell.mixer.mixer import Mixer
-from mixwell.signals import Hypergradient, Signal, Still
+from mixwell.signals import ConstantWeights, Hypergradient, Signal
 from mixwell.signals.probes import Probes
-from mixwell.simplex.constraints import Cap, Constraint, Floor, Prior
+from mixwell.simplex.constraints import Cap, Constraint, Floor, PriorPull
 from mixwell.simplex.repetition import EpochCap
-from mixwell.simplex.weight_updater import OuterStep
+from mixwell.simplex.weight_updater import WeightUpdater
 from mixwell.training.config import Config, MixerConfig, method_options
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def expect_possible(config: Config, sizes: Mapping[str, int]) -> None:
         sizes: rows by domain.
     """
     constraints = _constraints(config.mixer, _epoch_cap(config, sizes))
-    OuterStep(None, constraints).start(tuple(sizes), _initial_weights(config.mixer, sizes))
+    WeightUpdater(None, constraints).start(tuple(sizes), _initial_weights(config.mixer, sizes))
 
 
 def task(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> Task:
@@ -143,7 +143,7 @@ def _least(config: Config, signal: Signal) -> int | None:
 
     Where nothing is measured, rows follow the weights: more of a small domain would only be repeated too often.
     """
-    if isinstance(signal, Still):
+    if isinstance(signal, ConstantWeights):
         return 0
     room = config.batch.rows // len(config.domains)
     return None if signal.parts == 1 else min(room, max(signal.parts, room // 4))
@@ -161,7 +161,7 @@ def _constraints(mixing: MixerConfig, cap: EpochCap | None) -> list[Constraint]:
     if mixing.cap != 1:
         found.append(Cap(mixing.cap))
     if mixing.prior is not None:
-        found.append(Prior(mixing.prior, mixing.prior_strength))
+        found.append(PriorPull(mixing.prior, mixing.prior_strength))
     return found
 
 

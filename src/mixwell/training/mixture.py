@@ -29,7 +29,7 @@ def describe(
     computed: float | None = None,
     memory: int | None = None,
 ) -> dict[str, Any]:
-    """The artefact, as plain values.
+    """The artifact, as plain values.
 
     Args:
         mixer: of the run.
@@ -80,7 +80,7 @@ def describe(
 
 
 def write(folder: Path, described: dict[str, Any]) -> None:
-    """Write the artefact of a run.
+    """Write the artifact of a run.
 
     Args:
         folder: of the run.
@@ -96,7 +96,7 @@ def read(path: Path) -> dict[str, Any]:
         path: the file, or the directory of a run that has one.
 
     Returns:
-        The artefact.
+        The artifact.
 
     Raises:
         ValueError: there is none, or it is something else.
@@ -118,7 +118,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
-    """Refuse what is not an artefact that this version knows.
+    """Refuse what is not an artifact that this version knows.
 
     Args:
         plain: as a file has it.
@@ -156,7 +156,7 @@ def check(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of the artefact."""
+    """The JSON schema of the artifact."""
     return json.loads(resources.files("mixwell.training").joinpath("mixture.schema.json").read_text("utf-8"))
 
 

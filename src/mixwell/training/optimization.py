@@ -1,4 +1,4 @@
-"""The optimiser of a run, and its state as plain values and tensors."""
+"""The optimizer of a run, and its state as plain values and tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 
 def build(settings: OptimizerConfig, parameters: Sequence[Tensor]) -> Optimizer:
-    """The optimiser that a config names. Weight decay is for matrices only, not for norms and biases.
+    """The optimizer that a config names. Weight decay is for matrices only, not for norms and biases.
 
     Args:
         settings: its settings.
         parameters: what it trains.
 
     Returns:
-        The optimiser.
+        The optimizer.
     """
     matrices = [p for p in parameters if p.dim() >= 2]
     others = [p for p in parameters if p.dim() < 2]
@@ -38,7 +38,7 @@ def build(settings: OptimizerConfig, parameters: Sequence[Tensor]) -> Optimizer:
 
 
 def state(optimizer: Optimizer) -> tuple[dict[str, dict[str, Any]], dict[str, Tensor]]:
-    """What the optimiser remembers of each parameter. Its settings are the config's.
+    """What the optimizer remembers of each parameter. Its settings are the config's.
 
     Args:
         optimizer: of the run.
@@ -58,7 +58,7 @@ def state(optimizer: Optimizer) -> tuple[dict[str, dict[str, Any]], dict[str, Te
 
 
 def patterns(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Of every moment that an optimiser may remember the parameter, whose shape it has.
+    """Of every moment that an optimizer may remember the parameter, whose shape it has.
 
     Args:
         optimizer: of the run.

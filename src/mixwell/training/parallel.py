@@ -178,7 +178,7 @@ def expect_possible(config: Config, *, validation: int) -> None:
 
 
 @final
-class Together:
+class StopCoordinator:
     """Lets processes agree after which step to save or to stop, without waiting for each other.
 
     What one of them wants goes to the store that all of them see, for a step that none has done yet.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mixwell import methods
-from mixwell.data.datasets import Rows, TokenRows
+from mixwell.data.datasets import IndexedDataset, TokenRows
 from mixwell.distributed.communication import Training
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
@@ -229,7 +229,9 @@ def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
         chosen = config.model_copy(update={"mixer": config.mixer.model_copy(update={"traces": kind})})
         signal = mixing.hypergradient(chosen)
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
-        if signal.takes_rows and kind != "projected":  # one batch per domain, whose gradients are summed up
+        if (
+            signal.supports_mixed_batches and kind != "projected"
+        ):  # one batch per domain, whose gradients are summed up
             found[kind] += sum(p.nbytes for p in parameters)
     return found
 
@@ -248,5 +250,5 @@ def _seconds(trainers: Sequence[Trainer]) -> list[float]:
     return [min(times[1:] or times) for times in taken]
 
 
-def _token_count(rows: Rows) -> int | None:
-    return rows.tokenised.tokens if isinstance(rows, TokenRows) else None
+def _token_count(rows: IndexedDataset) -> int | None:
+    return rows.tokenized.tokens if isinstance(rows, TokenRows) else None

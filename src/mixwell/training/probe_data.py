@@ -7,8 +7,8 @@ from typing import Any, final
 
 import torch
 
-from mixwell.data.datasets import Rows, moved
-from mixwell.data.shuffle import Cursor
+from mixwell.data.datasets import IndexedDataset, moved
+from mixwell.data.shuffle import ShuffledCursor
 from mixwell.signals.probes import Probes
 from mixwell.typing import LossFn
 
@@ -29,8 +29,8 @@ class ProbeRows:
 
     def __init__(
         self,
-        domains: Mapping[str, Rows],
-        validation: Rows | None,
+        domains: Mapping[str, IndexedDataset],
+        validation: IndexedDataset | None,
         *,
         rows: int,
         seed: int,
@@ -38,7 +38,7 @@ class ProbeRows:
     ) -> None:
         self._rows = {**domains, **({} if validation is None else {VALIDATION: validation})}
         self._cursors = {
-            name: Cursor(len(one), f"seed {seed}, probes, {name}") for name, one in self._rows.items()
+            name: ShuffledCursor(len(one), f"seed {seed}, probes, {name}") for name, one in self._rows.items()
         }
         self._share, self._whole, self._device = max(1, rows // len(domains)), rows, device
         self._probes: Probes | None = None

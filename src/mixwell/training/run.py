@@ -15,7 +15,7 @@ from typing import Any, final
 from rich.console import Console
 
 from mixwell import distributed, methods
-from mixwell.data.datasets import Rows
+from mixwell.data.datasets import IndexedDataset
 from mixwell.data.tokenizer import load as load_tokenizer
 from mixwell.training import (
     checkpoints,
@@ -32,13 +32,13 @@ from mixwell.training import (
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.data import Data
-from mixwell.training.display import Display, Tokenising, Watch
+from mixwell.training.display import Display, Tokenizing, Watch
 from mixwell.training.engines import LOCAL, Engine
 from mixwell.training.loggers import runs as loggers
 from mixwell.training.loggers.base import Logger
-from mixwell.training.loggers.runs import GoingOn, RunLoggers
+from mixwell.training.loggers.runs import ResumePoint, RunLoggers
 from mixwell.training.metrics import Journal, Window
-from mixwell.training.parallel import Together
+from mixwell.training.parallel import StopCoordinator
 from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
@@ -81,7 +81,7 @@ class Run:
         *,
         console: Console | None = None,
         trainable: Trainable | None = None,
-        given: Mapping[str, Rows] | None = None,
+        given: Mapping[str, IndexedDataset] | None = None,
         watch: Watch | None = None,
         stopping: Callable[[], bool] | None = None,
         loggers: Sequence[Logger] = (),
@@ -166,7 +166,7 @@ class Run:
                 self._window = metrics.own_window([one["window"] for one in checkpoint.own])
             distributed.run_on_rank_zero(lambda: environment.write(self.folder))
             self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
-            with self._begin_loggers(GoingOn(saved=saved, told=metrics.last_step(self.folder))) as told:
+            with self._begin_loggers(ResumePoint(saved=saved, told=metrics.last_step(self.folder))) as told:
                 return self._train(trainer, told)
 
     def load(self) -> tuple[Trainable, Data]:
@@ -181,7 +181,7 @@ class Run:
         if self._trainable is None:
             self._trainable = trainables.build(self.config, vocabulary=tokenizer.size)
         if self._rows is None:
-            with distributed.rank_zero_first(), Tokenising(self._console) as bar:
+            with distributed.rank_zero_first(), Tokenizing(self._console) as bar:
                 self._rows = data.load(
                     self.config,
                     tokenizer,
@@ -222,7 +222,7 @@ class Run:
         trainable, rows = self.load()
         parallel.expect_possible(self.config, validation=0)
         sizes = {name: len(own) for name, own in rows.domains.items()}
-        config = stages.settled(self.config, sizes, self.folder, self._do_trials)
+        config = stages.resolve_stages(self.config, sizes, self.folder, self._do_trials)
         reference = None
         if methods.find(config.mixer.method).needs.reference and config.mixer.options.get("reference"):
             where = config.base / Path(config.mixer.options["reference"]).expanduser()
@@ -322,7 +322,7 @@ class Run:
         config_io.write(self.config, self.folder / CONFIG)
         environment.write(self.folder)
 
-    def _begin_loggers(self, going_on: GoingOn | None = None) -> RunLoggers:
+    def _begin_loggers(self, going_on: ResumePoint | None = None) -> RunLoggers:
         if distributed.rank():  # the first process tells what all did
             return RunLoggers({}, ())
         begun = loggers.begin(
@@ -351,7 +351,7 @@ class Run:
                 journal.start(trainer.mixer.weights.last)
                 journal.evaluation(self._evaluate(trainer, watch))
                 journal.write(0)
-            self._loop(trainer, journal, watch, Together(stopping))
+            self._loop(trainer, journal, watch, StopCoordinator(stopping))
             self._save(trainer, journal)
         if not trainer.finished:
             raise InterruptedError(
@@ -363,7 +363,7 @@ class Run:
     def _metrics_file(self) -> metrics.MetricsFile:
         return metrics.MetricsFile(self.folder, length=self._length)
 
-    def _loop(self, trainer: Trainer, journal: Journal, watch: Watch, together: Together) -> None:
+    def _loop(self, trainer: Trainer, journal: Journal, watch: Watch, together: StopCoordinator) -> None:
         output = self.config.output
         evaluate_every = output.evaluate_every
         if evaluate_every == "auto":
@@ -412,7 +412,7 @@ class Run:
         return losses
 
     def _save(self, trainer: Trainer, journal: Journal) -> None:
-        """A checkpoint, and beside it the artefact as it is now."""
+        """A checkpoint, and beside it the artifact as it is now."""
         if trainer.steps_done != self._saved:
             state = trainer.checkpoint()
             plain: dict[str, Any] = {
@@ -476,7 +476,7 @@ def finished(folder: Path) -> bool:
         folder: its directory.
 
     Returns:
-        Whether its artefact, which is written last, says so.
+        Whether its artifact, which is written last, says so.
     """
     return (folder / mixture.FILE).exists() and bool(mixture.read(folder)["finished"])
 

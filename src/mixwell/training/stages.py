@@ -21,7 +21,7 @@ Do = Callable[[Sequence[tuple[Config, Path]]], None]
 """Does runs that are not finished, each from where it stopped."""
 
 
-def settled(config: Config, sizes: Mapping[str, int], folder: Path, do: Do) -> Config:
+def resolve_stages(config: Config, sizes: Mapping[str, int], folder: Path, do: Do) -> Config:
     """The settings of the last run, after the trials of its method are done.
 
     Args:

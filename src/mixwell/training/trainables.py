@@ -50,7 +50,7 @@ def build(config: Config, *, vocabulary: int) -> Trainable:
 
     Args:
         config: the settings.
-        vocabulary: the number of tokens of the tokeniser.
+        vocabulary: the number of tokens of the tokenizer.
 
     Returns:
         Model and loss.
@@ -181,8 +181,8 @@ def _transformers(chosen: TransformersConfig, *, base: Path, vocabulary: int) ->
     model = model.float()  # weights in half precision would lose small updates
     if model.config.vocab_size < vocabulary:
         raise ValueError(
-            f"the model in {path} knows {model.config.vocab_size} tokens, fewer than the tokeniser's "
-            f"{vocabulary}; give its own tokeniser file as `tokenizer`"
+            f"the model in {path} knows {model.config.vocab_size} tokens, fewer than the tokenizer's "
+            f"{vocabulary}; give its own tokenizer file as `tokenizer`"
         )
     longest = getattr(model.config, "max_position_embeddings", None)
     if longest is not None and chosen.context > longest:

@@ -1,4 +1,4 @@
-"""Model, optimiser, mixer and sampler put together: one training step at a time. It touches no files."""
+"""Model, optimizer, mixer and sampler put together: one training step at a time. It touches no files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixwell import distributed, methods
-from mixwell.data.datasets import Rows, moved
+from mixwell.data.datasets import IndexedDataset, moved
 from mixwell.data.loader import joined
 from mixwell.data.sharding import cut
-from mixwell.data.shuffle import Cursor
+from mixwell.data.shuffle import ShuffledCursor
 from mixwell.mixer import state
 from mixwell.reference.fidelity import Fidelity, measure_fidelity
 from mixwell.signals import Hypergradient
@@ -90,8 +90,8 @@ class Trainer:
         self,
         config: Config,
         trainable: Trainable,
-        domains: Mapping[str, Rows],
-        validation: Rows | None,
+        domains: Mapping[str, IndexedDataset],
+        validation: IndexedDataset | None,
         *,
         reference: Trainable | None = None,
     ) -> None:
@@ -121,11 +121,11 @@ class Trainer:
         self._expect_suitable()
         self._mixed = self._takes_mixed_batches()
         self._rows_computed = 0.0
-        self._cursor: Cursor | None = None
+        self._cursor: ShuffledCursor | None = None
         self.validation_rows = 0
         """Rows of one validation gradient; 0 where none is needed."""
         if validation is not None and self.mixer.signal.needs_validation:
-            self._cursor = Cursor(len(validation), f"seed {config.seed}, validation set")
+            self._cursor = ShuffledCursor(len(validation), f"seed {config.seed}, validation set")
             points = len(self.mixer.signal.validation_points(self.mixer.horizon))
             rows = validation_rows(config, self.mixer.horizon, points=points)
             self.validation_rows = min(rows, len(validation))
@@ -179,7 +179,9 @@ class Trainer:
         if self._mixed and not measuring:
             losses = self._mixed_backward(drawn, own.rows)
         else:
-            for name, indices in (own.lockstep if self.mixer.lockstep else own.rows).items():
+            for name, indices in (
+                own.requires_equal_forward_passes if self.mixer.requires_equal_forward_passes else own.rows
+            ).items():
                 if measuring and len(indices) > 1:
                     losses[name] = self._measured_backward(name, indices)
                 else:
@@ -207,11 +209,11 @@ class Trainer:
         for piece in self._pieces(own, indices, most=self._most_rows):
             self.mixer.portions = {"validation": piece.portion}
             with self.mixer.validation(share=piece.share) as scope:
-                scope.weigh(self._mean_loss(self._forward, rows.batch(piece.rows))).backward()
+                scope.scaled_loss(self._mean_loss(self._forward, rows.batch(piece.rows))).backward()
         self._rows_computed += len(indices)
 
     @torch.no_grad()
-    def evaluate(self, rows: Rows, *, at_most: int) -> float:
+    def evaluate(self, rows: IndexedDataset, *, at_most: int) -> float:
         """The mean loss on rows that are the same at every call.
 
         Args:
@@ -223,14 +225,14 @@ class Trainer:
         """
         self.model.eval()
         distributed.broadcast_tensors(self.model.buffers())
-        chosen = np.sort(Cursor(len(rows), "evaluation").take(min(at_most, len(rows))))
+        chosen = np.sort(ShuffledCursor(len(rows), "evaluation").take(min(at_most, len(rows))))
         own = chosen[distributed.rank() :: distributed.world_size()]
         # Not the wrapper of data parallelism, in which processes would wait for each other.
         model = self._forward if distributed.is_single_process() else self.model
         total = 0.0
         with torch.random.fork_rng(devices=[]):
             for piece in self._pieces(own, chosen, most=self._most_rows):
-                if piece.own or self.mixer.lockstep:
+                if piece.own or self.mixer.requires_equal_forward_passes:
                     total += float(self._mean_loss(model, rows.batch(piece.rows))) * piece.own
         return float(distributed.all_reduce_sum(np.array([total]), self.device)[0]) / len(chosen)
 
@@ -251,8 +253,10 @@ class Trainer:
             raise ValueError("the run has no validation set, by which a hypergradient could be measured")
         points = len(mixing.hypergradient(self._config).validation_points(steps))
         wanted = min(points * validation_rows(self._config, steps, points=points), len(self._validation))
-        chosen = Cursor(len(self._validation), "fidelity").take(wanted)
-        held_out = np.sort(Cursor(len(self._validation), "effect").take(min(4096, len(self._validation))))
+        chosen = ShuffledCursor(len(self._validation), "fidelity").take(wanted)
+        held_out = np.sort(
+            ShuffledCursor(len(self._validation), "effect").take(min(4096, len(self._validation)))
+        )
         self._set_learning_rate()
         return measure_fidelity(
             self.model,
@@ -273,13 +277,13 @@ class Trainer:
     def _replicate(self, number: int, steps: int, wanted: int) -> tuple[list[dict[str, Any]], Any]:
         assert self._validation is not None
         key = f"fidelity, replicate {number}"
-        rows = self._validation.batch(Cursor(len(self._validation), key).take(wanted))
+        rows = self._validation.batch(ShuffledCursor(len(self._validation), key).take(wanted))
         return self._batches_of_all(key, steps), moved(rows, self.device)
 
     def _batches_of_all(self, key: str, steps: int) -> list[dict[str, Any]]:
         """For every step as many rows of each domain, drawn by a key."""
         rows = max(self._config.batch.rows // len(self._domains), 1)
-        cursors = {name: Cursor(len(own), f"{key}, {name}") for name, own in self._domains.items()}
+        cursors = {name: ShuffledCursor(len(own), f"{key}, {name}") for name, own in self._domains.items()}
         return [
             {
                 name: moved(own.batch(cursors[name].take(rows)), self.device)
@@ -357,7 +361,7 @@ class Trainer:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        every: dict[str, Rows] = {**self._domains}
+        every: dict[str, IndexedDataset] = {**self._domains}
         if self._validation is not None:
             every["validation"] = self._validation
         return {name: rows.digest() for name, rows in every.items()}
@@ -382,7 +386,7 @@ class Trainer:
                 less = loss
                 if reference is not None and signal.objective == "excess":
                     less = (loss - reference).clamp(min=0)
-                counted = scope.weigh(loss, objective=less, reference=reference)
+                counted = scope.scaled_loss(loss, objective=less, reference=reference)
                 counted.backward(create_graph=self.mixer.needs_graph)
             total += float(loss.detach()) * piece.own
         self.mixer.portions = portions
@@ -408,7 +412,7 @@ class Trainer:
             averaging = nullcontext() if last else distributed.no_sync(self._forward)
             with averaging, self.mixer.batch(labels[part], counts=counts) as batch:
                 losses, reference, objective = self._element_losses(rows, len(part))
-                batch.weigh(losses, reference=reference, objective=objective, data=rows).backward()
+                batch.weighted_loss(losses, reference=reference, objective=objective, data=rows).backward()
             found.append(losses.detach().flatten(1).mean(dim=1) if losses.dim() > 1 else losses.detach())
         each = torch.cat(found).float().cpu().numpy()
         return {name: float(each[labels == names.index(name)].mean()) for name in own}
@@ -451,7 +455,7 @@ class Trainer:
         first, second = np.array_split(indices, 2)
         with self.mixer.domain(name) as scope:
             loss, spread = noise.backward_with_noise(self._trained(), backward, first, second)
-            scope.observe(loss)
+            scope.record_loss(loss)
         place = self.sampler.names.index(name)
         before = self.sampler.noise[place]
         keep = 0.0 if np.isnan(before) else NOISE_MEMORY
@@ -468,7 +472,7 @@ class Trainer:
                 "mixer.traces: projected needs the loss of every row: let the Python function give (model, loss, "
                 "row_losses), or mixwell.train(..., row_losses=...), or choose dense traces"
             )
-        return self._row_losses is not None and self.mixer.signal.takes_rows
+        return self._row_losses is not None and self.mixer.signal.supports_mixed_batches
 
     def _expect_suitable(self) -> None:
         name = f"mixer.method: {self._config.mixer.method}"
@@ -534,7 +538,7 @@ class Trainer:
         count.
         """
         count = distributed.world_size()
-        if not self.mixer.lockstep:
+        if not self.mixer.requires_equal_forward_passes:
             portion = count * len(own) / len(drawn)
             parts = self._parts(own, at_most=most)
             return [Piece(part, len(part), len(part) / len(own), portion) for part in parts]

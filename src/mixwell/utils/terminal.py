@@ -1,4 +1,4 @@
-"""How commands speak: lines that are not wrapped or coloured, and tables that fit into a file."""
+"""How commands speak: lines that are not wrapped or colored, and tables that fit into a file."""
 
 from __future__ import annotations
 

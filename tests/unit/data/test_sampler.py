@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import mixwell
 from mixwell.data.sampler import Sampler
-from mixwell.data.shuffle import Cursor, shuffled, whole_order
+from mixwell.data.shuffle import ShuffledCursor, shuffled, whole_order
 from mixwell.simplex.repetition import EpochCap
 
 
@@ -40,7 +40,7 @@ def test_all_orders_of_four_are_equally_frequent() -> None:
     assert sum((n - 100) ** 2 / 100 for n in seen.values()) < 60
 
 
-def test_neighbours_do_not_stay_neighbours() -> None:
+def test_neighbors_do_not_stay_neighbors() -> None:
     orders = [shuffled(np.arange(500), 500, f"key {i}") for i in range(60)]
     kept = np.mean([(np.abs(np.diff(order)) == 1).sum() for order in orders])
     assert 1.3 < kept < 2.7  # two are to be expected
@@ -50,7 +50,7 @@ def test_neighbours_do_not_stay_neighbours() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 40), st.lists(st.integers(0, 30), max_size=20))
 def test_no_row_comes_twice_before_the_epoch_ends(size, counts) -> None:
-    cursor = Cursor(size, "any")
+    cursor = ShuffledCursor(size, "any")
     taken = np.concatenate([cursor.take(count) for count in counts] or [np.empty(0, int)])
     assert cursor.taken == sum(counts)
     for begin in range(0, len(taken), size):
@@ -61,7 +61,7 @@ def test_no_row_comes_twice_before_the_epoch_ends(size, counts) -> None:
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 900), st.lists(st.integers(0, 30), max_size=10))
 def test_a_cursor_goes_on_from_any_place(size, before, counts) -> None:
-    whole, later = Cursor(size, "any"), Cursor(size, "any", taken=before)
+    whole, later = ShuffledCursor(size, "any"), ShuffledCursor(size, "any", taken=before)
     whole.take(before)
     for count in counts:
         assert whole.take(count).tolist() == later.take(count).tolist()
@@ -69,7 +69,7 @@ def test_a_cursor_goes_on_from_any_place(size, before, counts) -> None:
 
 @pytest.mark.parametrize("size", [1, 40, 3_000, 20_000, 10**6, 2**40])
 def test_rows_do_not_depend_on_how_far_is_looked_ahead(size: int) -> None:
-    cursor = Cursor(size, "any", taken=7)
+    cursor = ShuffledCursor(size, "any", taken=7)
     taken = np.concatenate([cursor.take(count) for count in (3, 900, 5_000, 1, 30_000, 200, 40_000)])
     for place in (7, 909, 5_910, 40_000, 76_000):
         epoch, first = divmod(place, size)
@@ -160,7 +160,7 @@ def test_a_loader_follows_a_mixer() -> None:
     model = torch.nn.Linear(3, 1)
     rows = {name: (torch.randn(40, 3), torch.randn(40, 1)) for name in "abc"}
     mixer = mixwell.Mixer(model, torch.optim.SGD(model.parameters(), lr=0.1), tuple(rows), budget=20)
-    loader = mixwell.Loader(rows, 12)
+    loader = mixwell.MixtureLoader(rows, 12)
     seen = 0
     for batches in loader.follow(mixer):
         seen += sum(len(targets) for _, targets in batches.values())
@@ -177,7 +177,7 @@ def test_a_loader_follows_a_mixer() -> None:
 
 def test_a_mixed_batch_has_the_rows_and_labels_of_the_batches_by_domain() -> None:
     rows = {"a": torch.arange(30), "b": torch.arange(100, 150)}
-    one, other = (mixwell.Loader(rows, 10, seed=4) for _ in range(2))
+    one, other = (mixwell.MixtureLoader(rows, 10, seed=4) for _ in range(2))
     w = np.array([0.6, 0.4])
     for _ in range(7):
         batch, labels = one.mixed(w)
@@ -191,10 +191,10 @@ def test_a_loader_follows_by_name_and_not_by_place() -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mixer = mixwell.Mixer(model, optimizer, ["web", "code"], budget=10, weights={"web": 9, "code": 1})
-    loader = mixwell.Loader({"code": torch.zeros(50), "web": torch.zeros(50)}, 10, least=0)
+    loader = mixwell.MixtureLoader({"code": torch.zeros(50), "web": torch.zeros(50)}, 10, least=0)
     assert {name: len(rows) for name, rows in next(loader.follow(mixer)).items()} == {"web": 9, "code": 1}
     with pytest.raises(ValueError, match="the loader has the domains web, books, the mixer web, code"):
-        next(mixwell.Loader({"web": torch.zeros(5), "books": torch.zeros(5)}, 2).follow(mixer))
+        next(mixwell.MixtureLoader({"web": torch.zeros(5), "books": torch.zeros(5)}, 2).follow(mixer))
 
 
 def test_a_list_is_rows_and_columns_may_be_names_or_text() -> None:
@@ -202,9 +202,9 @@ def test_a_list_is_rows_and_columns_may_be_names_or_text() -> None:
         number: int
         text: str
 
-    loader = mixwell.Loader({"a": [torch.full((3,), i) for i in range(20)]}, 6)
+    loader = mixwell.MixtureLoader({"a": [torch.full((3,), i) for i in range(20)]}, 6)
     assert loader.mixed(np.ones(1))[0].shape == (6, 3)
-    loader = mixwell.Loader({name: [Pair(i, f"{name}{i}") for i in range(20)] for name in "ab"}, 6)
+    loader = mixwell.MixtureLoader({name: [Pair(i, f"{name}{i}") for i in range(20)] for name in "ab"}, 6)
     batch, labels = loader.mixed(np.array([0.5, 0.5]))
     assert isinstance(batch, Pair)
     assert [text[0] for text in batch.text] == ["ab"[label] for label in labels.tolist()]
@@ -217,7 +217,7 @@ def test_a_loader_keeps_a_cap_on_epochs() -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mixer = mixwell.Mixer(model, optimizer, list(rows), budget=30, constraints=[cap])
-    loader = mixwell.Loader(rows, 8, cap=cap)
+    loader = mixwell.MixtureLoader(rows, 8, cap=cap)
     for batches in loader.follow(mixer):
         for name in batches:
             with mixer.domain(name):

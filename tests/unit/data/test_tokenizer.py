@@ -34,7 +34,7 @@ def test_bytes() -> None:
         tokenizer.decode([1, 257])
 
 
-def test_training_gives_a_tokeniser_that_loads_equal(trained: TokenizerFile, tmp_path: Path) -> None:
+def test_training_gives_a_tokenizer_that_loads_equal(trained: TokenizerFile, tmp_path: Path) -> None:
     assert trained.size == 300
     assert trained.decode([trained.end]) == "<|endoftext|>"
     again = TokenizerFile(trained.path)
@@ -69,7 +69,7 @@ def test_long_texts_are_cut_where_it_does_not_show(
 def test_training_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"at least 257 tokens \(256 bytes and the end\), got 100"):
         train([Texts(CORPUS)], size=100, path=tmp_path / "bpe.json")
-    with pytest.raises(ValueError, match=r"there is no text to train a tokeniser on \(nothing\); add text"):
+    with pytest.raises(ValueError, match=r"there is no text to train a tokenizer on \(nothing\); add text"):
         train([Texts([""], name="nothing")], size=300, path=tmp_path / "bpe.json")
     assert not list(tmp_path.iterdir())
 
@@ -108,8 +108,8 @@ def test_loading(trained: TokenizerFile, tmp_path: Path) -> None:
     assert isinstance(load(None, tmp_path), Bytes)
     assert isinstance(load("bytes", tmp_path), Bytes)
     assert load(trained.path.name, trained.path.parent).identity == trained.identity
-    with pytest.raises(ValueError, match="cannot read the tokeniser .*missing.json: No such file"):
+    with pytest.raises(ValueError, match="cannot read the tokenizer .*missing.json: No such file"):
         load("missing.json", tmp_path)
     (tmp_path / "bad.json").write_text(json.dumps({"vocabulary": []}))
-    with pytest.raises(ValueError, match="bad.json is not a tokeniser that the library tokenizers can load"):
+    with pytest.raises(ValueError, match="bad.json is not a tokenizer that the library tokenizers can load"):
         load("bad.json", tmp_path)

@@ -68,7 +68,7 @@ def test_planned_memory_is_what_the_run_takes(traces: str, tmp_path: Path) -> No
     assert plan.memory(config, list(trainable.model.parameters()))[traces] == trainer.mixer.nbytes
 
 
-def test_a_tokeniser_of_ones_own(tmp_path: Path) -> None:
+def test_a_tokenizer_of_ones_own(tmp_path: Path) -> None:
     config = write_config(tmp_path, steps=6, model={"context": 8})
     out, _ = mixwell("tokenizer", config, "--size", "300", "--out", "tok.json", cwd=tmp_path)
     assert "tok.json has " in out

@@ -31,7 +31,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def same_run(one: Path, other: Path) -> None:
-    """Metrics, mixture, model, optimiser, mixer, sampler and random numbers, bit for bit."""
+    """Metrics, mixture, model, optimizer, mixer, sampler and random numbers, bit for bit."""
     assert lines(one) == lines(other)
     assert json.loads((one / "mixture.json").read_text()) == json.loads((other / "mixture.json").read_text())
     last = "checkpoints/step-00000024"
@@ -57,13 +57,13 @@ def test_a_run_leaves_what_it_promises(done: Path) -> None:
         "mixture.json",
     ]
     assert sorted(os.listdir(run / "checkpoints")) == ["step-00000021", "step-00000024"]
-    artefact = json.loads((run / "mixture.json").read_text())
-    jsonschema.validate(artefact, mixture.schema())
-    assert artefact["finished"]
-    assert artefact["domains"] == list(WORDS)
-    assert sum(artefact["weights"]["last"].values()) == pytest.approx(1)
-    assert sum(artefact["rows"]["trained_on"].values()) == 24 * 8
-    assert artefact["weights"]["last"]["letters"] > 0.4  # the validation set is made of letters
+    artifact = json.loads((run / "mixture.json").read_text())
+    jsonschema.validate(artifact, mixture.schema())
+    assert artifact["finished"]
+    assert artifact["domains"] == list(WORDS)
+    assert sum(artifact["weights"]["last"].values()) == pytest.approx(1)
+    assert sum(artifact["rows"]["trained_on"].values()) == 24 * 8
+    assert artifact["weights"]["last"]["letters"] > 0.4  # the validation set is made of letters
     kinds = [line["kind"] for line in lines(run)]
     assert (kinds.count("step"), kinds.count("round"), kinds.count("evaluation")) == (6, 5, 5)
     evaluations = [line for line in lines(run) if line["kind"] == "evaluation"]

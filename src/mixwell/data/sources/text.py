@@ -180,7 +180,7 @@ def undecodable(where: str, error: UnicodeDecodeError, encoding: str) -> ValueEr
 def good_cut(text: str) -> int:
     r"""Where to cut a text so that its parts give the tokens of the whole.
 
-    Common tokenisers never join a letter or digit to the line end after it; so the cut is made between these,
+    Common tokenizers never join a letter or digit to the line end after it; so the cut is made between these,
     failing that after a line end, or before a space.
 
     Args:

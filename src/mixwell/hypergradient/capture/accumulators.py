@@ -11,17 +11,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from mixwell.hypergradient.capture.projections import Projections
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.row_groups import RowGroups
 
 
-class Sums(ABC):
+class GradientAccumulator(ABC):
     """Takes the gradients of layers as they come about in a backward pass of weighted losses.
 
     Args:
         segments: which rows belong to which domain.
     """
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(self, segments: RowGroups) -> None:
         self.segments = segments
         self.ignored: Container[int] = ()
         """Parameters that layers do not see the whole gradient of, which are therefore not taken from them."""
@@ -77,7 +77,7 @@ class Sums(ABC):
         """
 
     @abstractmethod
-    def checking(self) -> tuple[ProjectedSums, Projections]:
+    def checking(self) -> tuple[ProjectedAccumulator, Projections]:
         """Sums of the same batch beside these, to compare with gradients.
 
         Returns:
@@ -114,7 +114,7 @@ class Sums(ABC):
         """
 
 
-class WholeSums(Sums):
+class DenseAccumulator(GradientAccumulator):
     """Sums whose linear layers compute the gradient of each domain on the way to the whole one."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class WholeSums(Sums):
 
 
 @final
-class ProjectedSums(Sums):
+class ProjectedAccumulator(GradientAccumulator):
     """Projected gradients, one row of numbers per domain.
 
     Args:
@@ -143,7 +143,7 @@ class ProjectedSums(Sums):
     """
 
     def __init__(
-        self, projections: Projections, segments: Segments, *, rows: Tensor | None = None, late: bool = False
+        self, projections: Projections, segments: RowGroups, *, rows: Tensor | None = None, late: bool = False
     ) -> None:
         super().__init__(segments)
         self._projections, self._late = projections, late
@@ -194,13 +194,13 @@ class ProjectedSums(Sums):
         """
         return None if self._late else self._projections.each[index].side("inputs", dtype)
 
-    def checking(self) -> tuple[ProjectedSums, Projections]:
+    def checking(self) -> tuple[ProjectedAccumulator, Projections]:
         """Empty sums with the same projections.
 
         Returns:
             The sums and their projections.
         """
-        return ProjectedSums(self._projections, self.segments, late=self._late), self._projections
+        return ProjectedAccumulator(self._projections, self.segments, late=self._late), self._projections
 
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
         """Add ``(dY B)^T (X A)``.

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixwell.hypergradient.capture.accumulators import WholeSums
+from mixwell.hypergradient.capture.accumulators import DenseAccumulator
 
 
 @contextmanager
-def fused_linear(module: nn.Module, weight: int | None, bias: int | None, sums: WholeSums) -> Generator[None]:
+def fused_linear(
+    module: nn.Module, weight: int | None, bias: int | None, sums: DenseAccumulator
+) -> Generator[None]:
     """Let a linear layer compute ``G = sum_j G_j`` from the ``G_j`` of the domains, each of which is added up.
 
     PyTorch would compute G by one product; the products of the domains' rows take the same arithmetic together.
@@ -54,7 +56,7 @@ class _FusedLinear(torch.autograd.Function):
         matrix: Tensor,
         vector: Tensor | None,
         places: tuple[int | None, int | None],
-        sums: WholeSums,
+        sums: DenseAccumulator,
     ) -> Tensor:
         ctx.save_for_backward(values, matrix)
         (ctx.weight, ctx.bias), ctx.sums = places, sums

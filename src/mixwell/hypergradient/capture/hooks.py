@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.accumulators import Sums, WholeSums
+from mixwell.hypergradient.capture.accumulators import DenseAccumulator, GradientAccumulator
 from mixwell.hypergradient.capture.fused_linear import fused_linear
-from mixwell.hypergradient.capture.layer_rules import Layer, LinearLayer, layer_of
+from mixwell.hypergradient.capture.layer_rules import Layer, LinearLayer, rule_for
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.typing import Gradients
@@ -29,7 +29,7 @@ TOLERANCE = 0.05
 SMALL = 1 << 13
 
 
-class RowWatch:
+class CaptureContext:
     """A mixed batch whose gradients are being told apart by domain."""
 
     def weighted(self, losses: Tensor) -> None:
@@ -41,7 +41,7 @@ class RowWatch:
 
 
 @final
-class Watcher:
+class LayerHooks:
     """Watches the layers of a model while a mixed batch runs forward and backward.
 
     Hooks are there only while it watches, so that the model stays as it was: it can be copied, saved and exported.
@@ -73,23 +73,23 @@ class Watcher:
         self._layers: list[tuple[nn.Module, Layer, Callable[..., None]]] = []
         self._compiled = any(_is_compiled(module) for module in parameters.model.modules())
         self._named: set[int] = set()
-        self.uncovered: dict[int, str] = {}
+        self.unsupported: dict[int, str] = {}
         """By index the parameters whose gradients cannot be told apart, and why."""
         for name, module in parameters.model.named_modules():
             own = module.named_parameters(recurse=False, remove_duplicate=False)
             places = {key: trained[id(p)] for key, p in own if id(p) in trained}
             if not places:
                 continue
-            layer = layer_of(module, places)
+            layer = rule_for(module, places)
             if layer is None:
                 reason = f"belongs to a {type(module).__name__}, whose rows are not told apart"
-                self.uncovered |= dict.fromkeys(places.values(), reason)
+                self.unsupported |= dict.fromkeys(places.values(), reason)
             else:
                 self._layers.append((module, layer, self._hook(name, layer)))
         if known is not None:
             self._unchecked = False
-            self.uncovered |= known
-        self._sums: Sums | None = None
+            self.unsupported |= known
+        self._sums: GradientAccumulator | None = None
         self._hooked = False
         self._paused = False
         self._probe: Callable[[str, Layer, Any, Tensor], None] | None = None
@@ -98,10 +98,10 @@ class Watcher:
     @property
     def checked(self) -> dict[int, str] | None:
         """What was found not to be covered, once a batch was looked at."""
-        return None if self._unchecked else self.uncovered
+        return None if self._unchecked else self.unsupported
 
     @contextmanager
-    def watch(self, sums: Sums) -> Generator[RowWatch]:
+    def watch(self, sums: GradientAccumulator) -> Generator[CaptureContext]:
         """Add up the gradients of the backward passes inside.
 
         Args:
@@ -113,9 +113,11 @@ class Watcher:
         Raises:
             ValueError: no layer was run.
         """
-        sums.ignored = self.uncovered
+        sums.ignored = self.unsupported
         sums.touched = False
-        whole = sums if isinstance(sums, WholeSums) and not (self._unchecked or self._compiled) else None
+        whole = (
+            sums if isinstance(sums, DenseAccumulator) and not (self._unchecked or self._compiled) else None
+        )
         with ExitStack() as stack:
             self._sums = sums
             stack.callback(setattr, self, "_sums", None)
@@ -134,7 +136,7 @@ class Watcher:
                 f"no layer of the model was run: call it inside `with mixer.batch(...)`{compiled}"
             )
 
-    def look_at(self, losses: Tensor, sums: Sums) -> None:
+    def verify(self, losses: Tensor, sums: GradientAccumulator) -> None:
         """Check the first batch that has rows of two domains, and take what hooks do not cover.
 
         Args:
@@ -145,7 +147,7 @@ class Watcher:
             self._unchecked = False
             self._check(losses, sums)
             self.tell()
-        if self._rest == "per-domain" and self.uncovered:
+        if self._rest == "per-domain" and self.unsupported:
             self._add_uncovered(losses, sums)
 
     def compare(self, seen: Tensor, gradient: Tensor, projections: Projections) -> list[int]:
@@ -163,11 +165,11 @@ class Watcher:
         for index, place in enumerate(projections.places):
             parts, whole = seen[:, place], gradient[place]
             apart = float((parts.sum(dim=0) - whole).norm())
-            if index not in self.uncovered and apart > TOLERANCE * float(
+            if index not in self.unsupported and apart > TOLERANCE * float(
                 parts.norm(dim=1).sum() + whole.norm()
             ):
                 fresh.append(index)
-        self.uncovered |= dict.fromkeys(fresh, "is used outside its own layer's forward pass")
+        self.unsupported |= dict.fromkeys(fresh, "is used outside its own layer's forward pass")
         return fresh
 
     def tell(self) -> None:
@@ -176,17 +178,17 @@ class Watcher:
         Raises:
             ValueError: there are no others.
         """
-        fresh = [i for i in self.uncovered if i not in self._named]
+        fresh = [i for i in self.unsupported if i not in self._named]
         if not fresh:
             return
         self._named.update(fresh)
-        if len(self.uncovered) == len(self._parameters):
+        if len(self.unsupported) == len(self._parameters):
             raise ValueError(
                 "no layer of the model can be watched, so a mixed batch cannot be told apart by domain; is it "
                 "compiled? Give one batch per domain (mixer.domain)"
             )
         share = sum(self._parameters.tensors[i].numel() for i in fresh) / self._parameters.numel
-        named = [f"{self._parameters.names[i]} ({self.uncovered[i]})" for i in fresh[:8]]
+        named = [f"{self._parameters.names[i]} ({self.unsupported[i]})" for i in fresh[:8]]
         more = ["..."] if len(fresh) > 8 else []
         what = (
             "left out of the traces"
@@ -195,14 +197,14 @@ class Watcher:
         )
         warnings.warn(f"{share:.2%} of the parameters are {what}: {', '.join(named + more)}", stacklevel=2)
 
-    def _check(self, losses: Tensor, sums: Sums) -> None:
+    def _check(self, losses: Tensor, sums: GradientAccumulator) -> None:
         """One backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?"""
         own = torch.from_numpy(sums.segments.labels == sums.segments.present[0][0]).to(losses.device)
         mixed: list[str] = []
         # Traces that compare with the gradient itself at the end of a step need not have all of it here, too.
-        needed = isinstance(sums, WholeSums) or self._rest == "per-domain"
+        needed = isinstance(sums, DenseAccumulator) or self._rest == "per-domain"
         seen, projections = sums.checking()
-        seen.ignored = self.uncovered
+        seen.ignored = self.unsupported
 
         def probe(name: str, layer: Layer, kept: Any, gradient: Tensor) -> None:
             sizes = sums.segments.split(gradient.unsqueeze(-1)).abs().amax(dim=(1, 2))
@@ -242,9 +244,9 @@ class Watcher:
                 gradients[index] = gradient
             self.compare(seen.rows, projections.project(gradients), projections)
 
-    def _add_uncovered(self, losses: Tensor, sums: Sums) -> None:
+    def _add_uncovered(self, losses: Tensor, sums: GradientAccumulator) -> None:
         """One backward pass per domain over the parameters that hooks do not cover."""
-        wanted = [(i, self._parameters.tensors[i]) for i in self.uncovered]
+        wanted = [(i, self._parameters.tensors[i]) for i in self.unsupported]
         wanted = [(i, p) for i, p in wanted if p.requires_grad]
         ordered = sums.segments.sorted(losses)
         self._paused = sums.paused = True
@@ -270,7 +272,7 @@ class Watcher:
                 with torch.no_grad():
                     kept = layer.keep((*args, *kwargs.values()), sums)
             except ValueError as error:
-                self.uncovered |= dict.fromkeys(layer.places.values(), str(error))
+                self.unsupported |= dict.fromkeys(layer.places.values(), str(error))
                 return
 
             def backward(gradient: Tensor) -> None:
@@ -297,9 +299,9 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 @final
-class _Watch(RowWatch):
-    def __init__(self, watcher: Watcher, sums: Sums) -> None:
+class _Watch(CaptureContext):
+    def __init__(self, watcher: LayerHooks, sums: GradientAccumulator) -> None:
         self._watcher, self._sums = watcher, sums
 
     def weighted(self, losses: Tensor) -> None:
-        self._watcher.look_at(losses, self._sums)
+        self._watcher.verify(losses, self._sums)

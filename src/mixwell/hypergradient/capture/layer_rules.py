@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixwell.hypergradient.capture.accumulators import Sums
+from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 
 
 class Layer(ABC):
@@ -33,7 +33,7 @@ class Layer(ABC):
         self.places = places
 
     @abstractmethod
-    def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:
+    def keep(self, inputs: tuple[Any, ...], sums: GradientAccumulator) -> Any:
         """What is needed of the inputs later.
 
         Args:
@@ -45,7 +45,7 @@ class Layer(ABC):
         """
 
     @abstractmethod
-    def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
+    def add(self, kept: Any, gradient: Tensor, sums: GradientAccumulator) -> None:
         """Add up the gradients of the layer's parameters.
 
         Args:
@@ -54,7 +54,7 @@ class Layer(ABC):
             sums: where to add.
         """
 
-    def _add_split(self, kept: Any, split: Tensor, sums: Sums) -> None:
+    def _add_split(self, kept: Any, split: Tensor, sums: GradientAccumulator) -> None:
         """``dY^T X`` for the weight and dY for the bias, dY of shape ``(rows, length, outputs)``."""
         if self.weight is not None:
             sums.add_products(self.weight, sums.outputs(self.weight, split), kept)
@@ -66,7 +66,7 @@ class Layer(ABC):
 class LinearLayer(Layer):
     """``G = dY^T X``, and dY itself for the bias."""
 
-    def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:
+    def keep(self, inputs: tuple[Any, ...], sums: GradientAccumulator) -> Any:
         """``X A``.
 
         Args:
@@ -80,7 +80,7 @@ class LinearLayer(Layer):
             return None
         return sums.inputs(self.weight, sums.segments.split(inputs[0]))
 
-    def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
+    def add(self, kept: Any, gradient: Tensor, sums: GradientAccumulator) -> None:
         """``(dY B)^T (X A)``.
 
         Args:
@@ -95,7 +95,7 @@ class LinearLayer(Layer):
 class TransposedLinearLayer(Layer):
     """A linear layer whose weights are inputs by outputs, as the ``Conv1D`` of transformers has them."""
 
-    def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:
+    def keep(self, inputs: tuple[Any, ...], sums: GradientAccumulator) -> Any:
         """``X B``.
 
         Args:
@@ -109,7 +109,7 @@ class TransposedLinearLayer(Layer):
             return None
         return sums.outputs(self.weight, sums.segments.split(inputs[0]))
 
-    def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
+    def add(self, kept: Any, gradient: Tensor, sums: GradientAccumulator) -> None:
         """``(X B)^T (dY A)``.
 
         Args:
@@ -128,7 +128,7 @@ class TransposedLinearLayer(Layer):
 class EmbeddingLayer(Layer):
     """A table of which rows are looked up."""
 
-    def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:
+    def keep(self, inputs: tuple[Any, ...], sums: GradientAccumulator) -> Any:
         """The indices, -1 for those that are not trained.
 
         Args:
@@ -142,7 +142,7 @@ class EmbeddingLayer(Layer):
         padding = self.module.padding_idx
         return looked_up if padding is None else looked_up.masked_fill(looked_up == padding, -1)
 
-    def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
+    def add(self, kept: Any, gradient: Tensor, sums: GradientAccumulator) -> None:
         """The gradients of the rows that were looked up.
 
         Args:
@@ -156,19 +156,19 @@ class EmbeddingLayer(Layer):
 
 @final
 class NormLayer(Layer):
-    """``y = weight * x^ + bias`` with normalised x^ (LayerNorm, RMSNorm): exact gradients."""
+    """``y = weight * x^ + bias`` with normalized x^ (LayerNorm, RMSNorm): exact gradients."""
 
     def __init__(self, module: nn.Module, places: Mapping[str, int]) -> None:
         super().__init__(module, places)
         known: Any = module
         layer_norm = isinstance(module, nn.LayerNorm)
-        self._normalise: Callable[..., Tensor] = functional.layer_norm if layer_norm else functional.rms_norm
+        self._normalize: Callable[..., Tensor] = functional.layer_norm if layer_norm else functional.rms_norm
         self._shape = tuple(
             known.normalized_shape if hasattr(module, "normalized_shape") else known.weight.shape
         )
         self._epsilon: float | None = known.eps if hasattr(module, "eps") else known.variance_epsilon
 
-    def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:
+    def keep(self, inputs: tuple[Any, ...], sums: GradientAccumulator) -> Any:
         """The inputs, which PyTorch keeps as well.
 
         Args:
@@ -180,7 +180,7 @@ class NormLayer(Layer):
         """
         return inputs[0] if self.weight is not None else None
 
-    def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
+    def add(self, kept: Any, gradient: Tensor, sums: GradientAccumulator) -> None:
         """The sum of ``dY x^`` over a row's places, and of dY.
 
         Args:
@@ -190,7 +190,7 @@ class NormLayer(Layer):
         """
         shape = self._shape
         if self.weight is not None:
-            normal = self._normalise(kept, shape, eps=self._epsilon)
+            normal = self._normalize(kept, shape, eps=self._epsilon)
             product = normal.mul_(gradient) if normal.dtype == gradient.dtype else normal * gradient
             sums.add_vectors(self.weight, sums.segments.split(product.flatten(-len(shape))))
         if self.bias is not None:
@@ -210,7 +210,7 @@ class ConvolutionLayer(Layer):
         }
         self._convolve = kinds[type(module)]
 
-    def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:
+    def keep(self, inputs: tuple[Any, ...], sums: GradientAccumulator) -> Any:
         """``X A``.
 
         Args:
@@ -235,7 +235,7 @@ class ConvolutionLayer(Layer):
         seen = self._convolve(inputs[0], filters, stride=of.stride, padding=of.padding, dilation=of.dilation)
         return _places_first(seen)
 
-    def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
+    def add(self, kept: Any, gradient: Tensor, sums: GradientAccumulator) -> None:
         """``(dY B)^T (X A)``, summed over places.
 
         Args:
@@ -260,10 +260,10 @@ def _places_first(values: Tensor) -> Tensor:
 
 
 @final
-class AnyLayer(Layer):
+class RecomputeRule(Layer):
     """A layer of another kind, run again on the rows of each domain. It must treat rows one by one."""
 
-    def keep(self, inputs: tuple[Any, ...], sums: Sums) -> Any:
+    def keep(self, inputs: tuple[Any, ...], sums: GradientAccumulator) -> Any:
         """The inputs.
 
         Args:
@@ -277,7 +277,7 @@ class AnyLayer(Layer):
             sums.segments.split(inputs[0].unsqueeze(-1))  # refuses a first dimension that is not the rows'
         return inputs
 
-    def add(self, kept: Any, gradient: Tensor, sums: Sums) -> None:
+    def add(self, kept: Any, gradient: Tensor, sums: GradientAccumulator) -> None:
         """A forward and a backward pass of this layer alone, domain by domain.
 
         Args:
@@ -320,7 +320,7 @@ def _is_rms_norm(module: nn.Module, places: Mapping[str, int]) -> bool:
     return type(module).__name__.endswith("RMSNorm") and epsilon and vector
 
 
-def layer_of(module: nn.Module, places: Mapping[str, int]) -> Layer | None:
+def rule_for(module: nn.Module, places: Mapping[str, int]) -> Layer | None:
     """How to treat a module that has trained parameters of its own.
 
     Args:
@@ -343,4 +343,4 @@ def layer_of(module: nn.Module, places: Mapping[str, int]) -> Layer | None:
     if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
         return TransposedLinearLayer(module, places)
     mixes_rows = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
-    return None if mixes_rows or any(True for _ in module.children()) else AnyLayer(module, places)
+    return None if mixes_rows or any(True for _ in module.children()) else RecomputeRule(module, places)

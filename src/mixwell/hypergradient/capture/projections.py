@@ -85,7 +85,7 @@ class Projection:
         self._bases = {
             side: whole[:, : min(whole.shape[1] // 2, most)] for side, whole in self._sides.items()
         }
-        self.aimed = False
+        self.aligned = False
         """Whether some columns are exact."""
         self._copies: dict[tuple[str, torch.dtype], Tensor] = {}
 
@@ -99,24 +99,24 @@ class Projection:
         """A copy of Q by side, the columns that are exact; zeros where all are random."""
         return {
             side: basis.clone(memory_format=torch.contiguous_format)
-            if self.aimed
+            if self.aligned
             else basis.new_zeros(basis.shape)
             for side, basis in self._bases.items()
         }
 
     @bases.setter
     def bases(self, bases: Mapping[str, Tensor]) -> None:
-        self.aimed = any(bool(basis.any()) for basis in bases.values())
+        self.aligned = any(bool(basis.any()) for basis in bases.values())
         for side, basis in bases.items():
             self._bases[side].copy_(basis)
 
-    def aim(self, gradient: Tensor | None) -> None:
+    def align(self, gradient: Tensor | None) -> None:
         """Choose the directions that are kept exactly.
 
         Args:
             gradient: whose leading directions they are, of the parameter's shape; ``None`` for none.
         """
-        warm, self.aimed = self.aimed, False
+        warm, self.aligned = self.aligned, False
         if gradient is None or not self.aimable:
             return
         matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
@@ -136,7 +136,7 @@ class Projection:
         found = {"outputs": left, "inputs": torch.linalg.qr(matrix.t() @ left).Q}
         for side, basis in self._bases.items():
             basis.copy_(found[side][:, : basis.shape[1]])
-        self.aimed = True
+        self.aligned = True
 
     def draw(self, generator: torch.Generator) -> None:
         """Take new random columns of A and B.
@@ -149,10 +149,10 @@ class Projection:
             if self._device.type == "meta":  # where memory is only counted
                 continue
             basis = self._bases[side]
-            drawn = whole[:, basis.shape[1] :] if self.aimed else whole
+            drawn = whole[:, basis.shape[1] :] if self.aligned else whole
             drawn.copy_(random_signs(drawn.shape, generator, dtype=torch.int8))
             drawn.mul_(1 / math.sqrt(drawn.shape[1]))
-            if self.aimed:
+            if self.aligned:
                 drawn.addmm_(basis, basis.t() @ drawn, alpha=-1.0)
 
     def side(self, name: str, dtype: torch.dtype) -> Tensor | None:
@@ -237,14 +237,14 @@ class Projections:
         self.device = parameters.tensors[0].device
         self.dtype = max((one.dtype for one in self.each), key=lambda kind: torch.finfo(kind).bits)
 
-    def aim(self, gradients: Iterable[Tensor | None]) -> None:
+    def align(self, gradients: Iterable[Tensor | None]) -> None:
         """Choose the directions that are kept exactly.
 
         Args:
             gradients: one per parameter, whose leading directions they are.
         """
         for one, gradient in zip(self.each, gradients, strict=True):
-            one.aim(None if gradient is None else distributed.full_tensor(gradient))
+            one.align(None if gradient is None else distributed.full_tensor(gradient))
 
     def draw(self, round_index: int) -> None:
         """Take new random matrices.
@@ -295,9 +295,9 @@ class Projections:
         return row[0]
 
     @property
-    def unaimed(self) -> bool:
+    def unaligned(self) -> bool:
         """Whether there are directions to choose, and none are chosen."""
-        return any(one.aimable for one in self.each) and not any(one.aimed for one in self.each)
+        return any(one.aimable for one in self.each) and not any(one.aligned for one in self.each)
 
     @property
     def nbytes(self) -> int:

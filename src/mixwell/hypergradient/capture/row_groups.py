@@ -15,7 +15,7 @@ Labels = NDArray[np.int64]
 
 
 @final
-class Segments:
+class RowGroups:
     """Which rows of a batch belong to which domain.
 
     Args:
@@ -23,7 +23,7 @@ class Segments:
         domains: how many domains there are.
 
     Example:
-        >>> segments = Segments(np.array([1, 0, 1]), 2)
+        >>> segments = RowGroups(np.array([1, 0, 1]), 2)
         >>> total = torch.zeros(2, 1)
         >>> segments.add_sums(total, torch.tensor([[[1.0]], [[2.0]], [[4.0]]]))
         >>> total.flatten().tolist()

@@ -97,7 +97,7 @@ class AuditedTraces(Traces):
         """Pass the combined gradient to both.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
         self.inner.end_step(combined)
         self._dense.end_step(combined)

@@ -11,10 +11,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.responses import OptimizerModel, Response
+from mixwell.hypergradient.responses import OptimizerModel, StepResponse
 from mixwell.typing import Gradients, Json, Vector
 
 
@@ -24,16 +24,16 @@ class StepModel:
     """What a training step does to a trace, as far as it is known before the step.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimizer.
         responses: how each parameter answers a gradient.
         curvature: the coefficient of each parameter.
         clip: the factor by which clipping shortened the last combined gradient.
         remaining: steps until the end of the round, this one included.
-        indices: which of the optimiser's parameters these are; ``None`` for all.
+        indices: which of the optimizer's parameters these are; ``None`` for all.
     """
 
     optimizer: OptimizerModel
-    responses: Sequence[Response]
+    responses: Sequence[StepResponse]
     curvature: Sequence[float | Tensor]
     clip: float = 1.0
     remaining: int = 1
@@ -62,7 +62,7 @@ class StepModel:
         return self.responses[index].rate * self.clip
 
     def preconditioner(self, index: int) -> Tensor | None:
-        """The diagonal of P of a parameter as it is now: the optimiser may have stepped or been loaded since.
+        """The diagonal of P of a parameter as it is now: the optimizer may have stepped or been loaded since.
 
         Args:
             index: which parameter.
@@ -94,7 +94,7 @@ class StepModel:
 @final
 @dataclass(frozen=True)
 class Combined:
-    """The combined gradient that the optimiser is about to be given.
+    """The combined gradient that the optimizer is about to be given.
 
     Args:
         gradients: after clipping.
@@ -127,12 +127,12 @@ class Traces(ABC):
     batch), ``end_step``; then ``dot``.
     """
 
-    takes_rows: bool = False
+    supports_mixed_batches: bool = False
     """Whether a mixed batch can be told apart by domain."""
 
     @abstractmethod
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
-        """Take the memory, and check that these traces can follow the optimiser and the curvature.
+        """Take the memory, and check that these traces can follow the optimizer and the curvature.
 
         Args:
             parameters: what is trained.
@@ -167,7 +167,7 @@ class Traces(ABC):
             scale: its factor (share of the batch over inclusion probability).
         """
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Fold the gradients of a mixed batch in, whose backward pass runs inside.
 
         Args:
@@ -187,10 +187,10 @@ class Traces(ABC):
         return None
 
     def end_step(self, combined: Combined) -> None:
-        """The combined gradient is known; the optimiser has not stepped yet.
+        """The combined gradient is known; the optimizer has not stepped yet.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
 
     @abstractmethod

@@ -11,12 +11,12 @@ from torch import Tensor
 from mixwell import distributed
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import StepModel
-from mixwell.hypergradient.traces.dense import FoldedTraces
+from mixwell.hypergradient.traces.dense import FirstOrderTraces
 from mixwell.typing import Json
 
 
 @final
-class BFloat16Traces(FoldedTraces):
+class BFloat16Traces(FirstOrderTraces):
     """Traces in bfloat16 with stochastic rounding: half the memory of float32, unbiased.
 
     With 8 bits a sum of many gradients would stop growing under rounding to nearest (a term below 1/512 of

@@ -11,18 +11,18 @@ import numpy as np
 from torch import Tensor
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.hooks import RowWatch, Watcher
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext, LayerHooks
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters, own_products
 from mixwell.hypergradient.traces.base import Combined, StepModel, Traces, empty_trace
-from mixwell.hypergradient.traces.mixed_batches import TraceSums
+from mixwell.hypergradient.traces.mixed_batches import TraceAccumulator
 from mixwell.typing import Gradients, Json, Vector
 
 # Below this the scalar that stands for the decay is multiplied into the tensors, long before they overflow.
 SMALLEST_SCALE = 1e-6
 
 
-class FoldedTraces(Traces):
+class FirstOrderTraces(Traces):
     """``z_j <- shrink * z_j + rate * P g_j``, one stored tensor per domain and parameter.
 
     A decay that is the same number for a whole tensor is not applied to it but kept in one scalar per
@@ -33,7 +33,7 @@ class FoldedTraces(Traces):
     at (all of this is linear in them); where parameters are spread, it is spread as they are.
     """
 
-    takes_rows = True
+    supports_mixed_batches = True
 
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         """Take ``m`` times the parameters' memory.
@@ -49,7 +49,7 @@ class FoldedTraces(Traces):
         self._shrunk = [1.0] * len(parameters)
         self._empty = True
         self._step = step
-        self._watcher: Watcher | None = None
+        self._watcher: LayerHooks | None = None
         self._known: dict[int, str] | None = None
 
     def reset(self, round_index: int, validation: Gradients | None = None) -> None:
@@ -124,7 +124,7 @@ class FoldedTraces(Traces):
         self._accumulate(stored, gradient, precondition, rate)
 
     @contextmanager
-    def rows(self, segments: Segments, weights: Vector) -> Generator[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> Generator[CaptureContext]:
         """Fold in the gradients of a mixed batch, layer by layer as its backward pass comes to them.
 
         Parameters that hooks on layers do not cover are taken by one more backward pass for each domain. A
@@ -140,25 +140,25 @@ class FoldedTraces(Traces):
         Raises:
             ValueError: the parameters are spread over processes, so that no layer sees its own gradient.
         """
-        if self._parameters.spread:
+        if self._parameters.sharded:
             raise ValueError(
                 f"{self!r} cannot tell a mixed batch apart where parameters are sharded (fully_shard): use "
                 "Hypergradient(traces=ProjectedTraces()), or give one batch per domain (mixer.domain)"
             )
         if self._watcher is None:
-            self._watcher = Watcher(self._parameters, rest="per-domain", check=True, known=self._known)
-        with self._watcher.watch(TraceSums(self, self._parameters, segments, weights)) as watch:
+            self._watcher = LayerHooks(self._parameters, rest="per-domain", check=True, known=self._known)
+        with self._watcher.watch(TraceAccumulator(self, self._parameters, segments, weights)) as watch:
             yield watch
 
     def end_step(self, combined: Combined) -> None:
         """Correct what was assumed before the step.
 
         In the first step of a round all there is came in with this step's clipping, so the factor assumed for
-        it is replaced by the true one. A parameter without any gradient is left alone by the optimiser, so its
+        it is replaced by the true one. A parameter without any gradient is left alone by the optimizer, so its
         trace did not fade.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
         for index, gradient in enumerate(combined.gradients):
             if self._empty:
@@ -232,7 +232,7 @@ class FoldedTraces(Traces):
 
 
 @final
-class DenseTraces(FoldedTraces):
+class DenseTraces(FirstOrderTraces):
     """Traces in float32 (float64 for float64 parameters): exact up to rounding, m times the parameters."""
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Traces that differentiate the whole step, the optimiser's moments and gradient clipping included."""
+"""Traces that differentiate the whole step, the optimizer's moments and gradient clipping included."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mixwell.typing import Gradients, Json, Vector
 
 
 @final
-class CarriedTraces(Traces):
-    """Forward-mode differentiation of the real optimiser: ``z_j`` with the derivatives of its moments.
+class ForwardModeTraces(Traces):
+    """Forward-mode differentiation of the real optimizer: ``z_j`` with the derivatives of its moments.
 
-    A step with combined gradient G, clipping and an optimiser with state s is a function
+    A step with combined gradient G, clipping and an optimizer with state s is a function
     ``(theta, s) <- step(theta, s, G)``, and
 
         ``dG/dw_j = g_j - H z_j``,
@@ -33,7 +33,7 @@ class CarriedTraces(Traces):
     """
 
     def __repr__(self) -> str:
-        return "CarriedTraces()"
+        return "ForwardModeTraces()"
 
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         """Take the memory of traces, pending gradients and derivatives of moments.
@@ -101,10 +101,10 @@ class CarriedTraces(Traces):
         self.add(domain, products, -scale)
 
     def end_step(self, combined: Combined) -> None:
-        """Differentiate clipping and the optimiser's step.
+        """Differentiate clipping and the optimizer's step.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
         for domain in range(self._domains):
             source = self._source[domain]
@@ -117,7 +117,7 @@ class CarriedTraces(Traces):
                         s.sub_(g, alpha=pulled)
             for index, gradient in enumerate(combined.gradients):
                 if gradient is None:
-                    continue  # the optimiser leaves this parameter alone
+                    continue  # the optimizer leaves this parameter alone
                 self._step.optimizer.advance(
                     index,
                     gradient.to(source[index].dtype),

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from mixwell.hypergradient.capture.accumulators import ProjectedSums, WholeSums
+from mixwell.hypergradient.capture.accumulators import DenseAccumulator, ProjectedAccumulator
 from mixwell.hypergradient.capture.projections import Projections
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.typing import Vector
 
 if TYPE_CHECKING:
-    from mixwell.hypergradient.traces.dense import FoldedTraces
+    from mixwell.hypergradient.traces.dense import FirstOrderTraces
 
 # A block of a gradient of so many numbers stays in a core's cache while it is added to the trace and to the sum.
 BLOCK = 1 << 17
@@ -23,7 +23,7 @@ CHECK_RANK = 4
 
 
 @final
-class TraceSums(WholeSums):
+class TraceAccumulator(DenseAccumulator):
     """Adds the gradient of every domain to its trace.
 
     Args:
@@ -34,13 +34,13 @@ class TraceSums(WholeSums):
     """
 
     def __init__(
-        self, traces: FoldedTraces, parameters: Parameters, segments: Segments, weights: Vector
+        self, traces: FirstOrderTraces, parameters: Parameters, segments: RowGroups, weights: Vector
     ) -> None:
         super().__init__(segments)
         self._traces, self._parameters = traces, parameters
         self._factors: list[float] = (1 / weights).tolist()
 
-    def checking(self) -> tuple[ProjectedSums, Projections]:
+    def checking(self) -> tuple[ProjectedAccumulator, Projections]:
         """Sums of the same batch, small and apart from the traces.
 
         Returns:
@@ -48,7 +48,7 @@ class TraceSums(WholeSums):
         """
         projections = Projections(self._parameters, CHECK_RANK, seed=0)
         projections.draw(0)
-        return ProjectedSums(projections, self.segments, late=True), projections
+        return ProjectedAccumulator(projections, self.segments, late=True), projections
 
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
         """Add ``dY^T X`` over the rows of every domain.

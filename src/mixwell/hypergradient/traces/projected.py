@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.accumulators import ProjectedSums
-from mixwell.hypergradient.capture.hooks import Rest, RowWatch, Watcher
+from mixwell.hypergradient.capture.accumulators import ProjectedAccumulator
+from mixwell.hypergradient.capture.hooks import CaptureContext, LayerHooks, Rest
 from mixwell.hypergradient.capture.projections import Projection, Projections
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined, StepModel, Traces
 from mixwell.typing import Gradients, Json, Vector
@@ -26,8 +26,9 @@ SHORT_ROUND = 10
 
 @final
 class ProjectedTraces(Traces):
-    """The trace of every domain, projected to ``r x r`` numbers per layer
-    (:mod:`mixwell.hypergradient.capture.projections`).
+    """The trace of every domain, projected to ``r x r`` numbers per layer.
+
+    The projections are those of :mod:`mixwell.hypergradient.capture.projections`.
 
     From one mixed batch whose rows carry a domain label: the weighted loss runs one ordinary backward pass, and
     hooks on the layers add ``(dY B)^T (X A)`` over each domain's rows. Its cost does not depend on the number
@@ -58,7 +59,7 @@ class ProjectedTraces(Traces):
         ValueError: the rank is below 1 or ``rest`` is unknown.
     """
 
-    takes_rows = True
+    supports_mixed_batches = True
 
     def __init__(
         self,
@@ -94,8 +95,8 @@ class ProjectedTraces(Traces):
         self._stored = self._projections.empty_rows(domains)
         self._gathered = self._projections.empty_rows(domains)
         self._rows_weights: Vector | None = None
-        self._watcher: Watcher | None = None
-        self._sums: ProjectedSums | None = None
+        self._watcher: LayerHooks | None = None
+        self._sums: ProjectedAccumulator | None = None
         self.reset(0)
         self._factors(1.0)
 
@@ -110,7 +111,7 @@ class ProjectedTraces(Traces):
         self._stored.zero_()
         self._empty = True
         missing: Gradients = [None] * len(self._parameters)
-        self._projections.aim(missing if validation is None else validation)
+        self._projections.align(missing if validation is None else validation)
         self._projections.draw(round_index)
 
     def begin_step(self, step: StepModel) -> None:
@@ -134,7 +135,7 @@ class ProjectedTraces(Traces):
         self._gathered[domain].add_(self._projections.project(gradients), alpha=scale)
 
     @contextmanager
-    def rows(self, segments: Segments, weights: Vector) -> Generator[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> Generator[CaptureContext]:
         """Gather the gradients of a mixed batch.
 
         Args:
@@ -145,9 +146,9 @@ class ProjectedTraces(Traces):
             What is to be told the weighted losses.
         """
         if self._watcher is None:
-            self._watcher = Watcher(self._parameters, rest=self.rest, check=self.check)
+            self._watcher = LayerHooks(self._parameters, rest=self.rest, check=self.check)
         if self._sums is None:
-            self._sums = ProjectedSums(self._projections, segments, rows=self._gathered)
+            self._sums = ProjectedAccumulator(self._projections, segments, rows=self._gathered)
         self._sums.segments = segments
         self._rows_weights = weights
         with self._watcher.watch(self._sums) as watch:
@@ -163,7 +164,7 @@ class ProjectedTraces(Traces):
         """``z_j <- shrink * z_j + rate * g_j``, now that the clipping of this step is known.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
         if self._rows_weights is not None:
             if self._empty:
@@ -171,12 +172,12 @@ class ProjectedTraces(Traces):
             self._gathered.mul_(torch.from_numpy(1 / self._rows_weights).to(self._gathered).unsqueeze(1))
         shrinks, rates = self._factors(combined.clip)
         for index, gradient in enumerate(combined.gradients):
-            if gradient is None:  # the optimiser leaves it alone
+            if gradient is None:  # the optimizer leaves it alone
                 shrinks[index], rates[index] = 1.0, 0.0
         alone = not any(rates) or self._step.remaining > SHORT_ROUND
-        if self._round == 0 and self._projections.unaimed and alone:
+        if self._round == 0 and self._projections.unaligned and alone:
             # The first gradient says which directions matter. Adam's leaves no trace anyway.
-            self._projections.aim(combined.gradients)
+            self._projections.align(combined.gradients)
             self._projections.draw(self._round)
             return
         for part, shrink, rate in self._runs(shrinks, rates):
@@ -197,9 +198,9 @@ class ProjectedTraces(Traces):
         return distributed.all_reduce_sum(own, self._parameters.device) / distributed.world_size()
 
     @property
-    def uncovered(self) -> dict[str, str]:
+    def unsupported(self) -> dict[str, str]:
         """The parameters whose gradients hooks cannot tell apart, and why; known after the first mixed batch."""
-        found = {} if self._watcher is None else self._watcher.uncovered
+        found = {} if self._watcher is None else self._watcher.unsupported
         return {self._parameters.names[index]: reason for index, reason in found.items()}
 
     @property
@@ -252,7 +253,7 @@ class ProjectedTraces(Traces):
         return numbers, [step.rate(index) for index in range(len(self._parameters))]
 
     def _runs(self, shrinks: list[float], rates: list[float]) -> list[tuple[slice, float, float]]:
-        """Neighbouring parameters with the same factors as one."""
+        """Neighboring parameters with the same factors as one."""
         runs: list[tuple[slice, float, float]] = []
         for place, shrink, rate in zip(self._projections.places, shrinks, rates, strict=True):
             if runs and runs[-1][1:] == (shrink, rate):

@@ -28,8 +28,8 @@ class SketchedTraces(Traces):
     (so that no row length of a matrix is a multiple of it). As the signs are independent,
     ``E <S x, S y> = <x, y>``, with a variance of at most ``2 |x|^2 |y|^2 / s`` where energy is spread evenly
     over the buckets. Signs are drawn anew for every round, so errors of different rounds do not add up. Each
-    parameter group of the optimiser has a sketch of its own, since it may have its own decay; a parameter that
-    gets no gradient in a step fades with its group (dense traces leave it alone, as the optimiser does).
+    parameter group of the optimizer has a sketch of its own, since it may have its own decay; a parameter that
+    gets no gradient in a step fades with its group (dense traces leave it alone, as the optimizer does).
 
     Besides ``m * size`` numbers, the signs take one byte per parameter, whatever m.
 
@@ -65,7 +65,7 @@ class SketchedTraces(Traces):
         Raises:
             ValueError: the parameters are spread over processes.
         """
-        if parameters.spread:
+        if parameters.sharded:
             raise ValueError(
                 f"{self!r} needs whole gradients, and the parameters are sharded (fully_shard): use "
                 "DenseTraces(), which are sharded as they are, or ProjectedTraces()"
@@ -138,7 +138,7 @@ class SketchedTraces(Traces):
         """Replace the clipping factor that was assumed for the first step of a round by the true one.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
         if self._empty:
             for group in self._groups:

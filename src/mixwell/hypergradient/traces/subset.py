@@ -9,12 +9,12 @@ from typing import final
 
 from torch import Tensor
 
-from mixwell.hypergradient.capture.hooks import RowWatch
-from mixwell.hypergradient.capture.row_groups import Segments
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined, StepModel, Traces
 from mixwell.hypergradient.traces.dense import DenseTraces
-from mixwell.hypergradient.traces.forward_mode import CarriedTraces
+from mixwell.hypergradient.traces.forward_mode import ForwardModeTraces
 from mixwell.typing import Gradients, Json, Vector
 
 
@@ -37,11 +37,11 @@ class SubsetTraces(Traces):
     def __init__(self, select: Sequence[str] | Callable[[str], bool], inner: Traces | None = None) -> None:
         self.select = select
         self.inner = inner or DenseTraces()
-        if isinstance(self.inner, CarriedTraces):
+        if isinstance(self.inner, ForwardModeTraces):
             raise ValueError(
                 "CarriedTraces differentiate the whole step and need all parameters, not a subset"
             )
-        self.takes_rows = self.inner.takes_rows
+        self.supports_mixed_batches = self.inner.supports_mixed_batches
 
     def __repr__(self) -> str:
         shown = getattr(self.select, "__name__", "function") if callable(self.select) else list(self.select)
@@ -99,7 +99,7 @@ class SubsetTraces(Traces):
         """
         self.inner.add(domain, self._selected(gradients), scale)
 
-    def rows(self, segments: Segments, weights: Vector) -> AbstractContextManager[RowWatch]:
+    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Let the inner traces watch a mixed batch.
 
         Args:
@@ -115,7 +115,7 @@ class SubsetTraces(Traces):
         """Pass the selected part on.
 
         Args:
-            combined: what the optimiser is about to be given.
+            combined: what the optimizer is about to be given.
         """
         selected = self._selected(combined.gradients)
         self.inner.end_step(Combined(selected, combined.clip, combined.norm))

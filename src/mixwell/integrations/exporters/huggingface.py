@@ -3,7 +3,7 @@
 ::
 
     mix = json.load(open("mix.json"))
-    rows = [tokenised[name] for name in mix["domains"]]
+    rows = [tokenized[name] for name in mix["domains"]]
     interleave_datasets(rows, probabilities=mix["probabilities"], seed=0)
 
 It draws examples, and mixwell's weights are shares of rows of equal length: cut the text into such rows first, or

@@ -1,6 +1,6 @@
-"""Mixing in transformers: :class:`MixedTrainer`, and weights from losses alone for those who cannot subclass."""
+"""Mixing in transformers: :class:`MixerTrainer`, and weights from losses alone for those who cannot subclass."""
 
 from mixwell.integrations.transformers.loss_callback import DomainLossCallback
-from mixwell.integrations.transformers.trainer import MixedTrainer
+from mixwell.integrations.transformers.trainer import MixerTrainer
 
-__all__ = ["DomainLossCallback", "MixedTrainer"]
+__all__ = ["DomainLossCallback", "MixerTrainer"]

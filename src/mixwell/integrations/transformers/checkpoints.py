@@ -80,8 +80,8 @@ def _own(places: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
         return places[distributed.rank()]
     if places[0]["streams"]:
         raise ValueError(
-            f"{folder} was saved by {len(places)} processes, and there are {distributed.world_size()}; each reads its "
-            "own part of a stream, so start as many"
+            f"{folder} was saved by {len(places)} processes, and there are {distributed.world_size()}; each reads "
+            "its own part of a stream, so start as many"
         )
     # Rows that have numbers are drawn by all processes together; only the sums of losses are of each one's rows.
     return {**places[0], "losses": sharded_checkpoint.merged([one["losses"] for one in places])}

@@ -21,10 +21,10 @@ class DomainLossCallback(TrainerCallback):
 
     ``w_d <- w_d exp(alpha (loss_d - target_d))``, divided by the sum, and kept within the constraints: the dynamic
     batch loading of Sheared LLaMA (Xia et al. 2024). Without targets it is the update of Group DRO (Sagawa et al.
-    2020), which favours the domains with the highest loss.
+    2020), which favors the domains with the highest loss.
 
     It needs no gradient and changes nothing in the training loop, so that it works with any ``Trainer``; but it
-    does not know what helps another domain, nor what a validation set asks for. :class:`MixedTrainer` does::
+    does not know what helps another domain, nor what a validation set asks for. :class:`MixerTrainer` does::
 
         rows = Interleaved({"web": web, "code": code})
         trainer = Trainer(

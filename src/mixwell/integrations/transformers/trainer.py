@@ -29,14 +29,14 @@ RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """From the model and a batch one loss for each row, shape ``(rows,)``."""
 
 
-class MixedTrainer(Trainer):
+class MixerTrainer(Trainer):
     """transformers' ``Trainer``, which learns the weights of its domains while it trains.
 
     Three lines of a script change: the import, the name, and the validation set::
 
         from mixwell.integrations.transformers import MixedTrainer
 
-        trainer = MixedTrainer(
+        trainer = MixerTrainer(
             model=model,
             args=args,
             train_dataset=dataset,             # with a column "domain"; or {"web": web, "code": code}
@@ -215,12 +215,12 @@ class MixedTrainer(Trainer):
         self._check_losses(model, prepared)
         model.train()
         optimizer: Any = self.optimizer
-        if callable(getattr(optimizer, "train", None)):  # as schedule-free optimisers want it
+        if callable(getattr(optimizer, "train", None)):  # as schedule-free optimizers want it
             optimizer.train()
         with self.mixer.batch(labels, counts=self._feed.now.counts) as batch:
             with self.compute_loss_context_manager():
                 losses = self._losses(model, prepared)
-            loss = batch.weigh(losses)
+            loss = batch.weighted_loss(losses)
             self.accelerator.backward(loss)
         for place, rows, mean in batch.means():
             self._sums[:, place] += mean * rows, rows
@@ -249,7 +249,7 @@ class MixedTrainer(Trainer):
     # ------------------------------------------------------------------------------------------- what hooks call
 
     def begin_mixing(self) -> None:
-        """Make the mixer, now that the optimiser is there, and go on where a checkpoint was."""
+        """Make the mixer, now that the optimizer is there, and go on where a checkpoint was."""
         model: Any = self.model_wrapped  # which tells how gradients become those of all processes
         optimizer: Any = self.optimizer
         steps, settings = self.state.max_steps, dict(self._settings)
@@ -284,7 +284,7 @@ class MixedTrainer(Trainer):
             with self.mixer.validation(share=len(part) / len(rows)) as scope:
                 with self.compute_loss_context_manager():
                     loss = self._losses(model, self._prepare_inputs(dict(inputs))).mean()
-                self.accelerator.backward(scope.weigh(loss))
+                self.accelerator.backward(scope.scaled_loss(loss))
         self.mixer.portions = {}
         model.train()
 
@@ -333,7 +333,7 @@ class MixedTrainer(Trainer):
         if self._streamed:
             return self._reader.take(each), 1.0
         # As many rows in all as one process takes, unless all must run the model equally often.
-        wanted = each * count if self.mixer.lockstep else max(wanted, count)
+        wanted = each * count if self.mixer.requires_equal_forward_passes else max(wanted, count)
         numbers = self._reader.take(wanted)
         own = numbers[rank::count]
         return readers.fetch(self._validation, own), count * len(own) / wanted
@@ -378,7 +378,7 @@ class MixedTrainer(Trainer):
 class _Hooks(TrainerCallback):
     """Calls the trainer back where its loop has places for it."""
 
-    def __init__(self, trainer: MixedTrainer) -> None:
+    def __init__(self, trainer: MixerTrainer) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:

@@ -148,7 +148,7 @@ def measure(
                 if cell.copies > 1
                 else 0.0,
                 "bound": bound.total,
-                "bound_optimisation": bound.optimisation,
+                "bound_optimisation": bound.optimization,
                 "bound_horizon": bound.horizon_bias,
                 "bound_curvature": bound.curvature,
                 "error": float(errors[index]),

@@ -85,7 +85,7 @@ class LogisticRegression(BilevelProblem):
         """``mean_i log(1 + exp(-y_i x_i theta))``."""
         return np.logaddexp(0.0, -theta @ self.validation_rows.T).mean(-1)
 
-    def minimiser(self, weights: Array, near: Array | None = None) -> Array:
+    def minimizer(self, weights: Array, near: Array | None = None) -> Array:
         """By Newton's method, to rounding error."""
         theta = np.zeros((len(weights), self.dimension)) if near is None else near.copy()
         for _ in range(50):
@@ -122,7 +122,7 @@ class LogisticRegression(BilevelProblem):
         # The gradient of a row is no longer than the row, with or without the ball.
         longest = max(float((lengths**2).mean(1).max()), float((validation**2).sum(-1).mean()))
         deviation = math.sqrt(longest / self.draw) if noisy else 0.0
-        star = self.minimiser(uniform)
+        star = self.minimizer(uniform)
         return Constants(
             domains=self.domains,
             gradient=float(lengths.mean(1).max()) + self.ridge * radius,
@@ -134,7 +134,7 @@ class LogisticRegression(BilevelProblem):
             least_curvature=self.ridge,
             greatest_curvature=self.ridge + greatest / 4,
             curvature_error=0.0,
-            spread=spread(self.minimiser(grid)),
+            spread=spread(self.minimizer(grid)),
             start=norm(self.start - star[0]),
             noise=deviation,
         )

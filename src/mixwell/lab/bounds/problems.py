@@ -1,6 +1,6 @@
 """Strongly convex bilevel problems whose constants are computed, not guessed.
 
-Both kinds live on a ball that no run leaves. Around any centre z, the map ``theta -> theta - eta g`` with
+Both kinds live on a ball that no run leaves. Around any center z, the map ``theta -> theta - eta g`` with
 ``eta <= 1/L`` contracts by ``1 - eta mu`` and moves z by at most ``eta s``, where ``s = max_j ||grad
 l_j(z)|| + noise``; so the ball of radius ``max(||theta_0 - z||, s / mu)`` is mapped into itself. The
 Lipschitz constants are those of that ball.
@@ -63,7 +63,7 @@ class BilevelProblem(ABC):
         """Shape ``(rows,)``."""
 
     @abstractmethod
-    def minimiser(self, weights: Array, near: Array | None = None) -> Array:
+    def minimizer(self, weights: Array, near: Array | None = None) -> Array:
         """``theta*(w)``, shape ``(rows, d)``; ``near`` is a guess, where there is one."""
 
     @abstractmethod
@@ -84,11 +84,11 @@ class BilevelProblem(ABC):
 
     def outer(self, weights: Array) -> Array:
         """``F(w) = L_V(theta*(w))``, shape ``(rows,)``."""
-        return self.validation_loss(self.minimiser(weights))
+        return self.validation_loss(self.minimizer(weights))
 
     def hypergradient(self, weights: Array, theta: Array | None = None) -> Array:
-        """The true one, ``-<grad L_V, H^-1 grad l_j>`` at the minimiser (Eq. 2), shape ``(rows, m)``."""
-        star = self.minimiser(weights) if theta is None else theta
+        """The true one, ``-<grad L_V, H^-1 grad l_j>`` at the minimizer (Eq. 2), shape ``(rows, m)``."""
+        star = self.minimizer(weights) if theta is None else theta
         target = np.linalg.solve(self.hessian(weights, star), self.validation_gradient(star)[..., None])
         return -(self.gradients(star) @ target)[..., 0]
 
@@ -96,10 +96,10 @@ class BilevelProblem(ABC):
         """The H that a round uses, as full matrices, shape ``(rows, d, d)``.
 
         Args:
-            kind: ``"exact"``, the Hessian at the minimiser; its ``"diagonal"``; or ``"isotropic"``, gamma I with
+            kind: ``"exact"``, the Hessian at the minimizer; its ``"diagonal"``; or ``"isotropic"``, gamma I with
                 gamma midway between mu and L.
             weights: of the round.
-            theta: the minimiser for them.
+            theta: the minimizer for them.
 
         Returns:
             H.
@@ -141,7 +141,7 @@ class BilevelProblem(ABC):
         return float(np.abs(self.hypergradient(simplex_grid(self.domains, GRID))).max())
 
     def best(self, *, gap: float = 1e-8, steps: int = 5_000) -> tuple[Array, float]:
-        """The weights that minimise F, by mirror descent with true hypergradients.
+        """The weights that minimize F, by mirror descent with true hypergradients.
 
         For convex F, ``F(w) - F* <= <grad F, w> - min_j dF/dw_j``; it stops where that is small.
 
@@ -153,7 +153,7 @@ class BilevelProblem(ABC):
             The weights, shape ``(m,)``, and ``F*``.
         """
         weights = np.full((1, self.domains), 1 / self.domains)
-        star = self.minimiser(weights)
+        star = self.minimizer(weights)
         value, rate = float(self.validation_loss(star)[0]), 1.0 / self.greatest_hypergradient()
         for _ in range(steps):
             slope = self.hypergradient(weights, star)
@@ -162,7 +162,7 @@ class BilevelProblem(ABC):
             while True:
                 tried = weights * np.exp(-rate * (slope - slope.min()))
                 tried /= tried.sum()
-                there = self.minimiser(tried, star)
+                there = self.minimizer(tried, star)
                 lower = float(self.validation_loss(there)[0])
                 if lower <= value or rate < 1e-12:
                     break

@@ -27,7 +27,7 @@ class BestHorizon:
         budget: N.
         measured: T with the least measured gap, between the grid's points by a parabola in the logarithms.
         gap: there.
-        theory: T that minimises the theorem's bound; NaN where the budget is too short for the theorem, or all
+        theory: T that minimizes the theorem's bound; NaN where the budget is too short for the theorem, or all
             of it would be one round.
         gap_at_choice: the measured gap at the grid's horizon next to the paper's choice.
         choice: the paper's choice.
@@ -61,7 +61,7 @@ class Fit:
         noisy: which law.
         slope: b, the exponent with noise.
         late: b without the first decade of budgets, where few horizons are long enough for the theorem.
-        theory: b of the horizons that minimise the bound.
+        theory: b of the horizons that minimize the bound.
         intercept: the mean of a.
     """
 
@@ -158,7 +158,7 @@ def growth_of(rows: Sequence[Row]) -> tuple[Best, list[Fit]]:
 def lowest(horizons: Array, gaps: Array) -> float:
     """Where the gap is least, between the points.
 
-    It is the vertex of the parabola through the least point and its neighbours, in logarithms.
+    It is the vertex of the parabola through the least point and its neighbors, in logarithms.
 
     Args:
         horizons: ascending.

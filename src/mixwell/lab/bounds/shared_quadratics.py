@@ -64,7 +64,7 @@ class SharedQuadratics(BilevelProblem):
         """``(theta - c_V)^T A_V (theta - c_V) / 2``."""
         return ((theta - self.target) * self.validation_gradient(theta)).sum(-1) / 2
 
-    def minimiser(self, weights: Array, near: Array | None = None) -> Array:
+    def minimizer(self, weights: Array, near: Array | None = None) -> Array:
         """``sum_j w_j c_j``."""
         return weights @ self.centers
 
@@ -77,7 +77,7 @@ class SharedQuadratics(BilevelProblem):
         return float(np.abs(np.linalg.eigvalsh(self.matrix * (1 - np.eye(self.dimension)))).max())
 
     def base_constants(self, *, noisy: bool) -> Constants:
-        """From the eigenvalues of A and A_V, and the ball around the mean of the centres."""
+        """From the eigenvalues of A and A_V, and the ball around the mean of the centers."""
         values = np.linalg.eigvalsh(self.matrix)
         mu, smooth = float(values[0]), float(values[-1])
         middle = self.centers.mean(0)

@@ -58,7 +58,7 @@ def simulate(
         curvature: a kind of :meth:`BilevelProblem.curvature`.
         random: of the noise; ``None`` for full gradients.
         error_bounds: bounds of the hypergradients' error, from rows and the distances of their rounds' first
-            parameters to the minimisers; ``None`` where the errors are not wanted (they cost an exact
+            parameters to the minimizers; ``None`` where the errors are not wanted (they cost an exact
             hypergradient per round).
         report: told the steps done, now and then.
 
@@ -72,7 +72,7 @@ def simulate(
     log_weights = np.zeros((rows, problem.domains))
     weights = np.full((rows, problem.domains), 1 / problem.domains)
     total, done = np.zeros_like(weights), np.zeros(rows, dtype=np.int64)
-    star = problem.minimiser(weights)
+    star = problem.minimizer(weights)
     matrix = problem.curvature(curvature, weights, star).copy()
     distance = np.linalg.norm(theta - star, axis=-1)
     trace = np.zeros((rows, problem.domains, problem.dimension))
@@ -106,7 +106,7 @@ def simulate(
         weights[ending] = raised / raised.sum(-1, keepdims=True)
         trace[ending] = 0.0
         if not fixed or error_bounds is not None:
-            star[ending] = problem.minimiser(weights[ending], star[ending])
+            star[ending] = problem.minimizer(weights[ending], star[ending])
             matrix[ending] = problem.curvature(curvature, weights[ending], star[ending])
             distance[ending] = np.linalg.norm(at - star[ending], axis=-1)
     return Outcomes(total / rounds[:, None], error, ratio)
@@ -152,7 +152,7 @@ def leap(
         for index in range(rounds):
             raised = np.exp(log_weights - log_weights.max())
             weights = raised / raised.sum()
-            star = problem.minimiser(weights)
+            star = problem.minimizer(weights)
             away = theta - star
             total += weights[0]
             traces = (slow * (away @ basis)) * values + ((star - problem.centers) @ basis) * (

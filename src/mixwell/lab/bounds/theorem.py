@@ -138,7 +138,7 @@ def is_convex(kind: str, seed: int) -> bool:
 
 
 def _fading(rows: Sequence[Row]) -> float:
-    """The slowest ``log(error_1 / error_2) / log(bound_1 / bound_2)`` of neighbouring horizons.
+    """The slowest ``log(error_1 / error_2) / log(bound_1 / bound_2)`` of neighboring horizons.
 
     Only the bound's exponential part is taken, with its factor ``eta T``; pairs whose errors are rounded away
     are left out.

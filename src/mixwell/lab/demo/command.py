@@ -85,8 +85,8 @@ def _tell(console: Console, rows: Sequence[Row], out: Path) -> None:
     column, label = report.loss_column(rows)
     table = Table("arm", "seed", label, "weights at the end", box=None)
     for row in rows:
-        artefact = mixture.read(_run(out, row))
-        last = "  ".join(f"{name} {weight:.2f}" for name, weight in artefact["weights"]["last"].items())
+        artifact = mixture.read(_run(out, row))
+        last = "  ".join(f"{name} {weight:.2f}" for name, weight in artifact["weights"]["last"].items())
         table.add_row(str(row["arm"]), str(row["seed"]), f"{row[column]:.4f}", last)
     show(console, table)
     for line in report.findings(rows):

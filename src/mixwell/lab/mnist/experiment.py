@@ -189,7 +189,7 @@ class Domains:
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Images turned counter-clockwise about their centre, bilinear, black outside.
+    """Images turned counter-clockwise about their center, bilinear, black outside.
 
     Args:
         images: shape ``(rows, channels, height, width)``.

@@ -35,7 +35,7 @@ class Problem:
 
 PROBLEMS = {
     "mnist": Problem(
-        "digits turned by 45 degrees, from turned, straight and mislabelled ones", "mnist:prepare"
+        "digits turned by 45 degrees, from turned, straight and mislabeled ones", "mnist:prepare"
     ),
     "fashion": Problem(
         "clothes, from few good images and many with wrong labels or spoiled pixels", "fashion:prepare"

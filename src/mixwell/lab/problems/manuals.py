@@ -24,7 +24,7 @@ HELD_OUT_CHARACTERS = 140_000
 MOST_CHARACTERS = 2_000_000
 """Of the other languages."""
 _TRANSLATORS = ("ÜBERSETZUNG", "TRADUCTION", "TRADUCCIÓN", "TŁUMACZENIE", "VERTALING", "TRADUZIONE")
-"""Headings of the last section of most pages, which says who translated it and under which licence."""
+"""Headings of the last section of most pages, which says who translated it and under which license."""
 # Macros whose arguments are text; of all others the whole line is left out.
 _WITH_TEXT = {
     "SH",
@@ -153,7 +153,7 @@ def split_pages(
 ) -> dict[str, dict[str, str]]:
     """Pages in random order, each in one part only, and so is every line that is not short.
 
-    Pages share lines (licences, or ``dir`` and ``ls``); only the first page that has a line keeps it.
+    Pages share lines (licenses, or ``dir`` and ``ls``); only the first page that has a line keeps it.
 
     Args:
         found: text by name of page.

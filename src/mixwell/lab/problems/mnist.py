@@ -1,4 +1,4 @@
-"""MNIST, turned and mislabelled: the paper's problem in small."""
+"""MNIST, turned and mislabeled: the paper's problem in small."""
 
 from __future__ import annotations
 

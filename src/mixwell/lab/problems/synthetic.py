@@ -10,7 +10,7 @@ weights :math:`w` on the simplex is
                  = \sum_j w_j \tfrac12 (\theta - a_j)^\top H (\theta - a_j) + \tfrac12 \sigma^2,
     \qquad \theta(w) = \sum_j w_j a_j,
 
-since the covariances are equal. Validation and test have the minimiser :math:`a_V = \sum_j w^*_j a_j`, so that
+since the covariances are equal. Validation and test have the minimizer :math:`a_V = \sum_j w^*_j a_j`, so that
 :math:`\theta(w^*) = a_V`, and trained to the end with weights :math:`w` the model's excess validation loss is
 
 .. math::
@@ -73,7 +73,7 @@ def covariance() -> Tensor:
     return directions * _eigenvalues() @ directions.T
 
 
-def minimisers() -> Tensor:
+def minimizers() -> Tensor:
     """What each domain alone would teach.
 
     They lie in random directions, longer where the loss is flat, so that every direction matters alike.
@@ -95,7 +95,7 @@ def excess(weights: Tensor) -> float:
     Returns:
         F(w) - F(w*), as in the formula above.
     """
-    away = (weights - optimum()) @ minimisers()
+    away = (weights - optimum()) @ minimizers()
     return float(away @ covariance() @ away) / 2
 
 
@@ -116,7 +116,7 @@ def regression(part: str, rows: int) -> tuple[Tensor, Tensor]:
     if rows <= DIMENSION:
         raise ValueError(f"{part} needs more rows than the dimension {DIMENSION}, got {rows}")
     held_out = part in HELD_OUT
-    slope = optimum() @ minimisers() if held_out else minimisers()[int(part)]
+    slope = optimum() @ minimizers() if held_out else minimizers()[int(part)]
     seed = 100 + (HELD_OUT.index(part) if held_out else 2 + int(part))
     random = torch.Generator().manual_seed(seed)
     drawn = torch.randn(rows, DIMENSION + 1, generator=random, dtype=torch.float64)

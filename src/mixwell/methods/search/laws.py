@@ -86,7 +86,7 @@ def fit(
         losses: of the proxies, shape ``(n,)``.
         parts: number of terms.
         penalty: adds ``penalty/2 sum_i |t_i - mean_i t_i|^2`` to the mean Huber loss (in units of ``huber``, of
-            standardised losses); a strong one leaves a law of one term.
+            standardized losses); a strong one leaves a law of one term.
         starts: of the search.
         huber: residuals beyond it count by their size and not their square, in standard deviations of the losses.
         seed: of the starts.

@@ -35,7 +35,8 @@ def candidates(
 
     ``w ~ Dirichlet(s p)`` with ``p_j ~ share_j^power`` and a strength ``s`` that is drawn for each. A mixture with
     ``w_j > repeats * share_j`` is thrown away, since training would repeat that domain too often; weights below
-    ``least`` become zero; mixtures that agree to within ``least`` are one (RegMix, Liu et al. 2024).
+    ``least`` become zero; mixtures that check_weights_in_sync to within ``least`` are one (RegMix, Liu et
+    al. 2024).
 
     Args:
         shares: of the domains in all data, positive; divided by their sum. Shape ``(m,)``.

@@ -45,10 +45,10 @@ def best_average(predict: Predictor, samples: Matrix, top: int) -> Vector:
     return average / average.sum()
 
 
-def minimiser(law: Law, most: Vector | None = None) -> Vector:
+def minimizer(law: Law, most: Vector | None = None) -> Vector:
     """The mixture with the least loss by a law.
 
-    SLSQP minimises ``log sum_i k_i exp(t_i r)``, which is convex, has the minimiser of the law and is well scaled.
+    SLSQP minimizes ``log sum_i k_i exp(t_i r)``, which is convex, has the minimizer of the law and is well scaled.
     The answer is checked: a convex function is at most ``<g, r> - min_v <g, v>`` above its minimum, ``g`` its
     gradient at ``r`` and ``v`` any mixture that is allowed.
 

@@ -110,11 +110,11 @@ def _log_linear(weights: Matrix, losses: Vector) -> Predictor:
 
     # The intercept is not shrunk, so that adding a constant to all losses changes no proposal.
     design = features(weights)
-    centre, level = design.mean(axis=0), losses.mean()
-    design = design - centre
+    center, level = design.mean(axis=0), losses.mean()
+    design = design - center
     penalty = RIDGE * np.eye(design.shape[1])
     coefficients = np.linalg.solve(design.T @ design + penalty, design.T @ (losses - level))
-    return lambda weights: (features(weights) - centre) @ coefficients + level
+    return lambda weights: (features(weights) - center) @ coefficients + level
 
 
 def _lightgbm(weights: Matrix, losses: Vector, seed: int) -> Predictor:

@@ -13,7 +13,7 @@ import numpy as np
 
 
 def iterate_variance(learning_rate: float, curvature: float, noise: float) -> float:
-    """The variance of the iterates around the minimiser when training has settled.
+    """The variance of the iterates around the minimizer when training has settled.
 
     ``eta^2 sigma^2 / (1 - rho^2) = eta sigma^2 / (lambda (2 - eta lambda))``. The validation gradient at one
     iterate has ``lambda_V^2`` times as much, most along the directions of high curvature, however many validation
@@ -59,7 +59,7 @@ def averaging_factor(points: Sequence[int], learning_rate: float, curvature: flo
 
 
 def unconverged_part(points: Sequence[int], learning_rate: float, curvature: float) -> float:
-    """The part of the way to the minimiser that is left at a round's validation points, on average.
+    """The part of the way to the minimizer that is left at a round's validation points, on average.
 
     ``mean_i rho^t_i``. It stands for the factor ``(1 - eta mu / 2)^(T - 1)`` of the theorems' second term, which
     averaging raises: with points in the second half of the round it is at most that of half the horizon.

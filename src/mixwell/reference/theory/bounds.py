@@ -16,19 +16,19 @@ class Bound:
     """A bound of ``F(w_avg) - F*`` in its three parts.
 
     Args:
-        optimisation: (I), of mirror descent with K steps; it grows with the horizon.
+        optimization: (I), of mirror descent with K steps; it grows with the horizon.
         horizon_bias: (II), of looking back over T steps only; it falls with the horizon.
         curvature: (III), of the approximate Hessian; neither budget nor horizon changes it.
     """
 
-    optimisation: float
+    optimization: float
     horizon_bias: float
     curvature: float
 
     @property
     def reducible(self) -> float:
         """(I) + (II)."""
-        return self.optimisation + self.horizon_bias
+        return self.optimization + self.horizon_bias
 
     @property
     def total(self) -> float:
@@ -47,7 +47,7 @@ def hypergradient_error_bound(
         constants: of the problem.
         horizon: T.
         learning_rate: eta.
-        distance: of the round's first parameters from the minimiser for its weights, where it is known; R
+        distance: of the round's first parameters from the minimizer for its weights, where it is known; R
             otherwise, which bounds it.
 
     Returns:
@@ -88,7 +88,7 @@ def deterministic_bound(
     curvature = c.curvature_error * size / min(c.strong_convexity, c.least_curvature) ** 2
     error = hypergradient_error_bound(c, horizon=horizon, learning_rate=learning_rate)
     return Bound(
-        optimisation=1.5 * size * math.sqrt(math.log(c.domains)) / (c.least_curvature * math.sqrt(rounds)),
+        optimization=1.5 * size * math.sqrt(math.log(c.domains)) / (c.least_curvature * math.sqrt(rounds)),
         horizon_bias=2 * (error - curvature),
         curvature=2 * curvature,
     )
@@ -132,7 +132,7 @@ def stochastic_bound(
     bias += 2 * math.sqrt(eta) * c.noise * shake
     exact = c.gradient * c.validation_gradient
     return Bound(
-        optimisation=1.5 * size * math.sqrt(math.log(c.domains)) / (c.least_curvature * math.sqrt(rounds)),
+        optimization=1.5 * size * math.sqrt(math.log(c.domains)) / (c.least_curvature * math.sqrt(rounds)),
         horizon_bias=bias,
         curvature=2 * c.curvature_error * exact / min(mu, c.least_curvature) ** 2,
     )

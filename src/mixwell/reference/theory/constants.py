@@ -22,8 +22,8 @@ class Constants:
         least_curvature: mu_hat; the curvature that is used is at least this ...
         greatest_curvature: L_hat; ... and at most this.
         curvature_error: delta; its distance from the Hessian at the optimum, in operator norm.
-        spread: D, the greatest distance of two domains' minimisers.
-        start: the distance of the first parameters from the minimiser for the first weights.
+        spread: D, the greatest distance of two domains' minimizers.
+        start: the distance of the first parameters from the minimizer for the first weights.
         noise: sigma, the standard deviation of the gradients.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The horizons that minimise the bounds."""
+"""The horizons that minimize the bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mixwell.simplex.formulas import check_budget
 
 
 def best_deterministic_horizon(constants: Constants, *, budget: int, learning_rate: float) -> int:
-    """The horizon that minimises :func:`deterministic_bound`, of those for which the theorem speaks.
+    """The horizon that minimizes :func:`deterministic_bound`, of those for which the theorem speaks.
 
     Args:
         constants: of the problem.
@@ -31,7 +31,7 @@ def best_deterministic_horizon(constants: Constants, *, budget: int, learning_ra
 
 
 def best_stochastic_horizon(constants: Constants, *, budget: int) -> int:
-    """The horizon that minimises :func:`stochastic_bound`, of those for which the theorem speaks.
+    """The horizon that minimizes :func:`stochastic_bound`, of those for which the theorem speaks.
 
     Args:
         constants: of the problem.
@@ -48,7 +48,7 @@ def best_stochastic_horizon(constants: Constants, *, budget: int) -> int:
 
 
 def _least(bound: Callable[[int], Bound], first: int, budget: int) -> int:
-    """The whole number with the least bound: by a grid, then every one between its neighbours."""
+    """The whole number with the least bound: by a grid, then every one between its neighbors."""
     check_budget(budget)
     if first > budget:
         raise ValueError(

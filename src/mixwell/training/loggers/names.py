@@ -14,7 +14,7 @@ name                                    written       what
 ``mixwell/rows/<domain>``               step          rows trained on so far
 ``mixwell/step_loss/<domain>``          step          mean training loss since the step that was logged before
 ``mixwell/training_loss``               step          the same, of the domains together, by their weights
-``mixwell/learning_rate``               step          of the optimiser
+``mixwell/learning_rate``               step          of the optimizer
 ``mixwell/evaluation/<set>``            evaluation    mean loss on fixed rows of ``validation`` (and ``test``)
 ======================================  ============  ==========================================================
 

@@ -41,7 +41,7 @@ Options = Mapping[str, Any]
 
 @final
 @dataclass(frozen=True)
-class GoingOn:
+class ResumePoint:
     """Where a run goes on.
 
     Args:
@@ -156,7 +156,7 @@ def begin(
     *,
     base: Path,
     settings: Mapping[str, Any],
-    going_on: GoingOn | None = None,
+    going_on: ResumePoint | None = None,
     given: Sequence[Logger] = (),
 ) -> RunLoggers:
     """Begin the loggers of a run, or go on with those that it had.
@@ -214,7 +214,7 @@ def forget(chosen: Mapping[str, Options], folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _after(kind: type[Logger], going_on: GoingOn | None, *, known: bool) -> int | None:
+def _after(kind: type[Logger], going_on: ResumePoint | None, *, known: bool) -> int | None:
     """The step up to which a logger has what it needs."""
     if going_on is None:
         return None

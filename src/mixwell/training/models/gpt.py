@@ -49,7 +49,7 @@ class Gpt(nn.Module):
         turns = torch.outer(torch.arange(context).float(), 10_000.0 ** -torch.arange(0, 1, 2 * heads / width))
         self.register_buffer("cosine", turns.cos(), persistent=False)
         self.register_buffer("sine", turns.sin(), persistent=False)
-        self.apply(_initialise)
+        self.apply(_initialize)
         for name, parameter in self.named_parameters():
             if name.endswith("out.weight"):  # so that the residual stream does not grow with depth
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5)
@@ -114,6 +114,6 @@ def _turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)

@@ -66,9 +66,9 @@ def test_exact_curvature_equals_every_exact_reference(seed: int) -> None:
 def test_unrolled_converges_to_implicit_at_the_predicted_rate(seed: int) -> None:
     quadratic, _, w = setting(seed)
     implicit = quadratic.implicit(w).numpy()
-    star = quadratic.minimiser(w)
+    star = quadratic.minimizer(w)
     mu = float(torch.linalg.eigvalsh(quadratic.hessian(w))[0])
-    # Started at the minimiser the error is eta sum_{i>=T} <g_V, (I - eta H)^i g_j>: a mix of geometric
+    # Started at the minimizer the error is eta sum_{i>=T} <g_V, (I - eta H)^i g_j>: a mix of geometric
     # decays, of which the slowest, (1 - eta mu)^T, is left for large T.
     rate = 0.02
     short, long = (
@@ -83,11 +83,11 @@ def test_unrolled_converges_to_implicit_at_the_predicted_rate(seed: int) -> None
 @pytest.mark.parametrize("seed", range(3))
 def test_implicit_references_agree_with_the_closed_form(seed: int) -> None:
     quadratic, _, w = setting(seed)
-    star, problem, closed = quadratic.minimiser(w), quadratic.problem(), quadratic.implicit(w).numpy()
+    star, problem, closed = quadratic.minimizer(w), quadratic.problem(), quadratic.implicit(w).numpy()
     assert relative(unroll.implicit_cg(problem, star, w).numpy(), closed) < 1e-8
     neumann = unroll.implicit_neumann(problem, star, w, learning_rate=ETA, terms=800).numpy()
     assert relative(neumann, closed) < 1e-9
-    # T terms are T unrolled steps from the minimiser.
+    # T terms are T unrolled steps from the minimizer.
     short = unroll.implicit_neumann(problem, star, w, learning_rate=ETA, terms=7).numpy()
     assert relative(short, quadratic.unrolled(star, w, learning_rate=ETA, horizon=7).numpy()) < 1e-9
 
@@ -133,7 +133,7 @@ def test_isotropic_traces_are_the_literal_recursion(gamma: float) -> None:
 def test_diagonal_and_per_tensor_traces_are_the_literal_recursion(carried: bool) -> None:
     quadratic, theta, w = setting(2)
     diagonal = torch.diagonal(quadratic.hessian(w)).clone()
-    traces = (lambda: mixwell.CarriedTraces()) if carried else (lambda: mixwell.DenseTraces())
+    traces = (lambda: mixwell.ForwardModeTraces()) if carried else (lambda: mixwell.DenseTraces())
     got = quadratic_round(
         quadratic,
         theta,
@@ -221,7 +221,7 @@ def test_carried_traces_are_exact(kind: str, start: int, clip_norm: float | None
 
 @pytest.mark.parametrize("kind", ["momentum", "nesterov", "dampened", "adam", "adamw"])
 @pytest.mark.parametrize("start", [0, 20])
-def test_folded_traces_follow_the_real_optimiser(kind: str, start: int) -> None:
+def test_folded_traces_follow_the_real_optimizer(kind: str, start: int) -> None:
     cosines = []
     for seed in range(6):
         model, optimizer = warmed_up(kind, seed, start)
@@ -275,7 +275,7 @@ def test_scores_of_several_points_are_the_derivative_of_the_mean_loss(
 @pytest.mark.parametrize(("points", "span"), SETS)
 @pytest.mark.parametrize(("kind", "start"), [("sgd", 0), ("momentum", 3), ("nesterov", 0), ("adamw", 3)])
 def test_carried_traces_are_exact_at_several_points(kind: str, start: int, points: int, span: float) -> None:
-    """Against differences of real training of a network, with the optimiser's moments and clipping."""
+    """Against differences of real training of a network, with the optimizer's moments and clipping."""
     model, optimizer = warmed_up(kind, 5, start)
     batches, validation = regression_batches(5, steps=6)
     report = measure_fidelity(
@@ -293,7 +293,7 @@ def test_carried_traces_are_exact_at_several_points(kind: str, start: int, point
 
 
 TRACES = {
-    "carried": (mixwell.CarriedTraces, 1e-9),
+    "carried": (mixwell.ForwardModeTraces, 1e-9),
     "projected": (lambda: mixwell.ProjectedTraces(1000), 1e-9),
     "sketched": (lambda: mixwell.SketchedTraces(100_000), 1e-9),
     "subset": (lambda: mixwell.SubsetTraces(["*"]), 1e-12),

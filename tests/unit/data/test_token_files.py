@@ -16,7 +16,7 @@ import pytest
 from commands import PATIENCE
 from mixwell.data import token_files
 from mixwell.data.sources import Piece, Source, TextFiles, Texts
-from mixwell.data.token_files import Tokenised, open_tokens, shared, tokenise
+from mixwell.data.token_files import Tokenized, open_tokens, shared, tokenize
 from mixwell.data.tokenizer import Bytes, TokenizerFile, train
 
 DOCUMENTS = ["The first one.\nIt has two lines.", "", "zweites, mit Größe"]
@@ -52,7 +52,7 @@ def names(cache: Path) -> list[str]:
 
 
 def test_documents_end_with_the_end_token(tmp_path: Path) -> None:
-    made = tokenise(Texts(DOCUMENTS), Bytes(), cache=tmp_path)
+    made = tokenize(Texts(DOCUMENTS), Bytes(), cache=tmp_path)
     expected = [*DOCUMENTS[0].encode(), 256, *DOCUMENTS[2].encode(), 256]
     array = made.array()
     assert isinstance(array, np.memmap)
@@ -66,17 +66,17 @@ def test_documents_end_with_the_end_token(tmp_path: Path) -> None:
 
 def test_the_second_time_nothing_is_read(tmp_path: Path) -> None:
     source = counted()
-    first = tokenise(source, Bytes(), cache=tmp_path)
+    first = tokenize(source, Bytes(), cache=tmp_path)
     assert Bytes().decode(first.array()) == "one document<|endoftext|>two<|endoftext|>"
-    assert tokenise(source, Bytes(), cache=tmp_path) == first
+    assert tokenize(source, Bytes(), cache=tmp_path) == first
     assert source.reads == 1
     assert names(tmp_path) == [".bin", ".json", ".npz"]
 
 
-def test_another_tokeniser_or_text_is_another_array(tmp_path: Path) -> None:
+def test_another_tokenizer_or_text_is_another_array(tmp_path: Path) -> None:
     bpe = train([Texts(DOCUMENTS)], size=260, path=tmp_path / "bpe.json")
     made = [
-        tokenise(Texts(documents), tokenizer, cache=tmp_path)
+        tokenize(Texts(documents), tokenizer, cache=tmp_path)
         for documents in (DOCUMENTS, DOCUMENTS[:1])
         for tokenizer in (Bytes(), bpe)
     ]
@@ -88,7 +88,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     tokens = {"?": 0, "</s>": 1, "word": 100_000}
     content = {"version": "1.0", "model": {"type": "WordLevel", "vocab": tokens, "unk_token": "?"}}
     (tmp_path / "words.json").write_text(json.dumps(content))
-    made = tokenise(Texts(["word"]), TokenizerFile(tmp_path / "words.json"), cache=tmp_path)
+    made = tokenize(Texts(["word"]), TokenizerFile(tmp_path / "words.json"), cache=tmp_path)
     assert made.dtype == "<u4"
     assert made.array().tolist() == [100_000, 1]
 
@@ -97,17 +97,17 @@ def test_an_error_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
     source = counted()
     source.broken = True
     with pytest.raises(RuntimeError, match="broken"):
-        tokenise(source, Bytes(), cache=tmp_path)
+        tokenize(source, Bytes(), cache=tmp_path)
     assert names(tmp_path) == []
     source.broken = False
-    assert tokenise(source, Bytes(), cache=tmp_path).documents == 2
+    assert tokenize(source, Bytes(), cache=tmp_path).documents == 2
 
 
 KILLED = """
 import os, sys
 from pathlib import Path
 from mixwell.data.sources import Piece, Texts
-from mixwell.data.token_files import tokenise
+from mixwell.data.token_files import tokenize
 from mixwell.data.tokenizer import Bytes
 
 class Killed(Bytes.__mro__[1]):
@@ -117,7 +117,7 @@ class Killed(Bytes.__mro__[1]):
     def decode(self, ids):
         return ""
 
-tokenise(Texts(["one", "two"]), Killed(), cache=Path(sys.argv[1]))
+tokenize(Texts(["one", "two"]), Killed(), cache=Path(sys.argv[1]))
 """
 
 
@@ -125,16 +125,16 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert done.returncode == -9
     assert names(tmp_path) == [".part"]
-    tokenise(Texts(["something else"]), Bytes(), cache=tmp_path)
+    tokenize(Texts(["something else"]), Bytes(), cache=tmp_path)
     assert ".part" not in names(tmp_path)
-    made = tokenise(Texts(["one", "two"]), Bytes(), cache=tmp_path)
+    made = tokenize(Texts(["one", "two"]), Bytes(), cache=tmp_path)
     assert made.array().tolist() == [*b"one", 256, *b"two", 256]
 
 
 @pytest.mark.parametrize("damage", ["short", "no array", "no facts", "half facts", "no sketch"])
 def test_damaged_arrays_are_made_again(tmp_path: Path, damage: str) -> None:
     source = counted()
-    made = tokenise(source, Bytes(), cache=tmp_path)
+    made = tokenize(source, Bytes(), cache=tmp_path)
     facts = made.path.with_suffix(".json")
     if damage == "short":
         made.path.write_bytes(made.path.read_bytes()[:-2])
@@ -144,7 +144,7 @@ def test_damaged_arrays_are_made_again(tmp_path: Path, damage: str) -> None:
         {"no array": made.path, "no facts": facts, "no sketch": made.path.with_suffix(".npz")}[
             damage
         ].unlink()
-    assert tokenise(source, Bytes(), cache=tmp_path) == made
+    assert tokenize(source, Bytes(), cache=tmp_path) == made
     assert source.reads == 2
     assert len(made.array()) == made.tokens
 
@@ -154,7 +154,7 @@ def test_empty_domains(tmp_path: Path, documents: list[str]) -> None:
     with pytest.raises(
         ValueError, match="domain poems is empty: there is no text in it; add text, or leave it out"
     ):
-        tokenise(Texts(documents, name="poems"), Bytes(), cache=tmp_path)
+        tokenize(Texts(documents, name="poems"), Bytes(), cache=tmp_path)
     assert names(tmp_path) == []
 
 
@@ -164,7 +164,7 @@ def test_a_domain_of_an_empty_file(tmp_path: Path) -> None:
         pytest.warns(UserWarning, match="a.txt is empty"),
         pytest.raises(ValueError, match="domain a.txt is empty"),
     ):
-        tokenise(TextFiles("a.txt", base=tmp_path), Bytes(), cache=tmp_path)
+        tokenize(TextFiles("a.txt", base=tmp_path), Bytes(), cache=tmp_path)
 
 
 def test_text_that_changes_while_it_is_read(tmp_path: Path) -> None:
@@ -175,14 +175,14 @@ def test_text_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
     source = TextFiles("a.txt", base=tmp_path)
     with pytest.raises(ValueError, match="a.txt changed while it was read; start again when it is complete"):
-        tokenise(source, Bytes(), cache=tmp_path, progress=change)
-    assert tokenise(source, Bytes(), cache=tmp_path).tokens == len("another") + 1
+        tokenize(source, Bytes(), cache=tmp_path, progress=change)
+    assert tokenize(source, Bytes(), cache=tmp_path).tokens == len("another") + 1
 
 
 def test_progress_reaches_the_size(tmp_path: Path) -> None:
     told = list[int]()
     source = Texts(["größer" * 1000] * 2000)
-    tokenise(source, Bytes(), cache=tmp_path, progress=told.append)
+    tokenize(source, Bytes(), cache=tmp_path, progress=told.append)
     assert len(told) > 1
     assert told == sorted(told)
     assert told[-1] == source.size()
@@ -192,14 +192,14 @@ TOGETHER = """
 import sys, time
 from pathlib import Path
 from mixwell.data.sources import Texts
-from mixwell.data.token_files import tokenise
+from mixwell.data.token_files import tokenize
 from mixwell.data.tokenizer import Bytes
 
 def read(done):
     print("read")
     time.sleep(0.5)
 
-made = tokenise(Texts(["one"]), Bytes(), cache=Path(sys.argv[1]), progress=read)
+made = tokenize(Texts(["one"]), Bytes(), cache=Path(sys.argv[1]), progress=read)
 print(made.tokens)
 """
 
@@ -215,10 +215,10 @@ PEAK = """
 import sys
 from pathlib import Path
 from mixwell.data.sources import TextFiles
-from mixwell.data.token_files import tokenise
+from mixwell.data.token_files import tokenize
 from mixwell.data.tokenizer import Bytes
 here = Path(sys.argv[1])
-made = tokenise(TextFiles(sys.argv[2], base=here), Bytes(), cache=here / "cache")
+made = tokenize(TextFiles(sys.argv[2], base=here), Bytes(), cache=here / "cache")
 # getrusage would tell of the process that this one was forked from
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(made.tokens, peak.split()[1])
@@ -251,8 +251,8 @@ def test_a_large_file_needs_no_more_memory_than_its_pieces(tmp_path: Path) -> No
 def test_overlap_of_texts_and_of_arrays(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = ["".join(chr(97 + i) for i in rng.integers(0, 26, 50)) for _ in range(400)]
-    domain = tokenise(Texts(["\n".join(lines[:300])]), Bytes(), cache=tmp_path)
-    validation = tokenise(Texts(["\n".join(lines[250:350])]), Bytes(), cache=tmp_path)
+    domain = tokenize(Texts(["\n".join(lines[:300])]), Bytes(), cache=tmp_path)
+    validation = tokenize(Texts(["\n".join(lines[250:350])]), Bytes(), cache=tmp_path)
     assert shared(validation, domain) == pytest.approx(0.5, abs=0.02)
     # the same without the text, and at another place in the array
     np.save(tmp_path / "validation.npy", validation.array())
@@ -271,7 +271,7 @@ def test_plain_copies_and_excerpts_are_found(tmp_path: Path, end: str) -> None:
 
     first, second = text(), text()
     copied, excerpt, other, domain = (
-        tokenise(Texts([one]), Bytes(), cache=tmp_path)
+        tokenize(Texts([one]), Bytes(), cache=tmp_path)
         for one in (first, first[1003:5000], second, first + end)
     )
     assert shared(copied, domain) == shared(excerpt, domain) == 1
@@ -280,8 +280,8 @@ def test_plain_copies_and_excerpts_are_found(tmp_path: Path, end: str) -> None:
 
 def test_short_documents_are_found_too(tmp_path: Path) -> None:
     documents = [f"document {i}" for i in range(1000)]
-    domain = tokenise(Texts(documents), Bytes(), cache=tmp_path)
-    validation = tokenise(Texts(documents[300:400]), Bytes(), cache=tmp_path)
+    domain = tokenize(Texts(documents), Bytes(), cache=tmp_path)
+    validation = tokenize(Texts(documents[300:400]), Bytes(), cache=tmp_path)
     assert shared(validation, domain) == 1
 
 
@@ -291,7 +291,7 @@ def test_a_rewritten_file_of_the_same_size_and_time_is_read_again(tmp_path: Path
     for text in ("one", "two"):
         file.write_text(text)
         os.utime(file, ns=(old, old))
-        made.append(tokenise(TextFiles("a.txt", base=tmp_path), Bytes(), cache=tmp_path).array().tolist())
+        made.append(tokenize(TextFiles("a.txt", base=tmp_path), Bytes(), cache=tmp_path).array().tolist())
     assert made == [[*b"one", 256], [*b"two", 256]]
 
 
@@ -302,7 +302,7 @@ def test_a_cache_that_cannot_be_written_to(tmp_path: Path) -> None:
             ValueError,
             match=rf"cannot write to the cache of tokens, {cache / 'tokens'}: .*; set MIXWELL_CACHE to a folder",
         ):
-            tokenise(Texts(["one"]), Bytes(), cache=cache)
+            tokenize(Texts(["one"]), Bytes(), cache=cache)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_other_trouble_with_the_disk(
     monkeypatch.setattr(token_files, "FileLock", lock)
     kind, message = (ValueError, "MIXWELL_CACHE") if ours else (OSError, "Input/output error")
     with pytest.raises(kind, match=message) as caught:
-        tokenise(Texts(["one"]), Bytes(), cache=tmp_path)
+        tokenize(Texts(["one"]), Bytes(), cache=tmp_path)
     assert os.strerror(number) in str(caught.value)
 
 
@@ -354,7 +354,7 @@ def test_bad_arrays(tmp_path: Path) -> None:
     large = np.zeros(3_000_000, np.int32)
     large[2_500_000] = 100
     refused(
-        saved(large), "token 100 at position 2500000 is not in the vocabulary of 100; check the tokeniser"
+        saved(large), "token 100 at position 2500000 is not in the vocabulary of 100; check the tokenizer"
     )
     large[7] = -1
     refused(saved(large), "token -1 at position 7 is not in the vocabulary of 100")
@@ -376,4 +376,4 @@ def test_bad_arrays(tmp_path: Path) -> None:
 
 
 def test_opening_is_lazy(tmp_path: Path) -> None:
-    assert Tokenised(tmp_path / "not there.bin", "<u2", 10, "digest").tokens == 10
+    assert Tokenized(tmp_path / "not there.bin", "<u2", 10, "digest").tokens == 10

@@ -91,7 +91,7 @@ def test_exact_curvature_says_what_it_needs() -> None:
         give(mixer, model, "d0")
 
 
-def test_an_optimiser_of_another_model() -> None:
+def test_an_optimizer_of_another_model() -> None:
     with pytest.raises(ValueError, match="no parameter of the model"):
         mixwell.Mixer(two_layer(0), torch.optim.SGD(two_layer(1).parameters(), lr=0.1), names(3), horizon=2)
 
@@ -148,7 +148,7 @@ def test_empty_batch_names_its_domain() -> None:
         mixer.domain("d1") as scope,
     ):
         loss = mse(model, nothing)  # the mean of nothing; PyTorch gives it a gradient of zeros
-        scope.observe(loss)
+        scope.record_loss(loss)
         loss.backward()
 
 
@@ -177,7 +177,7 @@ def test_nonfinite_loss_is_caught_where_it_is_told() -> None:
         mixer.domain("d0") as scope,
     ):
         loss = mse(model, regression_batches(0, steps=1)[0][0]["d0"])
-        scope.observe(loss + torch.inf)  # its gradient is finite
+        scope.record_loss(loss + torch.inf)  # its gradient is finite
         loss.backward()
 
 
@@ -255,7 +255,7 @@ def test_wrong_order() -> None:
 
 def test_no_validation_gradient_is_due_for_a_signal_that_needs_none() -> None:
     model = two_layer(0)
-    mixer = make(model, signal=mixwell.Still())
+    mixer = make(model, signal=mixwell.ConstantWeights())
     batches, validation = regression_batches(0, steps=2)
     train(mixer, model, batches, validation)
     assert not mixer.validation_due
@@ -294,7 +294,7 @@ def test_sparse_gradients_are_refused_by_name() -> None:
         model(torch.tensor([1, 2])).sum().backward()
 
 
-def test_unknown_optimiser_warns_once_and_is_treated_as_its_lr_says() -> None:
+def test_unknown_optimizer_warns_once_and_is_treated_as_its_lr_says() -> None:
     class Strange(torch.optim.Optimizer):
         def __init__(self, params, lr: float) -> None:
             super().__init__(params, {"lr": lr})
@@ -311,7 +311,7 @@ def test_unknown_optimiser_warns_once_and_is_treated_as_its_lr_says() -> None:
         optimizer = kind(model.parameters(), lr=0.1)
         settings = {"horizon": 2, "update": 1.0}
         if kind is Strange:
-            with pytest.warns(UserWarning, match="does not know the optimiser Strange") as warned:
+            with pytest.warns(UserWarning, match="does not know the optimizer Strange") as warned:
                 mixer = mixwell.Mixer(model, optimizer, names(2), **settings)
             assert len(warned) == 1
         else:
@@ -333,7 +333,7 @@ def test_a_subclass_with_its_own_step_is_not_taken_for_adam() -> None:
             return super().step(closure)
 
     model = two_layer(0)
-    with pytest.warns(UserWarning, match="does not know the optimiser Mine"):
+    with pytest.warns(UserWarning, match="does not know the optimizer Mine"):
         mixwell.Mixer(model, Mine(model.parameters(), lr=0.1), names(2), horizon=2)
 
 
@@ -348,19 +348,19 @@ def test_what_cannot_work_is_refused_before_training() -> None:
     sketched = mixwell.Hypergradient(traces=mixwell.SketchedTraces(16))
     with pytest.raises(ValueError, match="AdamW instead of Adam with weight decay"):
         mixwell.Mixer(model, adam, names(3), horizon=2, signal=sketched)
-    carried = mixwell.Hypergradient(traces=mixwell.CarriedTraces())
+    carried = mixwell.Hypergradient(traces=mixwell.ForwardModeTraces())
     amsgrad = torch.optim.Adam(model.parameters(), amsgrad=True)
     with pytest.raises(ValueError, match="do not differentiate amsgrad"):
         mixwell.Mixer(model, amsgrad, names(3), horizon=2, signal=carried)
     with pytest.raises(ValueError, match="need all parameters, not a subset"):
-        mixwell.SubsetTraces(["2.*"], mixwell.CarriedTraces())
+        mixwell.SubsetTraces(["2.*"], mixwell.ForwardModeTraces())
     with pytest.raises(ValueError, match="LBFGS evaluates the loss within a step"):
         mixwell.Mixer(model, torch.optim.LBFGS(model.parameters()), names(3), horizon=2)
 
 
 def test_momentum_switched_on_later_is_said() -> None:
     model = two_layer(0)
-    mixer = make(model, signal=mixwell.Hypergradient(traces=mixwell.CarriedTraces()))
+    mixer = make(model, signal=mixwell.Hypergradient(traces=mixwell.ForwardModeTraces()))
     mixer._optimizer.param_groups[0]["momentum"] = 0.9
     with pytest.raises(ValueError, match="momentum was switched on after the mixer was made"):
         give(mixer, model, "d0")
@@ -372,7 +372,7 @@ def test_parameters_added_later_are_said() -> None:
     mixer = mixwell.Mixer(model, optimizer, names(1), horizon=2)
     optimizer.add_param_group({"params": list(model["b"].parameters())})
     give(mixer, model["a"], "d0")
-    with pytest.raises(RuntimeError, match="the optimiser has 6 parameters, but had 4"):
+    with pytest.raises(RuntimeError, match="the optimizer has 6 parameters, but had 4"):
         mixer.step()
 
 
@@ -388,13 +388,13 @@ def test_observing_something_else_than_a_number() -> None:
     mixer = make(model)
     with pytest.raises(ValueError, match=r"observe takes the mean loss or the losses of rows; got none"):
         with mixer.domain("d0") as scope:
-            scope.observe(torch.zeros(0))
+            scope.record_loss(torch.zeros(0))
     with pytest.raises(ValueError, match=r"shape \(2,\), those of the reference model \(3,\)"):
         with mixer.domain("d0") as scope:
-            scope.observe(torch.zeros(2), reference=torch.zeros(3))
+            scope.record_loss(torch.zeros(2), reference=torch.zeros(3))
     with mixer.domain("d0") as scope:  # plain numbers will do
         loss = mse(model, regression_batches(0, steps=1)[0][0]["d0"])
-        scope.observe(loss.item())
+        scope.record_loss(loss.item())
         loss.backward()
 
 

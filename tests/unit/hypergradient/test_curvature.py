@@ -9,7 +9,7 @@ from torch import nn
 import mixwell
 from mixwell.hypergradient.curvature import RoundStart
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.responses import Response, _inverse_root
+from mixwell.hypergradient.responses import StepResponse, _inverse_root
 from mixwell.reference.quadratics import Quadratic
 from problems import Point, mse, names, regression_batches, train, two_layer
 
@@ -27,7 +27,7 @@ def measured(shape, *, scale=None, rate=0.01, **settings):
     weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     validation = torch.randn(5, dtype=torch.float64)
     before = model.theta.detach().clone()
-    response = Response(rate=rate, preconditioner=None if scale is None else lambda: scale)
+    response = StepResponse(rate=rate, preconditioner=None if scale is None else lambda: scale)
     curvature.begin_round(RoundStart(names(3), weights.tolist(), [validation], lambda: [response]))
     assert torch.equal(model.theta, before)
     assert model.theta.grad is None
@@ -39,7 +39,7 @@ def test_rayleigh_quotient_of_the_validation_gradient() -> None:
     assert curvature.summary() == pytest.approx(float(v @ hessian @ v / (v @ v)), rel=1e-6)
 
 
-def test_rayleigh_quotient_in_the_optimisers_geometry() -> None:
+def test_rayleigh_quotient_in_the_optimizers_geometry() -> None:
     scale = torch.tensor([1.0, 4.0, 0.5, 2.0, 10.0], dtype=torch.float64)
     curvature, hessian, v = measured("isotropic", scale=scale)
     u = scale * v
@@ -69,7 +69,9 @@ def test_per_tensor_blocks() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     curvature.bind(Parameters.of(model, optimizer))
     gradients: list = [torch.randn_like(p) for p in model.parameters()]
-    curvature.begin_round(RoundStart(["x"], [1.0], gradients, lambda: [Response(0.01), Response(0.01)]))
+    curvature.begin_round(
+        RoundStart(["x"], [1.0], gradients, lambda: [StepResponse(0.01), StepResponse(0.01)])
+    )
     assert curvature.coefficients() == pytest.approx([4.0, 10.0], rel=1e-6)
 
 

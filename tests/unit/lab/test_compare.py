@@ -285,7 +285,7 @@ def test_a_budget_pays_for_no_step_more(method: str, budget: float, tmp_path: Pa
 
 
 def test_what_is_left_of_runs_that_are_found_again(compared: tuple[Path, str]) -> None:
-    """A run of a comparison is a run like any other: it has its artefact and a checkpoint."""
+    """A run of a comparison is a run like any other: it has its artifact and a checkpoint."""
     run = compared[0] / "runs" / "mixwell-0"
     assert mixture.read(run)["finished"]
     assert checkpoints.newest(run / "checkpoints")[0] is not None

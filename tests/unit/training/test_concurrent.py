@@ -120,7 +120,9 @@ def test_weights_stay_without_a_signal() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = {"a": 0.7, "b": 0.3}
-    mixer = mixwell.Mixer(model, optimizer, list(given), horizon=2, weights=given, signal=mixwell.Still())
+    mixer = mixwell.Mixer(
+        model, optimizer, list(given), horizon=2, weights=given, signal=mixwell.ConstantWeights()
+    )
     for _ in range(6):
         for name in given:
             with mixer.domain(name):

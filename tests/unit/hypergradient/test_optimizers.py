@@ -10,7 +10,7 @@ from torch import Tensor
 
 from contract_tables import NOT_CARRIED, OPTIMIZERS
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.responses import AdamModel, OptimizerModel, PlainModel, SgdModel, model_of
+from mixwell.hypergradient.responses import AdamModel, OptimizerModel, PlainModel, SgdModel, response_for
 
 SIZE, STEPS, EPS = 12, 8, 1e-3
 Start = Callable[[torch.optim.Optimizer], None]
@@ -38,7 +38,7 @@ def stepped(optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-def settled(optimizer: torch.optim.Optimizer) -> None:
+def resolve_stages(optimizer: torch.optim.Optimizer) -> None:
     """A million steps have been made, so that one more gradient does not change the second moments of Adam."""
     stepped(optimizer)
     (parameter,) = optimizer.param_groups[0]["params"]
@@ -55,7 +55,7 @@ def settled(optimizer: torch.optim.Optimizer) -> None:
 
 def young(optimizer: torch.optim.Optimizer) -> None:
     """As settled, but the first moments are near their beginning at zero, for which Adam corrects."""
-    settled(optimizer)
+    resolve_stages(optimizer)
     group = optimizer.param_groups[0]
     group["betas"] = 1 - 1e-6, group["betas"][1]
     optimizer.state[group["params"][0]]["exp_avg"].zero_()
@@ -72,9 +72,9 @@ def view(kind: str, start: Start) -> tuple[torch.nn.Parameter, torch.optim.Optim
     parameter, optimizer = started(kind, start)
     parameters = Parameters(("theta",), (parameter,), (0,))
     if kind == "unknown":
-        with pytest.warns(UserWarning, match="does not know the optimiser OwnDescent"):
-            return parameter, optimizer, model_of(optimizer, parameters)
-    return parameter, optimizer, model_of(optimizer, parameters)
+        with pytest.warns(UserWarning, match="does not know the optimizer OwnDescent"):
+            return parameter, optimizer, response_for(optimizer, parameters)
+    return parameter, optimizer, response_for(optimizer, parameters)
 
 
 def end(kind: str, start: Start, at: int, change: float, decay: float) -> Tensor:
@@ -113,7 +113,7 @@ def test_advance_is_the_derivative_of_the_real_steps(kind: str, start: Start, at
     moments = [torch.zeros_like(DIRECTION) for _ in range(model.moments)]
     for t, gradient in enumerate(gradients(STEPS)):
         source = DIRECTION if t == at else torch.zeros_like(DIRECTION)
-        model.look_again()
+        model.invalidate()
         model.advance(0, gradient, source, trace, moments)
         parameter.grad = gradient.clone()
         optimizer.step()
@@ -136,7 +136,7 @@ FIRST_ORDER = {
 # number of steps so far, and the first step leaves no trace.
 ADAM = [kind for kind in OPTIMIZERS if "adam" in kind or kind == "amsgrad"]
 STARTS = [
-    *((kind, settled) for kind in ADAM),
+    *((kind, resolve_stages) for kind in ADAM),
     ("adam", young),
     *((kind, start) for kind in OPTIMIZERS if kind not in ADAM for start in (fresh, stepped)),
 ]
@@ -148,7 +148,7 @@ def test_response_is_what_a_gradient_does_until_the_end(kind: str, start: Start,
     parameter, optimizer, model = view(kind, start)
     trace = torch.zeros_like(DIRECTION)
     for t, gradient in enumerate(gradients(STEPS)):
-        model.look_again()
+        model.invalidate()
         response = model.response(0, remaining=STEPS - t)
         trace = trace * response.shrink(0.0, clip=1.0)
         if t == at:

@@ -201,7 +201,7 @@ def mixed(
     mixer = Mixer(model, optimizer, DOMAINS, horizon=len(steps), update=1.0, signal=signal, **options)
     for batch in steps:
         with mixer.batch(labels) as rows:
-            rows.weigh(row_losses(model, batch)).backward()
+            rows.weighted_loss(row_losses(model, batch)).backward()
         mixer.step()
         if mixer.validation_due:
             finish(mixer, model, validation)
@@ -212,7 +212,7 @@ def finish(mixer: Mixer, model: nn.Module, validation: Batch) -> None:
     with mixer.validation() as scope:
         loss = mean_loss(model, validation)
         loss.backward()
-        scope.observe(loss)
+        scope.record_loss(loss)
 
 
 def scores(mixer: Mixer) -> np.ndarray:
@@ -395,11 +395,11 @@ def test_leading_directions_of_the_last_validation_gradient_are_exact() -> None:
     wanted = torch.randn(size, 3).double() @ torch.randn(3, size).double()
     other = torch.randn(size, size).double()
     errors = []
-    for aimed in (False, True):
+    for aligned in (False, True):
         found = []
         for seed in range(100):
             projections = Projections(parameters, rank, seed)
-            projections.aim([wanted if aimed else None])
+            projections.align([wanted if aligned else None])
             projections.draw(0)
             found.append(float(projections.project([wanted]) @ projections.project([other])))
         errors.append(np.array(found) - float((wanted * other).sum()))
@@ -411,11 +411,11 @@ def test_directions_that_are_exact_leave_the_rest_unbiased() -> None:
     torch.manual_seed(0)
     parameter = nn.Parameter(torch.zeros(30, 40, dtype=torch.float64))
     parameters = Parameters(("x",), (parameter,), (0,))
-    left, right, aim = (torch.randn(30, 40).double() for _ in range(3))
+    left, right, align = (torch.randn(30, 40).double() for _ in range(3))
     found = []
     for seed in range(400):
         projections = Projections(parameters, 6, seed)
-        projections.aim([aim])
+        projections.align([align])
         projections.draw(0)
         found.append(float(projections.project([left]) @ projections.project([right])))
     assert abs(np.mean(found) - float((left * right).sum())) < 4 * np.std(found) / 20
@@ -465,7 +465,7 @@ def test_micro_batches_with_the_counts_of_the_step() -> None:
     for x, y in steps:
         for part in (slice(0, 3), slice(3, 6)):
             with mixer.batch(LABELS[part], counts={"a": 2, "b": 1, "c": 3}) as batch:
-                batch.weigh(row_losses(twin, (x[part], y[part]))).backward()
+                batch.weighted_loss(row_losses(twin, (x[part], y[part]))).backward()
         mixer.step()
         if mixer.validation_due:
             finish(mixer, twin, validation)
@@ -480,7 +480,7 @@ def test_rows_drawn_by_the_weights_are_an_ordinary_mean() -> None:
     expected = {name: 6 * weight for name, weight in mixer.weights.last.items()}
     with mixer.batch(["a", "a", "a", "a", "b", "a"], counts=expected) as rows:
         losses = row_losses(model, batch)
-        loss = rows.weigh(losses)
+        loss = rows.weighted_loss(losses)
         assert loss.item() == pytest.approx(losses.mean().item())
         loss.backward()
     mixer.step()
@@ -491,13 +491,15 @@ def test_inclusion_divides_by_how_often_a_domain_is_there() -> None:
     mixer = new_mixer(model, inclusion={"c": 0.25})
     with mixer.batch([0, 0, 1]) as rows:
         losses = row_losses(model, signals(3))
-        assert rows.weigh(losses).item() == pytest.approx((losses[:2].mean() / 3 + losses[2] / 3).item())
+        assert rows.weighted_loss(losses).item() == pytest.approx(
+            (losses[:2].mean() / 3 + losses[2] / 3).item()
+        )
         losses.sum().backward()
     mixer.step()
     with mixer.batch([0, 1, 2, 2]) as rows:
         losses = row_losses(model, signals(4))
         wanted = losses[0] / 3 + losses[1] / 3 + 4 * losses[2:].mean() / 3
-        assert rows.weigh(losses).item() == pytest.approx(wanted.item())
+        assert rows.weighted_loss(losses).item() == pytest.approx(wanted.item())
         losses.sum().backward()
 
 
@@ -508,7 +510,7 @@ def run(mixer: Mixer, model: nn.Module, steps: Sequence[Batch], validation: Batc
     """Train on mixed batches; with the validation gradients that are due, where there is a batch for them."""
     for batch in steps:
         with mixer.batch(LABELS) as rows:
-            rows.weigh(row_losses(model, batch)).backward()
+            rows.weighted_loss(row_losses(model, batch)).backward()
         mixer.step()
         if validation is not None and mixer.validation_due:
             finish(mixer, model, validation)
@@ -611,7 +613,7 @@ def test_a_model_that_is_run_outside_the_block() -> None:
     losses = model(torch.randn(6, 4)).square().mean(1)
     with pytest.raises(ValueError, match=r"no layer of the model was run: call it inside `with mixer.batch"):
         with mixer.batch(LABELS) as batch:
-            batch.weigh(losses).backward()
+            batch.weighted_loss(losses).backward()
 
 
 def test_a_compiled_model_that_was_run_before_hooks_were_there() -> None:
@@ -623,7 +625,7 @@ def test_a_compiled_model_that_was_run_before_hooks_were_there() -> None:
     mixer = new_mixer(compiled, traces=ProjectedTraces(2))
     with pytest.raises(ValueError, match="If it is compiled it must not have been run before"):
         with mixer.batch(LABELS) as batch:
-            batch.weigh(compiled(x).square().mean(1)).backward()
+            batch.weighted_loss(compiled(x).square().mean(1)).backward()
 
 
 def test_frozen_parameters_and_warm_up() -> None:
@@ -716,7 +718,7 @@ def test_the_first_step_of_a_long_round_only_says_which_directions_are_exact() -
         mixer = new_mixer(model, traces=traces, horizon=horizon, warmup=warmup)
         for _ in range(11):
             with mixer.batch(LABELS) as batch:
-                batch.weigh(y.square().sum(1) * model(x).mean(1)).backward()
+                batch.weighted_loss(y.square().sum(1) * model(x).mean(1)).backward()
             mixer.step()
         with mixer.validation():
             model(x).mean().backward()
@@ -731,7 +733,7 @@ def test_fixed_weights_from_mixed_batches() -> None:
         torch.optim.SGD(model.parameters(), lr=0.1),
         DOMAINS,
         horizon=2,
-        signal=mixwell.Still(),
+        signal=mixwell.ConstantWeights(),
         update=1.0,
     )
     steps, _ = steps_of(tokens, 2)
@@ -746,7 +748,7 @@ def test_memory_does_not_hold_a_copy_of_the_parameters() -> None:
     mixer = new_mixer(model, traces=ProjectedTraces(8))
     batch = torch.randn(6, 256)
     with mixer.batch(LABELS) as rows:
-        rows.weigh(model(batch).square().mean(dim=1)).backward()
+        rows.weighted_loss(model(batch).square().mean(dim=1)).backward()
     mixer.step()
     assert mixer.nbytes < 0.15 * size
 
@@ -785,7 +787,7 @@ def test_parameters_out_of_sight_are_named_and_left_out(check: bool) -> None:
     with pytest.warns(UserWarning, match="of the parameters are") as told:
         right = mixed(twin, torch.optim.SGD(twin.parameters(), lr=0.1), steps, validation, LABELS, traces)
     np.testing.assert_allclose(scores(right), scores(left), rtol=1e-9)
-    assert set(traces.uncovered) == {"embedding.weight", "position"}
+    assert set(traces.unsupported) == {"embedding.weight", "position"}
     texts = [str(one.message) for one in told]
     assert len(texts) == 2
     assert "position (belongs to a Loose" in texts[0]
@@ -817,7 +819,7 @@ class LengthFirst(nn.Module):
         return self.linear(torch.tanh(self.embedding(x.t()))).transpose(0, 1)
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
@@ -834,11 +836,11 @@ def test_rows_in_the_second_dimension_are_refused() -> None:
         pytest.raises(ValueError, match="rows of a batch are not apart in layer"),
         mixer.batch(LABELS) as rows,
     ):
-        rows.weigh(row_losses(model, (drawn[:, :-1], drawn[:, 1:])))
+        rows.weighted_loss(row_losses(model, (drawn[:, :-1], drawn[:, 1:])))
 
 
 def test_rows_that_batch_norm_mixes_are_refused_unless_accepted() -> None:
-    model = Normalised()
+    model = Normalized()
     mixer = new_mixer(model)
     batch = torch.randn(6, 4), torch.randint(0, 3, (6,))
     with (
@@ -846,7 +848,7 @@ def test_rows_that_batch_norm_mixes_are_refused_unless_accepted() -> None:
         pytest.raises(ValueError, match=r"not apart in layer first .*BatchNorm"),
         mixer.batch(LABELS) as rows,
     ):
-        rows.weigh(row_losses(model, batch))
+        rows.weighted_loss(row_losses(model, batch))
     assert all(p.grad is None for p in model.parameters())
     mixer = new_mixer(model, traces=ProjectedTraces(check=False))
     with pytest.warns(UserWarning, match=r"norm.weight \(belongs to a BatchNorm1d"):
@@ -872,7 +874,7 @@ def test_attention_of_pytorch_is_named() -> None:
     with pytest.warns(UserWarning, match="of the parameters are") as told:
         right = mixed(twin, torch.optim.SGD(twin.parameters(), lr=0.1), steps, validation, LABELS, traces)
     assert "MultiheadAttention" in str(told[0].message)
-    assert {name.split(".")[0] for name in traces.uncovered} == {"attention"}
+    assert {name.split(".")[0] for name in traces.unsupported} == {"attention"}
     np.testing.assert_allclose(scores(right), scores(left), rtol=1e-9)
 
 
@@ -920,7 +922,7 @@ def test_a_row_that_is_not_finite_names_its_domain(policy: str, where: str) -> N
                 losses = losses + torch.tensor([0, 0, float("nan"), 0, 0, 0])
             else:  # a finite loss whose gradient is not
                 losses.register_hook(lambda g: g * torch.tensor([1, 1, float("inf"), 1, 1, 1]))
-            rows.weigh(losses).backward()
+            rows.weighted_loss(losses).backward()
 
     if policy == "raise":
         with pytest.raises(FloatingPointError, match="in a row of 'b' at step 1"):
@@ -945,7 +947,7 @@ def test_a_row_that_is_not_finite_costs_dense_traces_the_round() -> None:
     with pytest.warns(UserWarning, match="non-finite gradient of parameter"), mixer.batch(LABELS) as rows:
         losses = row_losses(model, steps[1])
         losses.register_hook(lambda g: g * torch.tensor([1, 1, float("inf"), 1, 1, 1]))
-        rows.weigh(losses).backward()
+        rows.weighted_loss(losses).backward()
     mixer.step()
     assert torch.equal(flat(list(model.parameters())), before)
     run(mixer, model, steps[2:])
@@ -964,7 +966,7 @@ def test_errors_for_people() -> None:
 
     def give(labels=LABELS, losses=None, **options) -> None:
         with mixer.batch(labels, **options) as rows:
-            rows.weigh(row_losses(model, batch) if losses is None else losses).backward()
+            rows.weighted_loss(row_losses(model, batch) if losses is None else losses).backward()
 
     for labels, said in (
         (["a", "x"], "unknown domain 'x'"),
@@ -981,10 +983,10 @@ def test_errors_for_people() -> None:
     with pytest.raises(ValueError, match="unknown domain 'x' in counts"):
         give(counts={"x": 2})
     with pytest.raises(ValueError, match="left no gradient"), mixer.batch(LABELS) as rows:
-        rows.weigh(row_losses(model, batch))
+        rows.weighted_loss(row_losses(model, batch))
     with pytest.raises(RuntimeError, match="twice"), mixer.batch(LABELS) as rows:
-        rows.weigh(row_losses(model, batch))
-        rows.weigh(row_losses(model, batch))
+        rows.weighted_loss(row_losses(model, batch))
+        rows.weighted_loss(row_losses(model, batch))
     give([0, 0, 0, 0, 0, 0])
     with pytest.raises(ValueError, match="domain 'b' is missing"):
         mixer.step()
@@ -995,7 +997,7 @@ def test_errors_for_people() -> None:
     with pytest.raises(RuntimeError, match="between steps"):
         mixer.state_dict()
     model.zero_grad()
-    carried = new_mixer(model, traces=mixwell.CarriedTraces())
+    carried = new_mixer(model, traces=mixwell.ForwardModeTraces())
     with (
         pytest.raises(ValueError, match=r"CarriedTraces\(\) cannot tell a mixed batch apart"),
         carried.batch(LABELS),

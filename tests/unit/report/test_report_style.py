@@ -1,4 +1,4 @@
-"""Colours that colour-blind readers can tell apart, names that fit, lines that are short enough."""
+"""Colors that color-blind readers can tell apart, names that fit, lines that are short enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 # Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of color vision deficiency"
 # (2009), severity 1: matrices for linear RGB.
 VISIONS: dict[str, Array] = {
-    "all colours": np.eye(3),
+    "all colors": np.eye(3),
     "protanopia": np.array(
         [
             [0.152286, 1.052583, -0.204868],
@@ -40,13 +40,13 @@ VISIONS: dict[str, Array] = {
     ),
 }
 # CIEDE2000 is made so that about 1 can just be seen on large fields side by side. Lines are thin and apart, so
-# they need many times that: 10 where dashes differ too, and 40 where the colour alone tells lines apart.
+# they need many times that: 10 where dashes differ too, and 40 where the color alone tells lines apart.
 WITH_DASHES, ALONE = 10.0, 40.0
 
 
-def lab(colour: str, vision: Array) -> Array:
-    """CIELAB of an sRGB colour as somebody sees it."""
-    channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+def lab(color: str, vision: Array) -> Array:
+    """CIELAB of an sRGB color as somebody sees it."""
+    channels = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     to_xyz = np.array(
         [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
@@ -57,7 +57,7 @@ def lab(colour: str, vision: Array) -> Array:
 
 
 def ciede2000(one: Array, other: Array) -> float:
-    """The distance of two colours (Sharma, Wu and Dalal 2005 write it out)."""
+    """The distance of two colors (Sharma, Wu and Dalal 2005 write it out)."""
     (l1, a1, b1), (l2, a2, b2) = one, other
     grey = (np.hypot(a1, b1) + np.hypot(a2, b2)) / 2
     stretch = 1.5 - 0.5 * np.sqrt(grey**7 / (grey**7 + 25.0**7))
@@ -100,15 +100,15 @@ def test_lines_can_be_told_apart(vision: str) -> None:
     assert matrix.sum(axis=1) == pytest.approx(np.ones(3), abs=1e-5)  # white stays white
     looks = style.looks(len(style.COLOURS))
     for one, other in combinations(looks, 2):
-        distance = ciede2000(lab(one.colour, matrix), lab(other.colour, matrix))
+        distance = ciede2000(lab(one.color, matrix), lab(other.color, matrix))
         assert distance >= (ALONE if one.dashes == other.dashes else WITH_DASHES), (one, other)
     for look in looks:  # the lines that are not named are thinner, too
-        distance = ciede2000(lab(look.colour, matrix), lab(style.FAINT, matrix))
+        distance = ciede2000(lab(look.color, matrix), lab(style.FAINT, matrix))
         assert distance >= WITH_DASHES, look
 
 
-def test_more_lines_than_colours_differ_in_colour_or_dashes() -> None:
-    pairs = [(look.colour, look.dashes) for look in style.looks(28)]
+def test_more_lines_than_colors_differ_in_color_or_dashes() -> None:
+    pairs = [(look.color, look.dashes) for look in style.looks(28)]
     assert len(set(pairs)) == 28
 
 

@@ -24,15 +24,15 @@ class Scripted(mixwell.Signal):
         return False
 
     @property
-    def takes_rows(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         return True
 
     def rows(self, segments, weights):
         from contextlib import nullcontext
 
-        from mixwell.hypergradient.capture.hooks import RowWatch
+        from mixwell.hypergradient.capture.hooks import CaptureContext
 
-        return nullcontext(RowWatch())
+        return nullcontext(CaptureContext())
 
     def scores(self, validation):
         return np.array(SCRIPT)
@@ -62,7 +62,7 @@ def test_equal_rows_with_concentrated_weights_warn_once_with_the_loss(told: bool
     assert len(messages) == 1
     assert "the rows of a step do not follow the weights: 'a' has" in messages[0]
     assert "33% of the rows" in messages[0]
-    assert "mixwell.Loader" in messages[0]
+    assert "mixwell.MixtureLoader" in messages[0]
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -100,7 +100,7 @@ def test_mixed_batches_are_counted_too() -> None:
     with pytest.warns(UserWarning, match="the rows of a step do not follow the weights"):
         for _ in range(20):
             with mixer.batch(labels) as batch:
-                batch.weigh(model(torch.randn(24, 4)).square().squeeze(1)).backward()
+                batch.weighted_loss(model(torch.randn(24, 4)).square().squeeze(1)).backward()
             mixer.step()
 
 

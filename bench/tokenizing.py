@@ -1,4 +1,4 @@
-"""How fast text becomes tokens on disk with `tokenizer: bytes`: python bench/tokenising.py
+"""How fast text becomes tokens on disk with `tokenizer: bytes`: python bench/tokenizing.py
 
 All that a run does with a text that it has not seen: the digest of the file, reading, decoding, tokens, the
 sketches of lines and passages by which overlap is found, and writing. The text is that of the Python files of this
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mixwell.data.overlap import LineSketch, PassageSketch
 from mixwell.data.sources import TextFiles
-from mixwell.data.token_files import tokenise
+from mixwell.data.token_files import tokenize
 from mixwell.data.tokenizer import Bytes
 from mixwell.utils import environment
 
@@ -56,7 +56,7 @@ def used(work: Callable[[], object]) -> float:
 def whole(path: Path) -> float:
     with tempfile.TemporaryDirectory() as cache:
         source = TextFiles(path.name, base=path.parent)
-        return used(lambda: tokenise(source, Bytes(), cache=Path(cache)))
+        return used(lambda: tokenize(source, Bytes(), cache=Path(cache)))
 
 
 def of_lines(pieces: list[str]) -> None:
@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/tokenising.json"))
+    parser.add_argument("--out", type=Path, default=Path("bench/results/tokenizing.json"))
     options = parser.parse_args()
     code = corpus(options.megabytes * 1_000_000)
     results: dict[str, object] = {}
@@ -107,7 +107,7 @@ def main() -> None:
         )
         results[name] = {"megabytes": size, "megabytes_per_second": rates, "share_of_time": shares}
     result = {
-        "environment": environment.describe(["python", "bench/tokenising.py"]),
+        "environment": environment.describe(["python", "bench/tokenizing.py"]),
         "repeats": options.repeats,
         "results": results,
     }

@@ -34,7 +34,7 @@ def test_deterministic_bound_is_the_papers_formula() -> None:
     second = 2 * (1 - 0.025) ** 39 * (0.05 * 40 * (4 * 3 + 1.5 * 2) * 12.6 + 2 * 3 / 1.0)
     third = 2 * 0.1 * 2 * 3 / 0.25
     bound = theory.deterministic_bound(PLAIN, budget=N, horizon=T, learning_rate=eta)
-    assert bound.optimisation == pytest.approx(first)
+    assert bound.optimization == pytest.approx(first)
     assert bound.horizon_bias == pytest.approx(second)
     assert bound.curvature == pytest.approx(third)
     assert bound.total == pytest.approx(first + second + third)
@@ -51,7 +51,7 @@ def test_stochastic_bound_is_the_proofs_formula() -> None:
     second += 2 * 3 * 2 / 1.0 * (1 - 0.04) ** 60
     second += 2 * 0.2 * 1.2 * (4 * 3 / 1.0 + 1.5 * noisy / 0.5)
     bound = theory.stochastic_bound(PLAIN, budget=N, horizon=T, learning_rate=eta)
-    assert bound.optimisation == pytest.approx(first)
+    assert bound.optimization == pytest.approx(first)
     assert bound.horizon_bias == pytest.approx(second)
     assert bound.curvature == pytest.approx(2 * 0.1 * 2 * 3 / 0.25)
 
@@ -106,9 +106,9 @@ def test_best_horizons_grow_as_the_theorems_say() -> None:
 def test_parts_move_as_they_should(budget: int, horizon: int) -> None:
     one = theory.deterministic_bound(PLAIN, budget=budget, horizon=horizon, learning_rate=0.05)
     more = theory.deterministic_bound(PLAIN, budget=2 * budget, horizon=horizon, learning_rate=0.05)
-    assert more.optimisation < one.optimisation
+    assert more.optimization < one.optimization
     assert more.horizon_bias == one.horizon_bias
-    assert min(one.optimisation, one.horizon_bias, one.curvature) >= 0
+    assert min(one.optimization, one.horizon_bias, one.curvature) >= 0
 
 
 def test_shortest_noisy_horizon_is_the_first_that_fits() -> None:

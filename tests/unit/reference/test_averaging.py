@@ -8,7 +8,7 @@ from mixwell.simplex.rounds import validation_points
 
 
 def simulate(rng: np.random.Generator, eta: float, curvature: float, sigma: float, steps: int) -> np.ndarray:
-    """Iterates of many noisy runs that have settled around the minimiser 0, shape ``(runs, steps)``."""
+    """Iterates of many noisy runs that have settled around the minimizer 0, shape ``(runs, steps)``."""
     runs, settle = 20_000, int(20 / (eta * curvature))
     theta = np.zeros(runs)
     kept = []

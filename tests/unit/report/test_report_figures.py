@@ -12,7 +12,7 @@ from matplotlib.transforms import Bbox
 
 from mixwell.lab import arms as experiment
 from mixwell.report import arms, run_figures, run_summary, style
-from mixwell.report.run_summary import Told
+from mixwell.report.run_summary import RunSummary
 from report_runs import shared_runs
 
 
@@ -72,7 +72,7 @@ def overlap(one: Bbox, other: Bbox) -> bool:
 
 
 @pytest.fixture(scope="module", params=[3, 60])
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[RunSummary]:
     folders = shared_runs(tmp_path_factory, domains=request.param)
     return [run_summary.read(folder) for folder in folders]
 
@@ -92,7 +92,7 @@ def test_the_check_sees_trouble() -> None:
 
 @pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize("kind", run_figures.KINDS)
-def test_nothing_in_the_panels_of_runs_overlaps(runs: list[Told], kind: str, count: int) -> None:
+def test_nothing_in_the_panels_of_runs_overlaps(runs: list[RunSummary], kind: str, count: int) -> None:
     shown = [run for run in runs[:count] if run.learned or kind != "hypergradients"]
     drawn = run_figures.draw(run_figures.KINDS[kind], shown, run_figures.domains(runs[:count]))
     assert len(drawn.apart) == len(shown)
@@ -102,14 +102,14 @@ def test_nothing_in_the_panels_of_runs_overlaps(runs: list[Told], kind: str, cou
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_nothing_in_the_overlay_overlaps(runs: list[Told], count: int) -> None:
+def test_nothing_in_the_overlay_overlaps(runs: list[RunSummary], count: int) -> None:
     figure = run_figures.overlay(runs[:count])
     assert trouble(figure) == []
     named = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert len(named) == (count if count > 1 else 0)
 
 
-def test_a_domain_looks_the_same_in_all_figures_and_others_are_counted(runs: list[Told]) -> None:
+def test_a_domain_looks_the_same_in_all_figures_and_others_are_counted(runs: list[RunSummary]) -> None:
     looks = run_figures.domains(runs)
     domains = len(runs[0].domains)
     assert len(looks) == (6 if domains == 60 else domains)
@@ -118,9 +118,9 @@ def test_a_domain_looks_the_same_in_all_figures_and_others_are_counted(runs: lis
         words = [text.get_text() for text in figure.legends[0].get_texts()]
         assert words == [*map(style.plain, looks), *(["54 others"] if domains == 60 else [])]
         for axis in figure.axes:
-            colours = [line.get_color() for line in axis.lines]
-            assert {look.colour for look in looks.values()} <= set(colours)
-            assert (style.FAINT in colours) == (domains == 60)
+            colors = [line.get_color() for line in axis.lines]
+            assert {look.color for look in looks.values()} <= set(colors)
+            assert (style.FAINT in colors) == (domains == 60)
     # The same scale, so that runs can be compared.
     assert drawn.apart[0].axes[0].get_ylim() == drawn.apart[1].axes[0].get_ylim()
 

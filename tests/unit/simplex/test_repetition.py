@@ -16,7 +16,7 @@ from mixwell.methods.hypergradient import MixwellOptions
 from mixwell.simplex.constraints import limits
 from mixwell.simplex.repetition import EPOCHS_AHEAD
 from mixwell.simplex.rounds import RoundClock
-from mixwell.simplex.weight_updater import OuterStep
+from mixwell.simplex.weight_updater import WeightUpdater
 from mixwell.training import config_io, mixing
 from scripted import Script, names, play
 
@@ -121,7 +121,7 @@ def test_what_is_wanted_most_follows_the_bound() -> None:
 
 def test_a_bound_that_has_become_narrower_holds_also_where_scores_say_nothing() -> None:
     cap = EpochCap(SIZES, {"a": 1.0}, batch_size=20, budget=10)
-    outer, clock = OuterStep(None, [cap]), RoundClock(5, budget=10, warmup=0)
+    outer, clock = WeightUpdater(None, [cap]), RoundClock(5, budget=10, warmup=0)
     weights = outer.start(["a", "b"], [0.2, 0.8])
     assert weights["a"] == pytest.approx(0.2)
     for _ in range(5):

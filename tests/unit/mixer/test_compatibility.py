@@ -113,8 +113,8 @@ def test_bfloat16_autocast() -> None:
 
     _, scores = run(seeded(), loss=loss)
     _, reference = run(seeded())
-    centred, expected = (s - s.mean(1, keepdims=True) for s in (scores, reference))
-    cosine = (centred * expected).sum() / np.sqrt((centred**2).sum() * (expected**2).sum())
+    centerd, expected = (s - s.mean(1, keepdims=True) for s in (scores, reference))
+    cosine = (centerd * expected).sum() / np.sqrt((centerd**2).sum() * (expected**2).sum())
     assert cosine > 0.99
     assert not np.array_equal(scores, reference)
 
@@ -151,7 +151,7 @@ class Experts(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "signal", [mixwell.Hypergradient, lambda: mixwell.Hypergradient(traces=mixwell.CarriedTraces())]
+    "signal", [mixwell.Hypergradient, lambda: mixwell.Hypergradient(traces=mixwell.ForwardModeTraces())]
 )
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_parameters_without_gradient_in_some_domain(kind, signal) -> None:
@@ -172,7 +172,7 @@ def test_parameters_without_gradient_in_some_domain(kind, signal) -> None:
     sizes = {name: sum(abs(record.scores[name]) for record in mixer.rounds) for name in names(3)}
     assert max(sizes, key=lambda name: sizes[name]) == "d1"
     for name, value in model.unused.state_dict().items():
-        assert torch.equal(value, before[name])  # no gradient anywhere: the optimiser leaves it alone
+        assert torch.equal(value, before[name])  # no gradient anywhere: the optimizer leaves it alone
 
 
 def test_channels_last_convolutions() -> None:

@@ -243,7 +243,7 @@ def test_observed_losses_are_recorded() -> None:
         for name, batch in step.items():
             with mixer.domain(name) as scope:
                 loss = mse(model, batch)
-                scope.observe(loss)
+                scope.record_loss(loss)
                 loss.backward()
             if name == "d1":
                 seen.append(loss.item())
@@ -251,7 +251,7 @@ def test_observed_losses_are_recorded() -> None:
         if mixer.validation_due:
             with mixer.validation() as scope:
                 loss = mse(model, validation)
-                scope.observe(loss)
+                scope.record_loss(loss)
                 loss.backward()
             wanted.append(loss.item())
     record = mixer.rounds[-1]
@@ -362,7 +362,7 @@ def test_a_short_last_round_moves_the_weights_proportionally_less() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_a_trainer_may_call_the_optimiser_itself(clip: float | None) -> None:
+def test_a_trainer_may_call_the_optimizer_itself(clip: float | None) -> None:
     batches, validation = regression_batches(3, steps=4)
     scores: list[dict[str, float]] = []
     models = two_layer(3), two_layer(3)
@@ -375,7 +375,7 @@ def test_a_trainer_may_call_the_optimiser_itself(clip: float | None) -> None:
         for step in batches:
             rows = tuple(torch.cat(parts) for parts in zip(*step.values(), strict=True))
             with mixer.batch(labels) as batch:
-                batch.weigh((model(rows[0]) - rows[1]).square().mean(dim=1)).backward()
+                batch.weighted_loss((model(rows[0]) - rows[1]).square().mean(dim=1)).backward()
             if not halves:
                 mixer.step()
                 continue
@@ -410,14 +410,14 @@ def test_the_halves_of_a_step_must_be_in_order() -> None:
     assert mixer.steps_done == 1
 
 
-def test_a_step_that_is_left_out_leaves_the_optimiser_nothing_to_do() -> None:
+def test_a_step_that_is_left_out_leaves_the_optimizer_nothing_to_do() -> None:
     model = two_layer(0)
     before = copy.deepcopy(list(model.parameters()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     mixer = mixwell.Mixer(model, optimizer, names(2), horizon=4, on_nonfinite="skip")
     with pytest.warns(UserWarning, match="non-finite loss"), mixer.batch([0, 1]) as batch:
         losses = model(torch.randn(2, 6).double()).square().mean(dim=1)
-        batch.weigh(losses * torch.tensor([1.0, float("nan")])).backward()
+        batch.weighted_loss(losses * torch.tensor([1.0, float("nan")])).backward()
     mixer.before_step()
     optimizer.step()
     mixer.after_step()

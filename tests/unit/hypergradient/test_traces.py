@@ -174,7 +174,7 @@ def test_bfloat16_fades_without_bias() -> None:
     assert score(mixwell.BFloat16Traces()) == pytest.approx(dense, rel=0.02)
 
 
-def test_a_parameter_that_the_optimiser_leaves_alone_keeps_its_trace() -> None:
+def test_a_parameter_that_the_optimizer_leaves_alone_keeps_its_trace() -> None:
     def score(traces: mixwell.Traces) -> float:
         model = torch.nn.ParameterDict({"a": torch.ones(2), "b": torch.ones(2)})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
@@ -189,7 +189,7 @@ def test_a_parameter_that_the_optimiser_leaves_alone_keeps_its_trace() -> None:
         return mixer.rounds[-1].scores["x"]
 
     assert score(mixwell.DenseTraces()) == pytest.approx(-0.2)
-    assert score(mixwell.CarriedTraces()) == pytest.approx(-0.2)
+    assert score(mixwell.ForwardModeTraces()) == pytest.approx(-0.2)
 
 
 def test_a_sketch_with_adamw_and_a_frozen_parameter() -> None:

@@ -54,7 +54,7 @@ def test_gradients_and_hessians_against_autograd(problem: BilevelProblem) -> Non
 def test_hypergradient_against_differences_of_the_outer_loss(problem: BilevelProblem) -> None:
     weights = np.array([[0.2, 0.5, 0.3]])
     assert (
-        np.abs(np.einsum("bm,bmd->bd", weights, problem.gradients(problem.minimiser(weights)))).max() < 1e-12
+        np.abs(np.einsum("bm,bmd->bd", weights, problem.gradients(problem.minimizer(weights)))).max() < 1e-12
     )
     along = np.eye(3) - 1 / 3  # directions within the simplex
     differences = (problem.outer(weights + 1e-5 * along) - problem.outer(weights - 1e-5 * along)) / 2e-5
@@ -70,7 +70,7 @@ def test_shared_quadratics_against_the_closed_forms() -> None:
         torch.from_numpy(problem.target),
     )
     weights = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
-    np.testing.assert_allclose(problem.minimiser(weights.numpy()[None])[0], twin.minimiser(weights).numpy())
+    np.testing.assert_allclose(problem.minimizer(weights.numpy()[None])[0], twin.minimizer(weights).numpy())
     np.testing.assert_allclose(
         problem.hypergradient(weights.numpy()[None])[0], twin.implicit(weights).numpy()
     )
@@ -204,7 +204,7 @@ def test_whole_rounds_at_once_are_the_steps() -> None:
 @pytest.mark.parametrize("curvature", ["isotropic", "diagonal", "exact"])
 def test_curvature_constants_bound_a_fine_grid(problem: BilevelProblem, curvature: str) -> None:
     grid = simplex_grid(3, 40)
-    star = problem.minimiser(grid)
+    star = problem.minimizer(grid)
     used, exact = problem.curvature(curvature, grid, star), problem.hessian(grid, star)
     c = problem.constants(curvature)
     values = np.linalg.eigvalsh(used)

@@ -208,9 +208,9 @@ def test_pages_are_read_without_those_that_only_refer_to_others(monkeypatch: pyt
 
 
 def test_no_page_and_no_line_is_in_two_parts() -> None:
-    licence = "every page of this manual has the very same licence"
+    license = "every page of this manual has the very same license"
     found = {
-        f"page{n}.1": f"NAME\npage {n} is a page like no other, and is long\n{licence}" for n in range(30)
+        f"page{n}.1": f"NAME\npage {n} is a page like no other, and is long\n{license}" for n in range(30)
     }
     found["page0.1"] += "\nnobody has translated this line, which is in English"
     left_out = {"nobody has translated this line, which is in English"}
@@ -289,7 +289,7 @@ def test_the_rows_have_the_moments_of_the_closed_form() -> None:
     inputs, labels = synthetic.regression("2", 500)
     inputs, labels = inputs.double(), labels.double()
     torch.testing.assert_close(inputs.T @ inputs / 500, synthetic.covariance(), atol=1e-5, rtol=1e-5)
-    noise = labels - inputs @ synthetic.minimisers()[2]
+    noise = labels - inputs @ synthetic.minimizers()[2]
     assert float(noise.square().mean()) == pytest.approx(synthetic.NOISE**2, rel=1e-4)
     assert float((inputs.T @ noise / 500).abs().max()) < 1e-5
     eigenvalues = torch.linalg.eigvalsh(synthetic.covariance())
@@ -334,7 +334,7 @@ def test_gradient_descent_at_the_optimum_reaches_the_least_loss() -> None:
     torch.testing.assert_close(row_losses(model, held_out).mean(), loss(model, held_out))
 
 
-def test_the_minimisers_are_affinely_independent() -> None:
-    differences = synthetic.minimisers()[1:] - synthetic.minimisers()[0]
+def test_the_minimizers_are_affinely_independent() -> None:
+    differences = synthetic.minimizers()[1:] - synthetic.minimizers()[0]
     assert int(torch.linalg.matrix_rank(differences)) == 5
     assert float(synthetic.optimum().sum()) == pytest.approx(1)
