@@ -1,0 +1,142 @@
+"""Registries: components that are found by name or by type, and that others may add without editing the package.
+
+A package outside of mixwell registers its components when it is imported. List its module under the entry point group
+``mixwell.plugins`` and every command imports it before the first lookup::
+
+    [project.entry-points."mixwell.plugins"]
+    mine = "my_package.mixwell_components"
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module, metadata
+from typing import Generic, TypeVar, final
+
+T = TypeVar("T")
+PLUGINS = "mixwell.plugins"
+
+
+@cache
+def load_plugins() -> None:
+    """Import the modules of the entry point group ``mixwell.plugins``, once."""
+    for entry in metadata.entry_points(group=PLUGINS):
+        entry.load()
+
+
+@final
+class Registry(Generic[T]):
+    """Components by name.
+
+    Args:
+        kind: the noun that messages use, such as ``"logger"``.
+        package: the package whose modules register the built-in ones; imported at the first lookup, so that the
+            owner of the registry does not depend on it.
+
+    Example:
+        >>> fruits = Registry[int]("fruit")
+        >>> fruits.register("apple", 3)
+        3
+        >>> fruits.get("apple"), fruits.names()
+        (3, ('apple',))
+        >>> fruits.get("pear")
+        Traceback (most recent call last):
+        ValueError: unknown fruit 'pear'; available: apple
+    """
+
+    def __init__(self, kind: str, *, package: str | None = None) -> None:
+        self.kind, self._package = kind, package
+        self._found: dict[str, T] = {}
+        self._loaded = False
+
+    def register(self, name: str, component: T) -> T:
+        """Add a component and return it.
+
+        Raises:
+            ValueError: the name is taken by another component.
+        """
+        if self._found.get(name, component) is not component:
+            raise ValueError(f"{self.kind} {name!r} is registered already; choose another name")
+        self._found[name] = component
+        return component
+
+    def registering(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that adds a component."""
+        return lambda component: self.register(name, component)
+
+    def get(self, name: str) -> T:
+        """Return the component of a name.
+
+        Raises:
+            ValueError: there is none; the message lists those there are.
+        """
+        self._load()
+        if name not in self._found:
+            raise ValueError(f"unknown {self.kind} {name!r}; available: {', '.join(self.names())}")
+        return self._found[name]
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all components, in the order of registration."""
+        self._load()
+        return tuple(self._found)
+
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return name in self._found
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True  # first, because the modules may look up while they are imported
+        if self._package is not None:
+            package = import_module(self._package)
+            for module in pkgutil.iter_modules(package.__path__):
+                import_module(f"{self._package}.{module.name}")
+        load_plugins()
+
+
+@final
+class TypeRegistry(Generic[T]):
+    """Components by the type of the object that they serve; a subclass is served by its nearest base.
+
+    Args:
+        kind: the noun that messages use.
+
+    Example:
+        >>> sizes = TypeRegistry[str]("size")
+        >>> sizes.register(int, "small")
+        'small'
+        >>> sizes.find(True), sizes.find(1.5)
+        ('small', None)
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._found: dict[type, T] = {}
+
+    def register(self, served: type, component: T) -> T:
+        """Add a component for a type, and return it. A later registration of the same type wins."""
+        self._found[served] = component
+        return component
+
+    def registering(self, *served: type) -> Callable[[T], T]:
+        """Return a decorator that adds a component for some types."""
+
+        def decorate(component: T) -> T:
+            for one in served:
+                self.register(one, component)
+            return component
+
+        return decorate
+
+    def find(self, instance: object) -> T | None:
+        """Return the component for an object, ``None`` where neither its type nor a base is registered."""
+        load_plugins()
+        return next((self._found[one] for one in type(instance).__mro__ if one in self._found), None)
+
+    def types(self) -> tuple[type, ...]:
+        """Return the registered types."""
+        load_plugins()
+        return tuple(self._found)
