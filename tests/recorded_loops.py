@@ -118,8 +118,10 @@ SETTINGS: dict[str, Setting] = {
             ],
         }
     ),
-    "stochastic horizon": Setting(parts=lambda: {"horizon": mixwell.StochasticHorizon(0.5)}),
-    "deterministic horizon": Setting(parts=lambda: {"horizon": mixwell.DeterministicHorizon(0.1, 10.0)}),
+    "stochastic horizon": Setting(parts=lambda: {"horizon": mixwell.StochasticHorizon(), "update": 2.0}),
+    "deterministic horizon": Setting(
+        parts=lambda: {"horizon": mixwell.DeterministicHorizon(0.1, 10.0), "update": 2.0}
+    ),
     "warm-up, clipping, first weights": Setting(
         parts=lambda: {"warmup": 3, "clip_norm": 0.3, "weights": [0.2, 0.3, 0.5], "update": 2.0}
     ),
@@ -166,7 +168,8 @@ def micro_batches(folder: Path) -> dict[str, Any]:
     """Each domain's batch in two parts of different size, and losses that are recorded."""
     model = two_layer(0)
     batches, validation = regression_batches(0, steps=BUDGET)
-    mixer = Mixer(model, new_optimizer("adamw", model), DOMAINS, budget=BUDGET, horizon=HORIZON)
+    optimizer = new_optimizer("adamw", model)
+    mixer = Mixer(model, optimizer, DOMAINS, budget=BUDGET, horizon=HORIZON, update=2.0)
     for step in batches:
         for name, (x, y) in step.items():
             for part in (slice(0, 12), slice(12, 16)):
@@ -250,7 +253,7 @@ def follow(
         budget=BUDGET,
         horizon=HORIZON,
         signal=Hypergradient(traces=traces()),
-        update=20.0,
+        update=3.0,
     )
     loader = MixtureLoader(sources(), ROWS, **settings)
     if noise is not None:
@@ -296,7 +299,7 @@ def _mixed(
     model = regression()
     signal = Hypergradient(traces=traces())
     optimizer = new_optimizer("adamw", model)
-    mixer = Mixer(model, optimizer, SOURCES, budget=BUDGET, horizon=HORIZON, signal=signal, update=20.0)
+    mixer = Mixer(model, optimizer, SOURCES, budget=BUDGET, horizon=HORIZON, signal=signal, update=3.0)
     return model, optimizer, mixer, MixtureLoader(sources(), ROWS, **settings)
 
 
@@ -349,11 +352,11 @@ def fidelity(folder: Path) -> dict[str, Any]:
     }
 
 
-def recipe(folder: Path, *, name: str) -> dict[str, Any]:
+def recipe(folder: Path, *, name: str, **options: Any) -> dict[str, Any]:
     """A named method in the loop of the README."""
     model = two_layer(0)
     batches, validation = regression_batches(0, steps=BUDGET)
-    parts = mixwell.recipe(name, DOMAINS, budget=BUDGET, horizon=HORIZON)
+    parts = mixwell.recipe(name, DOMAINS, budget=BUDGET, horizon=HORIZON, options=options)
     mixer = Mixer(model, new_optimizer("sgd", model), DOMAINS, **parts)
     for step in batches:
         for domain, batch in step.items():
@@ -384,7 +387,7 @@ CASES: dict[str, Case] = {
     "loader mixed: bfloat16 traces": partial(follow_mixed, traces=mixwell.BFloat16Traces),
     "loader mixed: equal counts": partial(follow_mixed, traces=PROJECTED, rule="equal"),
     "fidelity": fidelity,
-    "recipe: doge": partial(recipe, name="doge"),
+    "recipe: doge": partial(recipe, name="doge", mu=1.0),
     "recipe: group-dro": partial(recipe, name="group-dro"),
     "recipe: odm": partial(recipe, name="odm"),
 }
