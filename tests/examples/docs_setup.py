@@ -367,7 +367,7 @@ def export(folder: Path) -> Generator[Names]:
     compile((folder / "mixture.py").read_text(), "mixture.py", "exec")
 
 
-@page("scale.md")
+@page("guides/distributed.md")
 def scale(folder: Path) -> Generator[Names]:
     names = trained()
     names["domains"] = whole(steps_of(["web", "code"], 8))
