@@ -1,4 +1,4 @@
-"""What MixedTrainer costs beside transformers' own Trainer, on the same number of rows of the same length.
+"""What MixerTrainer costs beside transformers' own Trainer, on the same number of rows of the same length.
 
 Both train a small Llama in turns, in one process on one thread; CPU time of a whole ``train()`` after its first
 step is taken, that of the mixed one with its validation gradients and weight updates. Told are the median and
@@ -99,7 +99,7 @@ def main() -> None:
                     )
             low, high = min(ratios), max(ratios)
             print(
-                f"m = {domains}, {ROWS} x {LENGTH} tokens, T = {HORIZON}: MixedTrainer takes "
+                f"m = {domains}, {ROWS} x {LENGTH} tokens, T = {HORIZON}: MixerTrainer takes "
                 f"{statistics.median(ratios):.2f} ({low:.2f}-{high:.2f}) times the time of Trainer"
             )
 

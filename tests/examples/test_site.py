@@ -195,9 +195,9 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 def test_what_is_generated_is_there(site: Path) -> None:
-    told = {name: read(site / "reference" / f"{name}.html") for name in ("command-line", "settings")}
+    told = {name: read(site / "reference" / f"{name}.html") for name in ("command-line", "config")}
     assert {"mixwell-run", "mixwell-reproduce-mnist"} <= told["command-line"].ids
-    text = " ".join("".join(told["settings"].text).split())
+    text = " ".join("".join(told["config"].text).split())
     for words in ("max_epochs", "T, training steps per weight update", "default null", "Of projected traces"):
         assert words in text
     everything = " ".join(

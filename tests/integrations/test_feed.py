@@ -1,4 +1,4 @@
-"""The batches of MixedTrainer in several processes."""
+"""The batches of MixerTrainer in several processes."""
 
 from __future__ import annotations
 

@@ -409,7 +409,7 @@ def test_a_checkpoint_of_another_trainer(tmp_path: Path) -> None:
         model=new_model(), args=trainer_work.arguments(tmp_path, **saving), train_dataset=validation()
     )
     plain.train()
-    with pytest.raises(ValueError, match=r"has no mixing.json: it was not saved by a MixedTrainer"):
+    with pytest.raises(ValueError, match=r"has no mixing.json: it was not saved by a MixerTrainer"):
         new_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 

@@ -34,7 +34,7 @@ class MixerTrainer(Trainer):
 
     Three lines of a script change: the import, the name, and the validation set::
 
-        from mixwell.integrations.transformers import MixedTrainer
+        from mixwell.integrations.transformers import MixerTrainer
 
         trainer = MixerTrainer(
             model=model,
