@@ -13,6 +13,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from helpers.report_runs import CHANGES, names, shared_folder, shared_runs
+from helpers.text_configs import write_config
 from mixwell.lab import arms, tables
 from mixwell.lab.arms import Arm
 from mixwell.lab.mnist.experiment import DOMAINS, Outcome, Setting
@@ -22,8 +24,6 @@ from mixwell.report import mnist, page, runs, style
 from mixwell.report.page import Page, Section, Sheet
 from mixwell.training import config_io
 from mixwell.utils import environment
-from report_runs import CHANGES, names, shared_folder, shared_runs
-from training_texts import write_config
 
 FLAGS = [
     "--no-sandbox",

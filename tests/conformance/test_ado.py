@@ -12,12 +12,12 @@ import torch
 from scipy.optimize import minimize
 
 import mixwell
+from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, Task
 from mixwell.signals.power_laws import Law, fit_law
 from mixwell.signals.scaling_law import ScalingLaws
 from mixwell.simplex.updates import SoftmaxWeights
-from scripted import Point, Script, names, play
 
 PRIOR = {"d0": 0.5, "d1": 0.3, "d2": 0.2}
 MU = np.array([0.5, 0.3, 0.2])

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import mixwell
+from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, Outcome, Task
 from mixwell.signals.alignment import Alignment
 from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 from mixwell.training.config import MixerConfig
-from scripted import Point, Script, names, play
 
 LR = 0.1
 

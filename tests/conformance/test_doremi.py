@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import mixwell
+from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Outcome, Task
 from mixwell.signals.excess_losses import ExcessLosses
 from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
-from scripted import Point, Script, names, play
 
 
 def published(excess, eta: float, c: float, horizon: int = 1, absent: str = "last"):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.scripted_training import Script, names, play
 from mixwell import methods
 from mixwell.methods import Outcome, Recipe, Task
-from scripted import Script, names, play
 
 
 def task(steps: int, horizon: int, **options: Any) -> Task:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from method_runs import BATCH, ROWS, STEPS, data, online, run_of
+from helpers.method_runs import BATCH, ROWS, STEPS, data, online, run_of
 from mixwell import methods
 from mixwell.lab.compare import budgets
 from mixwell.methods import base

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import mixwell
+from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, Task
 from mixwell.signals.domain_losses import DomainLosses
 from mixwell.simplex.updates import MirrorDescent
-from scripted import Point, Script, names, play
 
 ROWS = {"d0": 100, "d1": 25, "d2": 400}
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import mixwell
+from helpers.toy_problems import Point, mse, names, regression_batches, two_layer
 from mixwell import methods
 from mixwell.reference import unroll
 from mixwell.reference.quadratics import Quadratic
 from mixwell.signals.implicit import ImplicitGradient, conjugate_gradient
 from mixwell.signals.probes import Probes
-from problems import Point, mse, names, regression_batches, two_layer
 
 M, D, ETA = 4, 7, 0.05
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import mixwell
+from helpers.row_weighting import LR, NAMES, Batch, Run, copies, losses_at, mean_loss, network, row_losses
 from mixwell import methods
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.methods import Task
@@ -21,7 +22,6 @@ from mixwell.signals.row_alignment import RowAlignment
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 from mixwell.training.models.cnn import small_cnn
 from mixwell.training.models.gpt import Gpt
-from row_runs import LR, NAMES, Batch, Run, copies, losses_at, mean_loss, network, row_losses
 
 # ----------------------------------------------------------------------------------------- the published rule
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import commands
+from helpers import commands
 from mixwell import methods
 
 DOCS = Path(__file__).parents[2] / "docs"

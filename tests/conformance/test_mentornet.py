@@ -12,13 +12,24 @@ import torch
 from torch import Tensor
 
 import mixwell
+from helpers.row_weighting import (
+    LR,
+    NAMES,
+    Batch,
+    Run,
+    copies,
+    joined,
+    losses_at,
+    mean_loss,
+    network,
+    row_losses,
+)
 from mixwell import methods
 from mixwell.methods import Task
 from mixwell.signals.learned_curriculum import LearnedRowCurriculum
 from mixwell.signals.probes import Probes
 from mixwell.signals.row_curriculum import GivenRowCurriculum, _percentile
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
-from row_runs import LR, NAMES, Batch, Run, copies, joined, losses_at, mean_loss, network, row_losses
 
 
 class Pace:

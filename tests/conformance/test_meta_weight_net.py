@@ -10,12 +10,23 @@ import torch
 from torch import Tensor
 
 import mixwell
+from helpers.row_weighting import (
+    LR,
+    NAMES,
+    Batch,
+    Run,
+    copies,
+    joined,
+    losses_at,
+    mean_loss,
+    network,
+    row_losses,
+)
 from mixwell import methods
 from mixwell.methods import Task
 from mixwell.signals.loss_network import LossNetwork
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
-from row_runs import LR, NAMES, Batch, Run, copies, joined, losses_at, mean_loss, network, row_losses
 
 PARTS = ("in.weight", "in.bias", "out.weight", "out.bias")
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import mixwell
-from commands import PATIENCE
+from helpers.commands import PATIENCE
+from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, Task
 from mixwell.signals.loss_rewards import LossRewards
 from mixwell.simplex.updates import SoftmaxWeights
-from scripted import Point, Script, names, play
 
 
 def published(losses, decay: float = 0.9, horizon: int = 1):

@@ -14,12 +14,12 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
 
 import mixwell
+from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, Task
 from mixwell.signals.gradient_moments import DescentBound, GradientMoments, least_on_simplex
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 from mixwell.training.config import MixerConfig
-from scripted import Point, Script, names, play
 
 LR, BATCH = 0.1, 12
 

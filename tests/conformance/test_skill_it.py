@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import mixwell
+from helpers.toy_problems import mse, names
 from mixwell import methods
 from mixwell.signals.affinity import AffinitySignal, OnlineAffinity, SkillAffinity
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
-from problems import mse, names
 
 M, D, STEPS, ETA = 3, 4, 9, 0.05
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import mixwell
+from helpers.toy_problems import mse, names
 from mixwell import methods
 from mixwell.signals.probes import Probes
 from mixwell.signals.twin_networks import TwinNetworks
 from mixwell.simplex.updates import ProjectedDescent
-from problems import mse, names
 
 M, D, STEPS = 3, 4, 10
 ETA, STEP_SIZE = 0.05, 0.3

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import mixwell
+from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, Task
 from mixwell.signals import influence_solvers as search
@@ -21,7 +22,6 @@ from mixwell.signals.influence import Influence
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import SoftmaxWeights
 from mixwell.training.config import MixerConfig
-from scripted import Point, Script, names, play
 
 LR = 0.1
 CELLS = 160

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import mixwell
+from helpers.toy_problems import mse, names, quadratic_round, regression_batches, train, two_layer
 from mixwell import methods
 from mixwell.reference import unroll
 from mixwell.reference.quadratics import Quadratic
-from problems import mse, names, quadratic_round, regression_batches, train, two_layer
 
 ETA, T = 0.05, 9
 

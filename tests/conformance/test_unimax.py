@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.scripted_training import Script, play
 from mixwell import methods
 from mixwell.methods import Task
 from mixwell.methods.unimax import UniMaxOptions, unimax
-from scripted import Script, play
 
 many_sizes = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=12)
 budgets = st.floats(1.0, 1e8)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.distributed_training import PROCESSES, differ, in_processes, lose
 from mixwell.mixer.agreement import expect_same_weights
-from process_work import PROCESSES, differ, in_processes, lose
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"

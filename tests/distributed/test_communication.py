@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from communication_work import ARMS, DOMAINS, LONG, POINTS, Net, count
+from helpers.communication_counts import ARMS, DOMAINS, LONG, POINTS, Net, count
+from helpers.distributed_training import PROCESSES, in_processes
 from mixwell.distributed.communication import Bytes, Training
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
-from process_work import PROCESSES, in_processes
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from process_work import in_processes, load_rows
+from helpers.distributed_training import in_processes, load_rows
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"

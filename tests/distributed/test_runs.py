@@ -17,9 +17,9 @@ import pytest
 import torch
 import yaml
 
-from commands import PATIENCE
-from process_work import in_processes, train_runs
-from training_texts import lines, write_config
+from helpers.commands import PATIENCE
+from helpers.distributed_training import in_processes, train_runs
+from helpers.text_configs import lines, write_config
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from process_work import PROCESSES, STEPS, Case, in_processes, resume_cases, save_cases
+from helpers.distributed_training import PROCESSES, STEPS, Case, in_processes, resume_cases, save_cases
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"

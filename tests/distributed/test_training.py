@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from process_work import PROCESSES, Case, alone, in_processes, train_cases
+from helpers.distributed_training import PROCESSES, Case, alone, in_processes, train_cases
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"

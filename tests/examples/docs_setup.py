@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import commands
-from mixtures import mixture
-from problems import Batch, mse, regression_batches, two_layer
-from training_texts import write_config, write_texts
+from helpers import commands
+from helpers.mixture_files import mixture
+from helpers.text_configs import write_config, write_texts
+from helpers.toy_problems import Batch, mse, regression_batches, two_layer
 
 Names = dict[str, Any]
 Setup = Callable[[Path], Generator[Names]]

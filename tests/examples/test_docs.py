@@ -31,13 +31,13 @@ import pytest
 import typer.main
 import yaml
 
-import commands
 from examples.docs_setup import SETUPS, nothing
+from helpers import commands
+from helpers.text_configs import TINY
 from mixwell.cli import app
 from mixwell.integrations.exporters import FORMATS
 from mixwell.training import config_io
 from mixwell.training.loggers import names as log_names
-from training_texts import TINY
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

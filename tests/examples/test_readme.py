@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import mixwell
-from problems import mse, names, regression_batches, two_layer
+from helpers.toy_problems import mse, names, regression_batches, two_layer
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -19,7 +19,7 @@ import pytest
 from filelock import FileLock
 
 import mixwell
-from commands import PATIENCE
+from helpers.commands import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [

@@ -1,9 +1,9 @@
 """Short trainings of the whole product with fixed seeds give the results that were recorded.
 
 The record is a scaffold for changes of structure: code may move and names may change, but not what is
-computed. ``scaffold.json`` has names of its own. After a renaming, update the cases (``recorded_*.py``) and
-the code that reads their results (``outcomes.py``); the record stays as it is. A change of an algorithm
-changes the record on purpose, in the commit that makes it::
+computed. ``scaffold.json`` has names of its own. After a renaming, update the cases (``helpers/golden_*.py``)
+and the code that reads their results (``helpers/golden_outcomes.py``); the record stays as it is. A change of
+an algorithm changes the record on purpose, in the commit that makes it::
 
     MIXWELL_RECORD=1 python -m pytest tests/golden/test_scaffold.py             # all cases
     MIXWELL_RECORD=1 python -m pytest tests/golden/test_scaffold.py -k images   # some of them
@@ -32,12 +32,9 @@ from typing import Any
 import pytest
 import torch
 
-import recorded_integrations
-import recorded_loops
-import recorded_processes
-import recorded_runs
+from helpers import golden_integrations, golden_loops, golden_processes, golden_runs
+from helpers.golden_outcomes import differences
 from mixwell import methods
-from outcomes import differences
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*isinstance\\(treespec, LeafSpec\\).*",
@@ -59,8 +56,8 @@ LOOSE = {
     # One unit in the last place of bfloat16 is 0.4%.
     "text: dropout, bfloat16 autocast": 1e-3,
 }
-HERE = {**recorded_runs.CASES, **recorded_loops.CASES, **recorded_integrations.CASES}
-RESUMED = {**recorded_runs.RESUMED, **recorded_loops.RESUMED}
+HERE = {**golden_runs.CASES, **golden_loops.CASES, **golden_integrations.CASES}
+RESUMED = {**golden_runs.RESUMED, **golden_loops.RESUMED}
 needs_gloo = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
 )
@@ -112,11 +109,11 @@ def test_stopped_and_resumed_it_comes_to_the_same_bit_for_bit(name: str, tmp_pat
 
 @pytest.fixture(scope="module")
 def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return recorded_processes.train_all(tmp_path_factory.mktemp("processes"))
+    return golden_processes.train_all(tmp_path_factory.mktemp("processes"))
 
 
 @needs_gloo
-@pytest.mark.parametrize("name", recorded_processes.NAMES)
+@pytest.mark.parametrize("name", golden_processes.NAMES)
 def test_two_processes_come_to_what_was_recorded(
     name: str, of_two_processes: dict[str, dict[str, Any]]
 ) -> None:
@@ -124,8 +121,8 @@ def test_two_processes_come_to_what_was_recorded(
 
 
 def test_every_method_is_in_the_record() -> None:
-    assert set(recorded_runs.METHODS.values()) == set(methods.every())
+    assert set(golden_runs.METHODS.values()) == set(methods.every())
 
 
 def test_nothing_that_was_recorded_is_left_out() -> None:
-    assert set(read()) == {*HERE, *recorded_processes.NAMES}
+    assert set(read()) == {*HERE, *golden_processes.NAMES}

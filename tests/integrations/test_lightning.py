@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import mixwell
+from helpers.regression_data import SOURCES, draw
 from mixwell.integrations.lightning import Interleaved, MixerCallback
-from regression_rows import SOURCES, draw
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*isinstance\\(treespec, LeafSpec\\).*",

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import mixwell
+from helpers.regression_data import SOURCES, draw
 from mixwell.integrations.loops import Interleaved, MixerLoop
-from regression_rows import SOURCES, draw
 
 
 def row_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from integration_work import HORIZON, POINTS, PROCESSES, STEPS, Case, alone, train_plans, written
-from process_work import in_processes
+from helpers.distributed_training import in_processes
+from helpers.integration_training import HORIZON, POINTS, PROCESSES, STEPS, Case, alone, train_plans, written
 
 pytestmark = [
     pytest.mark.skipif(

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 
 import mixwell
-import trainer_work
+from helpers import transformers_training
+from helpers.transformers_training import LENGTH, labeled, new_model, new_trainer, outcome, rows, validation
 from mixwell.hypergradient.capture.layer_rules import NormLayer, rule_for
 from mixwell.integrations.datasets import Interleaved
 from mixwell.integrations.transformers import DomainLossCallback, MixerTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.feed import LABELS
 from mixwell.training import mixture
-from trainer_work import LENGTH, labeled, new_model, new_trainer, outcome, rows, validation
 
-WORK = Path(trainer_work.__file__)
+WORK = Path(transformers_training.__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def run(folder: Path, processes: int, *arguments: object) -> dict[str, Any]:
             **os.environ,
             "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(WORK.parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(WORK.parents[1]), os.environ.get("PYTHONPATH", "")]),
         },
         capture_output=True,
         text=True,
@@ -329,7 +329,7 @@ def test_domains_are_taken_from_where_they_are(tmp_path: Path) -> None:
     classed = labeled().cast_column("domain", datasets.ClassLabel(names=["up", "none", "noise", "down"]))
     made = new_trainer(tmp_path, train_dataset=classed)
     assert list(made._domains) == ["up", "noise", "down"]
-    assert trainer_work.sequences("up", 1, 0)[0] == made._domains["up"][0]["input_ids"]
+    assert transformers_training.sequences("up", 1, 0)[0] == made._domains["up"][0]["input_ids"]
     nameless = labeled().cast_column("domain", datasets.ClassLabel(names=["up", "noise", "down"]))
     nameless = nameless.map(
         lambda row, place: {"domain": -1 if place == 7 else row["domain"]}, with_indices=True
@@ -392,7 +392,7 @@ def test_what_cannot_be_mixed(tmp_path: Path) -> None:
             return super().compute_loss(*args, **kwargs)
 
     with pytest.raises(ValueError, match="compute_loss gives one number for a batch"):
-        Own(model=new_model(), args=trainer_work.arguments(tmp_path), train_dataset=labeled())
+        Own(model=new_model(), args=transformers_training.arguments(tmp_path), train_dataset=labeled())
     with pytest.raises(ValueError, match="compute_loss_func gives one number for a batch"):
         new_trainer(tmp_path, compute_loss_func=lambda *_, **__: None)
     with pytest.raises(ValueError, match="mixer: budget is chosen by the trainer or loop; leave it out"):
@@ -406,7 +406,9 @@ def test_what_cannot_be_mixed(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_trainer(tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 4, "max_steps": 4}
     plain = Trainer(
-        model=new_model(), args=trainer_work.arguments(tmp_path, **saving), train_dataset=validation()
+        model=new_model(),
+        args=transformers_training.arguments(tmp_path, **saving),
+        train_dataset=validation(),
     )
     plain.train()
     with pytest.raises(ValueError, match=r"has no mixing.json: it was not saved by a MixerTrainer"):
@@ -432,7 +434,7 @@ def test_weights_from_losses_alone(tmp_path: Path) -> None:
         evaluating = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 8}
         made = Trainer(
             model=new_model(),
-            args=trainer_work.arguments(tmp_path, **evaluating, max_steps=steps),
+            args=transformers_training.arguments(tmp_path, **evaluating, max_steps=steps),
             train_dataset=held,
             eval_dataset={kind: datasets.Dataset.from_list(rows(kind, 8, seed=2)) for kind in held.names},
             callbacks=[callback],
@@ -470,7 +472,7 @@ def test_losses_alone_need_a_set_for_each_domain(tmp_path: Path) -> None:
     held = Interleaved({"up": rows("up", 9), "down": rows("down", 9)})
     made = Trainer(
         model=new_model(),
-        args=trainer_work.arguments(tmp_path, eval_strategy="steps", eval_steps=4),
+        args=transformers_training.arguments(tmp_path, eval_strategy="steps", eval_steps=4),
         train_dataset=held,
         eval_dataset=validation(),
         callbacks=[DomainLossCallback(held)],

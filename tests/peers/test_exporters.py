@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from mixtures import mixture
+from helpers.mixture_files import mixture
 from mixwell.integrations.exporters import prepare
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import mixwell
+from helpers.toy_problems import mse, quadratic_round, regression_batches, two_layer
 from mixwell.reference import unroll
 from mixwell.reference.quadratics import Quadratic
-from problems import mse, quadratic_round, regression_batches, two_layer
 
 jax = pytest.importorskip("jax", reason="JAX is not installed; `make peers` installs it")
 pytestmark = pytest.mark.peers

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import mixwell
+from helpers.toy_problems import mse, regression_batches, two_layer
 from mixwell.reference import unroll
 from mixwell.reference.fidelity import measure_fidelity
-from problems import mse, regression_batches, two_layer
 
 torchopt = pytest.importorskip("torchopt", reason="TorchOpt is not installed; `make peers` installs it")
 pytestmark = pytest.mark.peers

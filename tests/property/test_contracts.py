@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import mixwell
-from contract_tables import (
+from helpers.contract_tables import (
     BY_DOMAIN_ONLY,
     COUNTS_DOMAINS,
     ESTIMATORS,
@@ -26,9 +26,9 @@ from contract_tables import (
     UNKNOWN,
     UPDATES,
 )
+from helpers.toy_problems import Batch, names, regression_batches, two_layer
 from mixwell.simplex.updates import Update
 from mixwell.simplex.weights import Weights, normalize
-from problems import Batch, names, regression_batches, two_layer
 
 SPLITTING = [
     pytest.param(

@@ -10,11 +10,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from helpers.toy_problems import names
 from mixwell.reference import theory
 from mixwell.simplex import constraints, horizons, updates
 from mixwell.simplex.constraints import Cap, Floor, PriorPull
 from mixwell.simplex.weights import Weights
-from problems import names
 
 LARGEST = float(np.finfo(np.float64).max)
 any_float = st.floats(-LARGEST, LARGEST)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import mixwell as inside
+from helpers.commands import mixwell as inside
 from mixwell.lab.mnist.mnist_data import Mnist
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import PATIENCE
+from helpers.commands import PATIENCE
 from mixwell.data import token_files
 from mixwell.data.sources import Piece, Source, TextFiles, Texts
 from mixwell.data.token_files import Tokenized, open_tokens, shared, tokenize

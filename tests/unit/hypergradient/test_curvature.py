@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import mixwell
+from helpers.toy_problems import Point, mse, names, regression_batches, train, two_layer
 from mixwell.hypergradient.curvature import RoundStart
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.responses import StepResponse, _inverse_root
 from mixwell.reference.quadratics import Quadratic
-from problems import Point, mse, names, regression_batches, train, two_layer
 
 
 def measured(shape, *, scale=None, rate=0.01, **settings):

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import mixwell
-from contract_tables import NOT_CARRIED, OPTIMIZERS, UNKNOWN
+from helpers.contract_tables import NOT_CARRIED, OPTIMIZERS, UNKNOWN
+from helpers.toy_problems import mse, quadratic_round, regression_batches, train, two_layer
 from mixwell.reference import unroll
 from mixwell.reference.comparison import tangent_cosine
 from mixwell.reference.fidelity import measure_fidelity
 from mixwell.reference.quadratics import Quadratic
-from problems import mse, quadratic_round, regression_batches, train, two_layer
 
 ETA, T = 0.05, 12
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract_tables import NOT_CARRIED, OPTIMIZERS
+from helpers.contract_tables import NOT_CARRIED, OPTIMIZERS
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.responses import AdamModel, OptimizerModel, PlainModel, SgdModel, response_for
 

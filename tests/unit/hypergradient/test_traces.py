@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import mixwell
+from helpers.toy_problems import Point, mse, names, regression_batches, train, two_layer
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.responses import SgdModel
 from mixwell.hypergradient.traces.base import StepModel
 from mixwell.hypergradient.traces.bfloat16 import round_stochastically
 from mixwell.hypergradient.traces.sketched import SketchedTraces
-from problems import Point, mse, names, regression_batches, train, two_layer
 
 
 def sketches(

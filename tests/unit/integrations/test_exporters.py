@@ -23,8 +23,8 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from commands import mixwell
-from mixtures import mixture
+from helpers.commands import mixwell
+from helpers.mixture_files import mixture
 from mixwell.integrations.exporters import FORMATS, export, prepare
 from mixwell.integrations.exporters.axolotl import TOLERANCE, fraction
 from mixwell.integrations.exporters.rounding import DIGITS, shares

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import mixwell as package
-from commands import mixwell
+from helpers.commands import mixwell
+from helpers.text_configs import lines, write_config
 from mixwell.integrations.loggers import (
     JsonlLogger,
     Logger,
@@ -38,7 +39,6 @@ from mixwell.mixer.records import RoundRecord
 from mixwell.training import config_io
 from mixwell.training.loggers.base import Outcome
 from mixwell.training.run import Run
-from training_texts import lines, write_config
 
 # MLflow's store in SQLite uses what SQLAlchemy 2.1 has deprecated.
 pytestmark = pytest.mark.filterwarnings(

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-import commands
+from helpers import commands
+from helpers.text_configs import WORDS, write_config
 from mixwell.lab import problems, tables
 from mixwell.lab.compare import budgets, results
 from mixwell.lab.compare.contestants import choose, horizons_of
 from mixwell.lab.tables import Row
 from mixwell.methods import base as methods_base
 from mixwell.training import checkpoints, config_io, metrics, mixture
-from training_texts import WORDS, write_config
 
 PROXIES = {"proxies": 4, "proxy_steps": 2, "samples": 200, "top": 5}
 COMPARE = {

@@ -15,7 +15,7 @@ import torch
 import yaml
 from rich.console import Console
 
-import commands
+from helpers import commands
 from mixwell.lab import problems
 from mixwell.lab.compare.contestants import choose
 from mixwell.lab.demo import corpus

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mixwell
-from problems import names, train
+from helpers.toy_problems import names, train
 
 VOCABULARY, WIDTH, LENGTH = 11, 16, 9
 

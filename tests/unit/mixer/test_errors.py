@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import mixwell
-from problems import Point, mse, names, regression_batches, train, two_layer
+from helpers.toy_problems import Point, mse, names, regression_batches, train, two_layer
 
 
 def make(model: nn.Module | None = None, domains: list[str] | None = None, **settings) -> mixwell.Mixer:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import mixwell
-from problems import Point, mse, names, regression_batches, train, two_layer
+from helpers.toy_problems import Point, mse, names, regression_batches, train, two_layer
 
 
 def make(model: nn.Module, domains: int = 3, *, lr: float = 0.05, **settings) -> mixwell.Mixer:

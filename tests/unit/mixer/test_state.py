@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import mixwell
-from contract_tables import (
+from helpers.contract_tables import (
     ESTIMATORS,
     FORMS,
     LOOPS,
@@ -24,8 +24,8 @@ from contract_tables import (
     UNKNOWN,
     UPDATES,
 )
+from helpers.toy_problems import Batch, mse, names, regression_batches, train, two_layer
 from mixwell.mixer import state
-from problems import Batch, mse, names, regression_batches, train, two_layer
 
 STEPS = 11
 

@@ -10,10 +10,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.transforms import Bbox
 
+from helpers.report_runs import shared_runs
 from mixwell.lab import arms as experiment
 from mixwell.report import arms, run_figures, run_summary, style
 from mixwell.report.run_summary import RunSummary
-from report_runs import shared_runs
 
 
 class Recorder(RendererAgg):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from helpers.text_configs import write_config
 from mixwell.report import runs
 from mixwell.training import config_io
 from mixwell.training.run import Run
-from training_texts import write_config
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mixwell
+from helpers.scripted_training import Script, names, play
 from mixwell import Cap, EpochCap, EpochPace, Floor, Hypergradient, MirrorDescent
 from mixwell.methods.hypergradient import MixwellOptions
 from mixwell.simplex.constraints import limits
@@ -18,7 +19,6 @@ from mixwell.simplex.repetition import EPOCHS_AHEAD
 from mixwell.simplex.rounds import RoundClock
 from mixwell.simplex.weight_updater import WeightUpdater
 from mixwell.training import config_io, mixing
-from scripted import Script, names, play
 
 SIZES = {"a": 50, "b": 3000}
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from commands import mixwell
+from helpers.commands import mixwell
+from helpers.text_configs import write_config
 from mixwell.training import config_io
 from mixwell.training.run import Run
-from training_texts import write_config
 
 
 def test_plan_tells_what_a_run_costs(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import mixwell
+from helpers.text_configs import TINY, WORDS, lines, write_config
 from mixwell.lab import arms, tables
 from mixwell.report import arms as report
 from mixwell.training import config_io
 from mixwell.training.trainer import Trainer
-from training_texts import TINY, WORDS, lines, write_config
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helpers.text_configs import write_config
 from mixwell.training import config_io, template
 from mixwell.training.config import Config
-from training_texts import write_config
 
 SMALL = {"domains": {"a": "a.txt", "b": ["x", "y"]}, "validation": {"files": "v.txt"}}
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import commands
+from helpers import commands
+from helpers.sweep_jobs import where
+from helpers.text_configs import write_config
 from mixwell.lab import tables
 from mixwell.lab.tables import Row
 from mixwell.training.engines import Engine, Job, connection
 from mixwell.training.engines.ray import _Actor, _Here
 from mixwell.training.sweeps import run_sweep
 from mixwell.utils import environment
-from sweep_work import where
-from training_texts import write_config
 
 QUIET = Console(quiet=True)
 CLUSTER = """

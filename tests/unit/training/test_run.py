@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from commands import PATIENCE, command, mixwell
+from helpers.commands import PATIENCE, command, mixwell
+from helpers.text_configs import WORDS, lines, write_config
 from mixwell.training import mixture
-from training_texts import WORDS, lines, write_config
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from commands import PATIENCE
+from helpers.commands import PATIENCE
+from helpers.sweep_jobs import count, descend, fail
 from mixwell.lab import tables
 from mixwell.lab.mnist.mnist_data import Mnist
 from mixwell.mixer import state
@@ -20,7 +21,6 @@ from mixwell.training.engines import Engine, Job
 from mixwell.training.engines.connection import connected
 from mixwell.training.sweeps import run_sweep
 from mixwell.utils.locks import only_one
-from sweep_work import count, descend, fail
 
 QUIET = Console(quiet=True)
 

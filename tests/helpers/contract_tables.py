@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import mixwell
+from helpers.toy_problems import step_by_domain, step_mixed, train, train_mixed
 from mixwell import Hypergradient
 from mixwell.simplex import updates
-from problems import step_by_domain, step_mixed, train, train_mixed
 
 ESTIMATORS: dict[str, Callable[[], Hypergradient]] = {
     "default": Hypergradient,

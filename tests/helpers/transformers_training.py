@@ -1,6 +1,6 @@
 """A small trainer for the tests of transformers, in a module that other processes can run.
 
-python tests/trainer_work.py OUT ROWS ACCUMULATION [CHECKPOINT]
+python tests/helpers/transformers_training.py OUT ROWS ACCUMULATION [CHECKPOINT]
 """
 
 from __future__ import annotations

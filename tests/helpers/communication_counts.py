@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from helpers.distributed_training import wrapped
 from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, distributed
 from mixwell.distributed.communication import Bytes, Counted
-from process_work import wrapped
 
 DOMAINS, LONG, POINTS = 4, 150, 4
 ARMS = [

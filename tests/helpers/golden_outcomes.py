@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from helpers.text_configs import lines
 from mixwell import Mixer, distributed
 from mixwell.training import mixture
 from mixwell.training.trainer import Trainer
-from training_texts import lines
 
 DIGEST = "digest"
 """The key of a value that is the same only where all bits are."""

@@ -1,7 +1,7 @@
 """Short training loops of one's own, for the record in ``tests/golden``.
 
 All are in float64, so that what another order of a sum changes is far below what a change of an algorithm does.
-Every function takes an empty folder and gives an outcome (:mod:`outcomes`).
+Every function takes an empty folder and gives an outcome (:mod:`helpers.golden_outcomes`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 import mixwell
+from helpers.golden_outcomes import of_mixer
+from helpers.regression_data import SOURCES, draw
+from helpers.toy_problems import mse, regression_batches, train, two_layer
 from mixwell import Hypergradient, Mixer, MixtureLoader
-from outcomes import of_mixer
-from problems import mse, regression_batches, train, two_layer
-from regression_rows import SOURCES, draw
 
 Case = Callable[[Path], dict[str, Any]]
 BUDGET, HORIZON, ROWS = 14, 4, 12

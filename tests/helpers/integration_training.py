@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from helpers.regression_data import SOURCES, draw
 from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, distributed
 from mixwell.integrations.datasets import Interleaved
-from regression_rows import SOURCES, draw
 
 HORIZON, STEPS, ROWS, WANTED = 4, 12, 8, 10
 POINTS = 2  # validation gradients of a round, after its third and its fourth step

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-import integration_work
+from helpers import integration_training
+from helpers.distributed_training import Case, in_processes, new_mixer, new_model, train, train_runs, wrapped
+from helpers.golden_outcomes import of_files, of_mixer
+from helpers.golden_runs import text_config
 from mixwell import distributed
-from outcomes import of_files, of_mixer
-from process_work import Case, in_processes, new_mixer, new_model, train, train_runs, wrapped
-from recorded_runs import text_config
 
 LOOPS = {
     "ddp, by domain, dense traces": Case("ddp", "sgd", "dense", mixed=False, rounds=2),
@@ -34,9 +34,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "fsdp, default": {"parallel": {"way": "fsdp"}},
 }
 THROUGH = {
-    "Accelerate": integration_work.Case("accelerate", "ddp", "projected"),
-    "Lightning": integration_work.Case("lightning", "ddp", "projected"),
-    "Trainer": integration_work.Case("trainer", "ddp", "projected"),
+    "Accelerate": integration_training.Case("accelerate", "ddp", "projected"),
+    "Lightning": integration_training.Case("lightning", "ddp", "projected"),
+    "Trainer": integration_training.Case("trainer", "ddp", "projected"),
 }
 NAMES = [
     *(f"two processes, loop: {name}" for name in LOOPS),
@@ -69,9 +69,9 @@ def work(plans: list[tuple[dict[str, Any], str, int | None]], folder: str) -> No
         found[f"two processes, loop: {name}"] = of_mixer(mixer, model)
     for name, done in zip(RUNS, train_runs(plans), strict=True):
         found[f"two processes, run: {name}"] = of_mixer(done.mixer, done.model)
-    integration_work.prepare_process()
+    integration_training.prepare_process()
     for name, case in THROUGH.items():
-        mixer, model, *_ = integration_work.INTEGRATIONS[case.integration](case, Path(folder))
+        mixer, model, *_ = integration_training.INTEGRATIONS[case.integration](case, Path(folder))
         found[f"two processes, {name}"] = of_mixer(mixer, model)
     if distributed.rank() == 0:
         Path(folder, "found.json").write_text(json.dumps(found))

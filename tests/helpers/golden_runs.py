@@ -1,6 +1,6 @@
 """Short runs through the runner, for the record in ``tests/golden``.
 
-Every function takes an empty folder and gives an outcome (:mod:`outcomes`).
+Every function takes an empty folder and gives an outcome (:mod:`helpers.golden_outcomes`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import yaml
 from rich.console import Console
 
 import mixwell
-import small_images
-from method_runs import online, run_of
+from helpers import synthetic_images
+from helpers.golden_outcomes import of_mixer, of_run
+from helpers.method_runs import online, run_of
+from helpers.text_configs import WORDS, write_config
 from mixwell.lab.demo import command as demo
 from mixwell.lab.mnist import experiment
 from mixwell.lab.problems import read_config
 from mixwell.training import config_io
 from mixwell.training.run import Run
-from outcomes import of_mixer, of_run
-from training_texts import WORDS, write_config
 
 Case = Callable[[Path], dict[str, Any]]
 
@@ -153,7 +153,7 @@ def paper_experiment(folder: Path) -> dict[str, Any]:
     setting = experiment.Setting(
         budget=7, horizon=3, seed=0, channels=2, batch_size=8, train_size=50, validation_size=40
     )
-    run = experiment.Run(setting, small_images.in_place_of_mnist())
+    run = experiment.Run(setting, synthetic_images.in_place_of_mnist())
     done = run.finish()
     return {
         **of_mixer(run.mixer, run._network),

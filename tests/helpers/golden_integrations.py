@@ -1,6 +1,6 @@
 """Short trainings through other libraries' loops, for the record in ``tests/golden``.
 
-Every function takes an empty folder and gives an outcome (:mod:`outcomes`).
+Every function takes an empty folder and gives an outcome (:mod:`helpers.golden_outcomes`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,23 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-import integration_work
-import trainer_work
-from integration_work import INTEGRATIONS, ROWS, STEPS, Regression, new_optimizer, own_rows, own_wanted
+from helpers import integration_training, transformers_training
+from helpers.golden_outcomes import of_mixer
+from helpers.integration_training import (
+    INTEGRATIONS,
+    ROWS,
+    STEPS,
+    Regression,
+    new_optimizer,
+    own_rows,
+    own_wanted,
+)
 from mixwell.integrations.loops import MixerLoop
-from outcomes import of_mixer
 
 Case = Callable[[Path], dict[str, Any]]
 
 
-def through(folder: Path, *, case: integration_work.Case) -> dict[str, Any]:
+def through(folder: Path, *, case: integration_training.Case) -> dict[str, Any]:
     """A regression in float64 through an integration."""
     mixer, model, trained, wanted = INTEGRATIONS[case.integration](case, folder)
     return {
@@ -37,10 +44,10 @@ def plain_loop(folder: Path) -> dict[str, Any]:
     optimizer = new_optimizer(model)
     settings = {"horizon": 4, "budget": STEPS, "update": 5.0}
     loader = DataLoader(own_rows(), batch_size=ROWS)
-    loop = MixerLoop(loader, model, optimizer, own_wanted(), integration_work.row_losses, mixer=settings)
+    loop = MixerLoop(loader, model, optimizer, own_wanted(), integration_training.row_losses, mixer=settings)
     losses: list[float] = []
     for batch in loop:
-        loss = loop.weighted_loss(integration_work.row_losses(model, batch))
+        loss = loop.weighted_loss(integration_training.row_losses(model, batch))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -54,17 +61,17 @@ def language_model(folder: Path, **settings: Any) -> dict[str, Any]:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    trainer = trainer_work.new_trainer(folder, **settings)
+    trainer = transformers_training.new_trainer(folder, **settings)
     trainer.train()
     log = trainer.state.log_history
     return {
         **of_mixer(trainer.mixer, trainer.model),
         "training losses": [float(entry["loss"]) for entry in log if "loss" in entry],
-        "rows trained on": list(trainer_work.outcome(trainer)["rows"].values()),
+        "rows trained on": list(transformers_training.outcome(trainer)["rows"].values()),
     }
 
 
-ONE = partial(integration_work.Case, way="ddp")  # in one process
+ONE = partial(integration_training.Case, way="ddp")  # in one process
 THROUGH = {
     "Accelerate: projected traces": ONE(integration="accelerate", traces="projected"),
     "Accelerate: dense traces, accumulation": ONE(integration="accelerate", traces="dense", accumulation=2),

@@ -1,0 +1,1 @@
+"""Problems, runs and commands that several tests share; spawned processes import them too."""
