@@ -38,7 +38,7 @@ WRONG_SETTINGS = {
     r"whole number of at least 1 step, got 2.5": {"horizon": 2.5},
     r"follows from the number of training steps; give budget=": {"horizon": None},
     r"budget must be a whole number of at least 1 training step, got 0": {"budget": 0},
-    r"a warmup of 10 steps leaves nothing of the budget of 10": {"warmup": 10, "budget": 10},
+    r"a warmup of 10 steps leaves no step of the budget of 10": {"warmup": 10, "budget": 10},
     r"warmup must be a whole number of steps, not negative, got -1": {"warmup": -1},
     r"step size of the weights must be positive and finite, got -1": {"update": -1.0},
     r"clip_norm must be positive and finite, got 0": {"clip_norm": 0.0},
