@@ -63,7 +63,7 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
     plain = distributed.all_gather_object({key: value for key, value in state.items() if key != "tensors"})
 
     def finish() -> None:
-        files.write(part / PLAIN, json.dumps({"processes": plain}))
+        files.write_atomically(part / PLAIN, json.dumps({"processes": plain}))
         for written in (*part.iterdir(), part):
             files.flush(written)
         with _moved_away(target):

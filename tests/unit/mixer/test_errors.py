@@ -33,7 +33,10 @@ WRONG_SETTINGS = {
     r"must be positive and finite, got \{'d0': nan\}": {"weights": [float("nan"), 1, 1]},
     r"expected 3 initial weights, one per domain, got shape \(2,\)": {"weights": [0.5, 0.5]},
     r"missing: \['d2'\], unknown: \['d9'\]": {"weights": {"d0": 1, "d1": 1, "d9": 1}},
-    r"the horizon of 20 steps \(Every\(steps=20\)\) exceeds the budget of 10": {"horizon": 20, "budget": 10},
+    r"the horizon of 20 steps \(FixedHorizon\(steps=20\)\) exceeds the budget of 10": {
+        "horizon": 20,
+        "budget": 10,
+    },
     r"whole number of at least 1 step, got 0": {"horizon": 0},
     r"whole number of at least 1 step, got 2.5": {"horizon": 2.5},
     r"follows from the number of training steps; give budget=": {"horizon": None},

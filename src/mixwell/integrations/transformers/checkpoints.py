@@ -28,7 +28,9 @@ def write(folder: Path, mixer: Mixer, plain: dict[str, Any]) -> None:
     distributed.run_on_rank_zero(lambda: _make_room(folder))
     mixer.save(folder / (ALONE if distributed.is_single_process() else TOGETHER))
     # The last to be written, so that where it is the others are whole.
-    distributed.run_on_rank_zero(lambda: files.write(folder / PLACES, json.dumps({"processes": places})))
+    distributed.run_on_rank_zero(
+        lambda: files.write_atomically(folder / PLACES, json.dumps({"processes": places}))
+    )
 
 
 def read_places(folder: Path) -> dict[str, Any]:
