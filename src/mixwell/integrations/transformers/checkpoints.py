@@ -86,7 +86,7 @@ def _own(places: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
             "its own part of a stream, so start as many"
         )
     # Rows that have numbers are drawn by all processes together; only the sums of losses are of each one's rows.
-    return {**places[0], "losses": sharded_checkpoint.merged([one["losses"] for one in places])}
+    return {**places[0], "losses": sharded_checkpoint.merge_rank_states([one["losses"] for one in places])}
 
 
 def _make_room(folder: Path) -> None:
