@@ -1,4 +1,4 @@
-"""Bytes that processes exchange with mixing, beside plain data parallelism: counted, on the wire, and by formula.
+"""Bytes that ranks exchange with mixing and in plain data parallelism: counted, on the wire, and by formula.
 
 Two processes on this machine (gloo) train a GPT of 1.6 M parameters on 8 domains, plain and mixed. Counted is what
 is given to torch.distributed; the wire is what the loopback device carried, in a network of its own where that can
@@ -29,7 +29,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces
-from mixwell.distributed.communication import Bytes, Counted, Training
+from mixwell.distributed.communication import Traffic, TrafficCounter, TrafficModel
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.reference.theory import stochastic_horizon
@@ -106,14 +106,14 @@ def train(kind: str, model: nn.Module, steps: int) -> dict[str, Any]:
     for _ in range(2):  # the first round also takes memory and looks at the layers
         torch.distributed.barrier()
         begun, carried = time.perf_counter(), on_the_wire()
-        with Counted() as counted:
+        with TrafficCounter() as counted:
             for _ in range(steps):
                 step()
-        found["step"] = vars(counted.bytes) | {"total": counted.bytes.total}
-        with Counted() as ending:
+        found["step"] = vars(counted.traffic) | {"total": counted.traffic.total}
+        with TrafficCounter() as ending:
             end()
         torch.distributed.barrier()
-        found["round"] = vars(ending.bytes) | {"total": ending.bytes.total}
+        found["round"] = vars(ending.traffic) | {"total": ending.traffic.total}
         found["seconds"] = time.perf_counter() - begun
         found["wire"] = on_the_wire() - carried
     found["held"] = 0 if mixer is None else mixer.nbytes
@@ -130,18 +130,18 @@ def work(rank: int, port: int, steps: int, out: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def expected(name: str, steps: int, model: nn.Module) -> tuple[Bytes, Bytes]:
+def expected(name: str, steps: int, model: nn.Module) -> tuple[Traffic, Traffic]:
     way, kind = ARMS[name]
     parameters = Parameters.of(model, torch.optim.AdamW(model.parameters()))
     projected = Projections(parameters, RANK, 0).size if kind == "projected" else 0
     size = sum(p.nbytes for p in parameters.tensors)
     outermost = [n for n in parameters.names if not n.startswith("blocks.")]
-    training = Training(
+    training = TrafficModel(
         "ddp" if way == "ddp" else "fsdp",
         size=size,
         tensors=len(parameters),
         domains=DOMAINS,
-        processes=PROCESSES,
+        world_size=PROCESSES,
         mixed=kind == "projected",
         projected=projected,
         preconditioned=True,
@@ -151,7 +151,7 @@ def expected(name: str, steps: int, model: nn.Module) -> tuple[Bytes, Bytes]:
         ),
     )
     if kind == "plain":
-        return training.plain_step * steps, Bytes()
+        return training.plain_step * steps, Traffic()
     return training.step * steps, training.round()
 
 
@@ -205,12 +205,12 @@ def predict() -> None:
     for name, (way, kind) in ARMS.items():
         if kind == "plain":
             continue
-        training = Training(
+        training = TrafficModel(
             "ddp" if way == "ddp" else "fsdp",
             size=size,
             tensors=len(parameters),
             domains=domains,
-            processes=processes,
+            world_size=processes,
             mixed=kind == "projected",
             projected=projections.size if kind == "projected" else 0,
             preconditioned=True,

@@ -223,7 +223,7 @@ class Results:
             self._found[name] = {"code": self._code, "value": make()}
             self._fresh.add(name)
             content = {"environment": self._environment, "results": self._found}
-            files.write(self._path, json.dumps(content, indent=1) + "\n")
+            files.write_atomically(self._path, json.dumps(content, indent=1) + "\n")
         elif self._found[name]["code"] != self._code:
             say(f"{name} was measured before the code of mixwell changed; --again measures it anew")
         return self._found[name]["value"]

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from mixwell.simplex.updates import (
         MirrorDescent,
         ProjectedDescent,
-        SelfTunedMirrorDescent,
         SoftmaxWeights,
         UniformSmoothing,
         Update,
@@ -88,7 +87,6 @@ _ROOMS = {
         "SoftmaxWeights",
         "MirrorDescent",
         "ProjectedDescent",
-        "SelfTunedMirrorDescent",
         "UniformSmoothing",
         "Update",
     ),
@@ -128,7 +126,6 @@ __all__ = [
     "ProjectedDescent",
     "ProjectedTraces",
     "RoundRecord",
-    "SelfTunedMirrorDescent",
     "Signal",
     "SketchedTraces",
     "SoftmaxWeights",

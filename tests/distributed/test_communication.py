@@ -1,4 +1,4 @@
-"""What processes exchange, counted, beside plain data parallelism and beside the formula."""
+"""The traffic of distributed training, counted, compared with plain data parallelism and with the formula."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from helpers.communication_counts import ARMS, DOMAINS, LONG, POINTS, Net, count
 from helpers.distributed_training import PROCESSES, in_processes
-from mixwell.distributed.communication import Bytes, Training
+from mixwell.distributed.communication import Traffic, TrafficModel
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
 
@@ -20,17 +20,17 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bytes]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Traffic]:
     folder = tmp_path_factory.mktemp("bytes")
     in_processes(count, str(folder))
     both = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
     assert both[0] == both[1]
-    return {name: Bytes(**one) for name, one in both[0].items()}
+    return {name: Traffic(**one) for name, one in both[0].items()}
 
 
 @pytest.mark.parametrize(("way", "kind"), [("ddp", "dense"), ("ddp", "projected"), ("fsdp", "projected")])
 def test_a_long_round_takes_a_hundredth_more_than_plain_training(
-    way: str, kind: str, found: dict[str, Bytes]
+    way: str, kind: str, found: dict[str, Traffic]
 ) -> None:
     limit = 1.01 if way == "ddp" else 1.02  # shards are put together to be projected
     assert found[f"{way}-{kind}-1"].total <= limit * found[f"{way}-plain-1"].total
@@ -38,15 +38,15 @@ def test_a_long_round_takes_a_hundredth_more_than_plain_training(
 
 @pytest.mark.parametrize("points", [1, POINTS])
 @pytest.mark.parametrize(("way", "kind"), ARMS)
-def test_the_formula_is_what_is_counted(way: Any, kind: str, points: int, found: dict[str, Bytes]) -> None:
+def test_the_formula_is_what_is_counted(way: Any, kind: str, points: int, found: dict[str, Traffic]) -> None:
     model = Net()
     parameters = Parameters.of(model, torch.optim.AdamW(model.parameters()))
-    training = Training(
+    training = TrafficModel(
         way,
         size=sum(p.nbytes for p in model.parameters()),
         tensors=len(parameters),
         domains=DOMAINS,
-        processes=PROCESSES,
+        world_size=PROCESSES,
         mixed=kind == "projected",
         projected=Projections(parameters, 8, 0).size if kind == "projected" else 0,
         preconditioned=True,

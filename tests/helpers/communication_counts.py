@@ -11,7 +11,7 @@ from torch import nn
 
 from helpers.distributed_training import wrapped
 from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, distributed
-from mixwell.distributed.communication import Bytes, Counted
+from mixwell.distributed.communication import Traffic, TrafficCounter
 
 DOMAINS, LONG, POINTS = 4, 150, 4
 ARMS = [
@@ -55,9 +55,9 @@ def train(model: nn.Module, kind: str, points: int) -> dict[str, Any]:
         names = [str(number) for number in range(DOMAINS)]
         signal = Hypergradient(traces=traces, points=points)
         mixer = Mixer(model, optimizer, names, horizon=LONG, signal=signal)
-    found = Bytes()
+    found = Traffic()
     for _ in range(2 if kind == "projected" else 1):  # the first has no validation gradient to project around
-        with Counted() as counted:
+        with TrafficCounter() as counter:
             for _ in range(LONG):
                 if mixer is None:
                     model(rows).square().mean().backward()
@@ -75,5 +75,5 @@ def train(model: nn.Module, kind: str, points: int) -> dict[str, Any]:
                 if mixer is not None and mixer.validation_due:
                     with mixer.validation():
                         model(rows).square().mean().backward()
-        found = counted.bytes
+        found = counter.traffic
     return vars(found)

@@ -50,13 +50,13 @@ FORMS = [
 
 UPDATES: dict[str, Callable[[], updates.Update]] = {
     "mirror": lambda: updates.MirrorDescent(2.0),
-    "self-tuned": updates.SelfTunedMirrorDescent,
-    "self-tuned without noise": lambda: updates.SelfTunedMirrorDescent(shrink=False),
+    "self-tuned": updates.MirrorDescent,
+    "self-tuned without noise": lambda: updates.MirrorDescent("auto", shrink=False),
     "projected": lambda: updates.ProjectedDescent(0.5),
     "assigned": updates.SoftmaxWeights,
     "assigned with memory": lambda: updates.SoftmaxWeights(0.5),
     "smoothed": lambda: updates.UniformSmoothing(updates.MirrorDescent(2.0), 0.1),
-    "smoothed self-tuned": lambda: updates.UniformSmoothing(updates.SelfTunedMirrorDescent(), 0.1),
+    "smoothed self-tuned": lambda: updates.UniformSmoothing(updates.MirrorDescent("auto"), 0.1),
 }
 # Two copies of a domain are not one domain of the sum of their weights to these.
 COUNTS_DOMAINS = {

@@ -27,7 +27,7 @@ from helpers.contract_tables import (
     UPDATES,
 )
 from helpers.toy_problems import Batch, names, regression_batches, two_layer
-from mixwell.simplex.updates import Update
+from mixwell.simplex.updates import RoundContext, Update
 from mixwell.simplex.weights import Weights, normalize
 
 SPLITTING = [
@@ -228,7 +228,7 @@ def test_every_update_stays_on_the_constrained_simplex(update: str) -> None:
 def test_same_seed_same_result(estimator: str, form: str, seed: int) -> None:
     batches, validation = regression_batches(seed, steps=4)
     first, second = (
-        final_weights(estimator, batches, validation, form=form, update=mixwell.SelfTunedMirrorDescent())
+        final_weights(estimator, batches, validation, form=form, update=mixwell.MirrorDescent("auto"))
         for _ in range(2)
     )
     assert first == second
@@ -247,7 +247,7 @@ def courses(update: Update, scores: Iterable[np.ndarray], *, first: int = 0, log
     found = list[np.ndarray]()
     for k, row in enumerate(scores, first):
         log = np.zeros(len(row)) if log is None else log
-        log = normalize(update.move(log, row, round_index=k, rounds=6, noise=np.full(len(row), 0.3))[0])
+        log = normalize(update.step(log, row, RoundContext(k, 6, noise=np.full(len(row), 0.3)))[0])
         found.append(log)
     return np.array(found)
 
@@ -261,7 +261,7 @@ def test_every_update_stays_on_the_simplex_through_anything_finite(update: str, 
     weights, made = Weights(names(m)), UPDATES[update]()
     for k in range(3):
         scores = data.draw(arrays(np.float64, m, elements=st.floats(-LARGEST, LARGEST)))
-        log, alpha = made.move(weights.log, scores, round_index=k, rounds=3)
+        log, alpha = made.step(weights.log, scores, RoundContext(k, 3))
         weights.advance(log, steps=1)
         assert np.isfinite(alpha)
         assert alpha >= 0
@@ -311,8 +311,8 @@ def test_an_update_that_was_reset_is_as_new(update: str) -> None:
 @given(st.floats(1e-6, 1e6), st.integers(2, 6))
 def test_the_unit_of_the_validation_loss_does_not_matter_to_the_self_tuned_step(scale: float, m: int) -> None:
     scores = np.random.default_rng(m).normal(size=(5, m))
-    plain, scaled = mixwell.SelfTunedMirrorDescent(), mixwell.SelfTunedMirrorDescent()
+    plain, scaled = mixwell.MirrorDescent("auto"), mixwell.MirrorDescent("auto")
     for k, row in enumerate(scores):
-        a = plain.step_size(row, round_index=k, rounds=5) * row
-        b = scaled.step_size(scale * row, round_index=k, rounds=5) * (scale * row)
+        a = plain.next_step_size(row, RoundContext(k, 5)) * row
+        b = scaled.next_step_size(scale * row, RoundContext(k, 5)) * (scale * row)
         np.testing.assert_allclose(a, b, rtol=1e-9)

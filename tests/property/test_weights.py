@@ -55,11 +55,11 @@ def test_mirror_descent_through_anything_finite(data, m: int, alpha: float) -> N
 
 @given(st.data(), st.integers(2, 8))
 def test_self_tuned_step_sizes_are_finite_and_bounded(data, m: int) -> None:
-    update = updates.SelfTunedMirrorDescent()
+    update = updates.MirrorDescent("auto")
     for k in range(4):
         # beyond 1e300 the step size is subnormal and has few digits
         scores = np.clip(data.draw(scores_of(m)), -1e300, 1e300)
-        alpha = update.step_size(scores, round_index=k, rounds=4)
+        alpha = update.next_step_size(scores, updates.RoundContext(k, 4))
         assert math.isfinite(alpha)
         assert alpha >= 0
         moved = alpha * (scores / 2 - (scores / 2 / m).sum()) * 2
@@ -69,9 +69,9 @@ def test_self_tuned_step_sizes_are_finite_and_bounded(data, m: int) -> None:
 @given(st.floats(-1e6, 1e6), st.integers(2, 9))
 def test_equal_scores_move_nothing(score: float, m: int) -> None:
     """Though they differ from their mean by rounding."""
-    update = updates.SelfTunedMirrorDescent()
+    update = updates.MirrorDescent("auto")
     for k in range(3):
-        assert update.step_size(np.full(m, score), round_index=k, rounds=3) == 0.0
+        assert update.next_step_size(np.full(m, score), updates.RoundContext(k, 3)) == 0.0
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=6), st.floats(-5, 5), st.floats(0.1, 3))
@@ -93,7 +93,7 @@ def test_projection_obeys_the_bounds_and_is_optimal(box) -> None:
         Floor(dict(zip(names(m), low, strict=True))),
         Cap(dict(zip(names(m), high, strict=True))),
     ]
-    projected = constraints.apply(names(m), log, bounded, step_size=1.0)
+    projected = constraints.apply_constraints(names(m), log, bounded, step_size=1.0)
     w = np.exp(projected)
     assert w.sum() == pytest.approx(1, abs=1e-9)
     assert (w >= low * (1 - 1e-9)).all()
@@ -125,7 +125,7 @@ def test_projecting_twice_changes_nothing(box) -> None:
 def test_constraints_through_anything_finite(data, m: int) -> None:
     log = data.draw(log_weights(m))
     parts = [Floor(0.01), Cap(0.9), PriorPull([1.0] * m, strength=data.draw(st.floats(0, 1e6)))]
-    w = np.exp(constraints.apply(names(m), log, parts, step_size=data.draw(st.floats(1e-6, 1e6))))
+    w = np.exp(constraints.apply_constraints(names(m), log, parts, step_size=data.draw(st.floats(1e-6, 1e6))))
     assert np.isfinite(w).all()
     assert w.sum() == pytest.approx(1)
     assert w.min() >= 0.01 * (1 - 1e-9)
@@ -139,7 +139,9 @@ def test_the_constrained_step_minimizes_what_it_says() -> None:
     alpha, strength = 1.7, 0.4
     parts = [Floor(0.15), Cap({"d2": 0.4}), PriorPull(prior.tolist(), strength)]
     got = np.exp(
-        constraints.apply(names(3), updates.mirror_step(np.log(start), h, alpha), parts, step_size=alpha)
+        constraints.apply_constraints(
+            names(3), updates.mirror_step(np.log(start), h, alpha), parts, step_size=alpha
+        )
     )
 
     def objective(w: np.ndarray) -> np.ndarray:
@@ -158,7 +160,9 @@ def test_the_constrained_step_minimizes_what_it_says() -> None:
 
 def test_a_strong_pull_ends_at_the_prior() -> None:
     prior = [0.7, 0.2, 0.1]
-    log = constraints.apply(names(3), np.log([0.1, 0.1, 0.8]), [PriorPull(prior, 1e9)], step_size=1.0)
+    log = constraints.apply_constraints(
+        names(3), np.log([0.1, 0.1, 0.8]), [PriorPull(prior, 1e9)], step_size=1.0
+    )
     np.testing.assert_allclose(np.exp(log), prior, rtol=1e-6)
 
 

@@ -12,7 +12,7 @@ PUBLIC = {
     "DeterministicHorizon", "DiagonalCurvature", "EpochCap", "EpochPace", "ExactCurvature", "Fidelity",
     "FixedHorizon", "Floor", "ForwardModeTraces", "Horizon", "Hypergradient", "IsotropicCurvature",
     "MeasuredCurvature", "MirrorDescent", "Mixer", "MixtureLoader", "PerTensorCurvature", "PriorPull",
-    "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord", "SelfTunedMirrorDescent", "Signal",
+    "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord", "Signal",
     "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "SubsetTraces", "TraceError", "Traces",
     "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity", "recipe", "train",
 }  # fmt: skip

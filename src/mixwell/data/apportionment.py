@@ -9,7 +9,7 @@ from typing import final
 
 import numpy as np
 
-from mixwell.simplex.constraints import project
+from mixwell.simplex.projection import project
 from mixwell.typing import Vector
 
 # Sums of shares are rounded; what is this near to a whole number counts as whole.

@@ -121,7 +121,7 @@ class Sampler:
         """
         most = None
         if self._cap is not None:
-            most = np.minimum(self._cap.left, self.batch_size).astype(np.int64).tolist()
+            most = np.minimum(self._cap.remaining, self.batch_size).astype(np.int64).tolist()
             if not any(most):
                 raise ValueError("all domains are used up: their caps on epochs allow no more rows")
         self._follow(weights)
@@ -205,4 +205,4 @@ class Sampler:
 
     def _spend(self) -> None:
         if self._cap is not None:
-            self._cap.spend(self.taken, steps_done=self._batches)
+            self._cap.record_usage(self.taken, steps_done=self._batches)

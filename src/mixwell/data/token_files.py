@@ -239,7 +239,7 @@ def _make(
     with files.replacing(stem.with_suffix(".npz")) as temporary, temporary.open("wb") as file:
         np.savez(file, lines=lines.to_array(), passages=passages.to_array())
     facts = {"format": FORMAT, "source": source.name, "dtype": tokenizer.dtype.str, **counts}
-    files.write(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
+    files.write_atomically(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
 
 
 def _concerns(folder: Path, error: OSError) -> bool:

@@ -277,7 +277,7 @@ def train(
     if not texts.any:
         names = ", ".join(source.name for source in sources) or "no source"
         raise ValueError(f"there is no text to train a tokenizer on ({names}); add text")
-    files.write(path, tokenizer.to_str(pretty=True))
+    files.write_atomically(path, tokenizer.to_str(pretty=True))
     return TokenizerFile(path)
 
 

@@ -80,9 +80,8 @@ def all_reduce_sum(numbers: Vector, device: torch.device) -> Vector:
     """
     if is_single_process():
         return numbers
-    found = torch.from_numpy(numbers.copy()).to(
-        device
-    )  # the reduction is in place, the argument stays as it is
+    # A copy, because the reduction is in place.
+    found = torch.from_numpy(numbers.copy()).to(device)
     torch.distributed.all_reduce(found)
     return found.cpu().numpy()
 

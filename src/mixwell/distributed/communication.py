@@ -1,7 +1,7 @@
-"""How many bytes the processes of a training exchange: by formula, and counted.
+"""The communication volume of distributed training in bytes: by formula, and counted.
 
-The bytes of an exchange are those of the tensor that a process gives to it (all-reduce, reduce-scatter, broadcast)
-or gets from it (all-gather). What a process then sends is told by :meth:`Bytes.sent`.
+The bytes of a collective are those of the tensor that a rank passes to it (all-reduce, reduce-scatter, broadcast)
+or receives from it (all-gather); :meth:`Traffic.sent` converts them to bytes on the wire.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any, Literal, final
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from typing_extensions import override
 
-Way = Literal["ddp", "fsdp"]
-# Beginnings of the names under which PyTorch's dispatcher knows the exchanges, and which argument is the whole
-# tensor (-1: the first one is a part of it, and the second tells of how many).
-_KINDS = {
+Strategy = Literal["ddp", "fsdp"]
+# Prefixes of the dispatcher's names of collectives, and the index of the argument that is the full tensor
+# (-1: the first argument is a shard, the second the number of shards).
+_COLLECTIVES = {
     "c10d::allreduce": ("all_reduce", 0),
     "c10d::_allgather_base": ("all_gather", 0),
     "c10d::allgather": ("all_gather", 0),
@@ -29,74 +30,59 @@ _KINDS = {
     "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0),
     "_c10d_functional::broadcast": ("broadcast", 0),
 }
-_NUMBER = 8
+_FLOAT64 = 8
 
 
 @final
 @dataclass(frozen=True)
-class Bytes:
-    """Bytes by kind of exchange.
-
-    Args:
-        all_reduce: of sums that all processes get.
-        all_gather: of tensors put together from all processes.
-        reduce_scatter: of sums of which each process gets a part.
-        broadcast: of tensors that all get from one.
-    """
+class Traffic:
+    """Bytes by kind of collective."""
 
     all_reduce: float = 0.0
     all_gather: float = 0.0
     reduce_scatter: float = 0.0
     broadcast: float = 0.0
 
-    def __add__(self, other: Bytes) -> Bytes:
-        return Bytes(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
-    def __mul__(self, factor: float) -> Bytes:
-        return Bytes(**{one.name: getattr(self, one.name) * factor for one in fields(self)})
+    def __mul__(self, factor: float) -> Traffic:
+        return Traffic(**{f.name: getattr(self, f.name) * factor for f in fields(self)})
 
     @property
     def total(self) -> float:
-        """All of them, an all-reduce counted as the reduce-scatter and the all-gather that it is made of."""
+        """The sum, an all-reduce counted as a reduce-scatter and an all-gather."""
         return 2 * self.all_reduce + self.all_gather + self.reduce_scatter + self.broadcast
 
-    def sent(self, processes: int) -> float:
-        """What each process sends in rings, the least that is possible.
-
-        Args:
-            processes: R.
-
-        Returns:
-            ``(R - 1) / R`` of the total.
-        """
-        return self.total * (processes - 1) / processes
+    def sent(self, world_size: int) -> float:
+        """Return the bytes that each rank sends with ring algorithms, ``(R - 1) / R`` of the total."""
+        return self.total * (world_size - 1) / world_size
 
 
 @final
 @dataclass(frozen=True)
-class Training:
-    """A training in several processes, as far as its exchanges go.
+class TrafficModel:
+    """The communication of a training run with R ranks, by formula.
 
     Args:
-        way: ``ddp`` (each process has all parameters) or ``fsdp`` (``fully_shard``; layers are gathered for the
+        strategy: ``ddp`` (each rank has all parameters) or ``fsdp`` (``fully_shard``; layers are gathered for the
             forward and again for the backward pass).
-        size: of the trained parameters, in bytes.
-        tensors: how many parameters there are.
+        size: bytes of the trained parameters.
+        tensors: the number of parameters.
         domains: m.
-        processes: R.
-        mixed: whether a step is one batch of all domains (``mixer.batch``); else one for each.
-        projected: numbers of a projected trace, where traces are projected; 0 for those of full size.
+        world_size: R.
+        mixed: whether a step is one batch of all domains (``mixer.batch``); otherwise one for each.
+        projected: the numbers in a projected trace, 0 for traces of full size.
         preconditioned: whether the optimizer divides gradients by their running size, as Adam does.
-        kept: of ``size`` what the outermost layers take, which ``fully_shard`` does not gather for the backward
-            pass again.
-        buffers: bytes of the model's buffers, which ``ddp`` takes from the first process in every step.
+        kept: bytes of the outermost layers, which ``fully_shard`` does not gather again for the backward pass.
+        buffers: bytes of the model's buffers, which ``ddp`` broadcasts in every step.
     """
 
-    way: Way
+    strategy: Strategy
     size: int
     tensors: int
     domains: int
-    processes: int
+    world_size: int
     mixed: bool = False
     projected: int = 0
     preconditioned: bool = False
@@ -104,110 +90,83 @@ class Training:
     buffers: int = 0
 
     @property
-    def _pass(self) -> Bytes:
-        """A gradient, averaged over the processes."""
-        if self.way == "ddp":
-            return Bytes(all_reduce=self.size)
-        return Bytes(all_gather=2 * self.size - self.kept, reduce_scatter=self.size)
-
-    @property
-    def plain_step(self) -> Bytes:
+    def plain_step(self) -> Traffic:
         """A step of plain training."""
-        return self._pass + self._buffers
+        return self._averaged_gradient + Traffic(broadcast=self.buffers if self.strategy == "ddp" else 0)
 
     @property
-    def _buffers(self) -> Bytes:
-        return Bytes(broadcast=self.buffers if self.way == "ddp" else 0)
-
-    @property
-    def step(self) -> Bytes:
+    def step(self) -> Traffic:
         """A step with mixing: with ``ddp``, and with mixed batches, that of plain training.
 
-        In batches by domain ``ddp`` also tells which parameters have a gradient (a byte for each); ``fsdp``
-        gathers and scatters for every domain, and Adam's second moments are measured.
+        In batches by domain ``ddp`` also reduces which parameters have a gradient (a byte for each); ``fsdp``
+        gathers and scatters for every domain, and reduces Adam's second moments.
         """
         if self.mixed:
             return self.plain_step
-        if self.way == "ddp":
-            return self.plain_step + Bytes(all_reduce=self.tensors)
-        measured = 2 * _NUMBER * self.tensors if self.preconditioned and not self.projected else 0
-        return self._pass * self.domains + Bytes(all_reduce=measured)
+        if self.strategy == "ddp":
+            return self.plain_step + Traffic(all_reduce=self.tensors)
+        moments = 2 * _FLOAT64 * self.tensors if self.preconditioned and not self.projected else 0
+        return self._averaged_gradient * self.domains + Traffic(all_reduce=moments)
 
-    def round(self, *, parts: int = 1, points: int = 1) -> Bytes:
-        """What a round has besides its steps: validation gradients, m numbers of scores for each, and one record.
+    def round(self, *, parts: int = 1, points: int = 1) -> Traffic:
+        """Return the traffic of a round in addition to its steps: validation gradients, scores, and one record.
 
         Args:
             parts: micro-batches of a validation gradient; ``ddp`` averages them at once.
             points: validation gradients of the round.
-
-        Returns:
-            The bytes.
         """
-        flags = self.tensors if self.way == "ddp" else 0
-        validation = (self._pass if self.way == "ddp" else self._pass * parts) * points
-        numbers = Bytes(
-            all_reduce=(flags + _NUMBER * self.domains) * points,
-            all_gather=_NUMBER * self.processes * (4 * self.domains + 5),
+        ddp = self.strategy == "ddp"
+        validation = (self._averaged_gradient if ddp else self._averaged_gradient * parts) * points
+        numbers = Traffic(
+            all_reduce=((self.tensors if ddp else 0) + _FLOAT64 * self.domains) * points,
+            all_gather=_FLOAT64 * self.world_size * (4 * self.domains + 5),
         )
         if not self.projected:
             return validation + numbers
-        # The first step's gradient is compared with what the layers saw of it. Parts of it, and of the validation
-        # gradient for the scores and for the next round's projections, are put together first.
-        compared = Bytes(all_reduce=4 * self.projected * self.domains if self.mixed else 0)
-        gathered = 0 if self.way == "ddp" else (points + (2 if self.mixed else 1)) * self.size
-        measured = 2 * _NUMBER * self.tensors * points if self.way == "fsdp" and self.preconditioned else 0
-        return validation + numbers + compared + Bytes(all_gather=gathered, all_reduce=measured)
+        # The first step's gradient is compared with its reconstruction from the layers. Its shards, and the
+        # validation gradient's for the scores and for the next round's projections, are gathered first.
+        compared = 4 * self.projected * self.domains if self.mixed else 0
+        gathered = 0 if ddp else (points + (2 if self.mixed else 1)) * self.size
+        moments = 2 * _FLOAT64 * self.tensors * points if not ddp and self.preconditioned else 0
+        return validation + numbers + Traffic(all_gather=gathered, all_reduce=compared + moments)
 
     def ratio(self, steps: int, *, parts: int = 1, points: int = 1) -> float:
-        """What a round exchanges over what as many plain steps do.
+        """Return the total of a round of ``steps`` steps over that of plain training; at least one."""
+        mixing = self.step * steps + self.round(parts=parts, points=points)
+        return mixing.total / (self.plain_step * steps).total
 
-        Args:
-            steps: T.
-            parts: micro-batches of a validation gradient.
-            points: validation gradients of the round.
-
-        Returns:
-            At least one.
-        """
-        return (self.step * steps + self.round(parts=parts, points=points)).total / (
-            self.plain_step * steps
-        ).total
+    @property
+    def _averaged_gradient(self) -> Traffic:
+        if self.strategy == "ddp":
+            return Traffic(all_reduce=self.size)
+        return Traffic(all_gather=2 * self.size - self.kept, reduce_scatter=self.size)
 
 
 @final
-class Counted(TorchDispatchMode):
-    """Counts what this process exchanges in ``with Counted() as counted:``, also by DDP and FSDP themselves."""
+class TrafficCounter(TorchDispatchMode):
+    """Count the collectives of this rank in ``with TrafficCounter() as counter:``, also those of DDP and FSDP."""
 
     def __init__(self) -> None:
         super().__init__()
         self._found: dict[str, float] = {}
 
     @property
-    def bytes(self) -> Bytes:
-        """So far."""
-        return Bytes(**self._found)
+    def traffic(self) -> Traffic:
+        """The traffic so far."""
+        return Traffic(**self._found)
 
+    @override
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Count an exchange, and let every operation be done.
-
-        Args:
-            func: the operation.
-            types: of its tensors; those that are spread over processes come again in parts.
-            args: of the operation.
-            kwargs: of the operation.
-
-        Returns:
-            Its result.
-        """
+        # Operations on DTensors come again, with their local shards.
         if any(hasattr(kind, "full_tensor") for kind in types):
             return NotImplemented
         if "c10d" in func.namespace:
             name = func.name()
-            found = next((kind for begin, kind in _KINDS.items() if name.startswith(begin)), None)
+            found = next((kind for prefix, kind in _COLLECTIVES.items() if name.startswith(prefix)), None)
             if found is not None:
-                kind, place = found
-                size = sum(t.nbytes for t in tree_iter(args[max(place, 0)]) if isinstance(t, Tensor))
-                self._found[kind] = self._found.get(kind, 0.0) + size * (args[1] if place < 0 else 1)
+                kind, index = found
+                size = sum(t.nbytes for t in tree_iter(args[max(index, 0)]) if isinstance(t, Tensor))
+                self._found[kind] = self._found.get(kind, 0.0) + size * (args[1] if index < 0 else 1)
         return func(*args, **(kwargs or {}))

@@ -22,7 +22,7 @@ from mixwell.training.concurrent import Planned
 from mixwell.training.config import Config
 from mixwell.training.engines import LOCAL, Engine
 from mixwell.utils import environment
-from mixwell.utils.locks import only_one
+from mixwell.utils.files import lock_folder
 
 RUNS, CURVES, WEIGHTS = "arms.csv", "curves.csv", "weights.csv"
 
@@ -97,7 +97,7 @@ def run(
     # Seed by seed, so that a comparison that was stopped has something to compare.
     order = [(arm, seed) for seed in range(seeds) for arm in arms]
     planned = [Planned(arm.config(base, seed), folder(out, arm.name, seed)) for arm, seed in order]
-    with only_one(out):
+    with lock_folder(out):
         environment.write(out)
         concurrent.do(planned, workers=workers, unfinished=out / "unfinished", console=console, engine=engine)
         by_arm = [(arm, seed) for arm in arms for seed in range(seeds)]

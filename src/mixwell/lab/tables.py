@@ -63,7 +63,7 @@ def write(path: Path, rows: Iterable[Mapping[str, Value]]) -> Path:
         if set(row) != set(columns):
             raise ValueError(f"columns of {path} are {columns}, a row has {list(row)}")
         writer.writerow([row[name] for name in columns])
-    files.write(path, text.getvalue())
+    files.write_atomically(path, text.getvalue())
     return path
 
 

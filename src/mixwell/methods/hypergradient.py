@@ -82,13 +82,13 @@ def recipe(task: Task) -> Recipe:
     Returns:
         The recipe.
     """
-    from mixwell.simplex.updates import SelfTunedMirrorDescent
+    from mixwell.simplex.updates import MirrorDescent
 
     options: MixwellOptions = task.options
     made = replace(descent(task, averaged_signal(task)), constraints=_pace(task, options.epochs_ahead))
     if made.update is not None:
         return made
-    update = SelfTunedMirrorDescent(options.factor, shrink=options.shrink)
+    update = MirrorDescent("auto", factor=options.factor, shrink=options.shrink)
     return replace(made, update=update)
 
 

@@ -78,7 +78,7 @@ class Mixer:
         horizon: T; a number, a rule, or ``None`` for ``ceil(sqrt(N log N) / 2)``.
         signal: what is measured; ``None`` for :class:`mixwell.Hypergradient` with its defaults.
         update: how the weights move; a number is the alpha of :class:`mixwell.MirrorDescent`, ``None`` is
-            :class:`mixwell.SelfTunedMirrorDescent`.
+            ``MirrorDescent("auto")``.
         constraints: where the weights may live.
         weights: initial weights, uniform by default.
         warmup: the number of first steps that are trained with the initial weights and leave no trace; the
@@ -122,7 +122,7 @@ class Mixer:
         length = horizons.resolve(horizon, budget)
         self._clock = RoundClock(length, budget=None if budget is None else int(budget), warmup=warmup)
         self._outer = WeightUpdater(update, constraints)
-        self.weights = self._outer.start(domains, weights)
+        self.weights = self._outer.initial_weights(domains, weights)
         if _VALIDATION in self.weights.names:
             raise ValueError(f"the name {_VALIDATION!r} is taken in records; give that domain another one")
         self._shares = Shares(self.weights.names, inclusion or {})
@@ -783,7 +783,7 @@ class Mixer:
         # What the parts of one batch tell is for the record only: in how many parts a batch is computed must not
         # change the weights.
         known = noise if len(self._scores.points) > 1 else None
-        alpha = self._outer.move(self.weights, scores, self._clock, noise=known)
+        alpha = self._outer.apply(self.weights, scores, self._clock, noise=known)
         agreement.check_weights_in_sync(
             names,
             self.weights.values,

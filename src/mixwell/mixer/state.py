@@ -59,11 +59,11 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
     target = Path(path)
     part = target.with_name(target.name + ".part")
     distributed.run_on_rank_zero(lambda: files.empty_folder(part))
-    sharded_checkpoint.write(part, state["tensors"])
+    sharded_checkpoint.save_sharded(part, state["tensors"])
     plain = distributed.all_gather_object({key: value for key, value in state.items() if key != "tensors"})
 
     def finish() -> None:
-        files.write(part / PLAIN, json.dumps({"processes": plain}))
+        files.write_atomically(part / PLAIN, json.dumps({"processes": plain}))
         for written in (*part.iterdir(), part):
             files.flush(written)
         with _moved_away(target):
@@ -98,7 +98,7 @@ def own_of(plain: Sequence[State]) -> State:
     return {
         **plain[0],
         "values": {
-            **sharded_checkpoint.merged(values),
+            **sharded_checkpoint.merge_rank_states(values),
             "skipped": {name: number for name, number in skipped.items() if number},
             "skipped_in_round": here,
         },
@@ -110,7 +110,7 @@ def _read_all(folder: Path, like: Mapping[str, Tensor]) -> State:
         plain = json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{folder} is not a state of mixwell, or it is damaged ({error})") from error
-    return {**own_of(plain), "tensors": sharded_checkpoint.read(folder, like)}
+    return {**own_of(plain), "tensors": sharded_checkpoint.load_sharded(folder, like)}
 
 
 @contextmanager

@@ -151,5 +151,5 @@ def write(page: Page, path: Path) -> Path:
     templates = Environment(
         loader=PackageLoader("mixwell.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    files.write(path, templates.get_template("page.html").render(page=page) + "\n")
+    files.write_atomically(path, templates.get_template("page.html").render(page=page) + "\n")
     return path

@@ -1,4 +1,1 @@
-"""The weights of the domains and what moves or bounds them.
-
-Updates, constraints, horizons and rounds, with their formulas. NumPy only.
-"""
+"""The weights of the domains: updates, constraints, horizons and rounds, with their formulas. NumPy only."""

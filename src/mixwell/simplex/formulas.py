@@ -6,15 +6,12 @@ import math
 
 
 def stochastic_horizon(budget: int) -> int:
-    """The horizon that minimizes the stochastic bound up to constants.
+    """Return the horizon that minimizes the stochastic bound up to constants.
 
-    ``T = ceil(sqrt(N log N))``.
+    ``T = ceil(sqrt(N log N))``, at least 1.
 
     Args:
         budget: the number N of training steps.
-
-    Returns:
-        The horizon T, at least 1.
 
     Raises:
         ValueError: the budget is below one.
@@ -28,17 +25,14 @@ def stochastic_horizon(budget: int) -> int:
 
 
 def deterministic_horizon(budget: int, *, learning_rate: float, strong_convexity: float) -> int:
-    """The paper's horizon for full gradients.
+    """Return the paper's horizon for full gradients, ``T = ceil(2 log N / (eta mu))``, at least 1.
 
-    ``T = ceil(2 log N / (eta mu))``.
+    It may exceed the budget: the theorem then says nothing.
 
     Args:
         budget: the number N of training steps.
         learning_rate: eta, the step size of the model's training.
         strong_convexity: mu, a lower bound of the curvature of every domain's loss.
-
-    Returns:
-        The horizon T, at least 1. It may exceed the budget: the theorem then says nothing.
 
     Raises:
         ValueError: the budget is below one, or eta or mu is not positive.
@@ -56,18 +50,14 @@ def deterministic_horizon(budget: int, *, learning_rate: float, strong_convexity
 
 
 def mirror_step_size(*, rounds: int, domains: int, size: float) -> float:
-    """The theorems' step size of mirror descent.
+    """Return the theorems' step size of mirror descent, ``alpha = sqrt(log m / K) / size``.
 
-    ``alpha = sqrt(log m / K) / size``. The theorems' size is ``G G_V / mu_hat``, an upper bound of every
-    entry of the hypergradient.
+    The theorems' size is ``G G_V / mu_hat``, an upper bound of every entry of the hypergradient.
 
     Args:
         rounds: the number K of weight updates.
         domains: the number m of domains.
-        size: the size of the hypergradients.
-
-    Returns:
-        The step size alpha; 0 when there is one domain or nothing to follow (``size == 0``).
+        size: the size of the hypergradients; where it is 0, so is alpha.
 
     Raises:
         ValueError: there is no round.
@@ -84,13 +74,6 @@ def mirror_step_size(*, rounds: int, domains: int, size: float) -> float:
 
 
 def check_budget(budget: int) -> None:
-    """Refuse a budget that cannot be.
-
-    Args:
-        budget: N.
-
-    Raises:
-        ValueError: it is below one.
-    """
+    """Raise ``ValueError`` for a budget below one step."""
     if budget < 1:
         raise ValueError(f"budget must be at least 1 training step, got {budget}")

@@ -1,6 +1,6 @@
-"""How many training steps one weight update looks back over.
+"""Horizons: the number of training steps that one weight update looks back over.
 
-A budget of N steps is cut into rounds of T steps. When T does not divide N the last round is short: its
+A budget of N steps is divided into rounds of T steps. When T does not divide N the last round is short: its
 hypergradient sums fewer steps, and it moves the weights proportionally less.
 """
 
@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
+from typing_extensions import override
+
 from mixwell.simplex import formulas
 
 
@@ -19,23 +21,17 @@ class Horizon(ABC):
 
     @abstractmethod
     def length(self, budget: int | None) -> int:
-        """The horizon for a budget.
+        """Return the number T of training steps between two weight updates.
 
         Args:
             budget: the number N of training steps, if it is known.
-
-        Returns:
-            The number T of training steps between two weight updates.
         """
 
 
 @final
 @dataclass(frozen=True)
 class FixedHorizon(Horizon):
-    """A fixed horizon: one weight update every ``steps`` training steps.
-
-    Args:
-        steps: the horizon T.
+    """One weight update every ``steps`` training steps.
 
     Raises:
         ValueError: ``steps`` is not a positive whole number.
@@ -51,28 +47,21 @@ class FixedHorizon(Horizon):
         if isinstance(self.steps, bool) or int(self.steps) != self.steps or self.steps < 1:
             raise ValueError(f"a horizon must be a whole number of at least 1 step, got {self.steps!r}")
 
+    @override
     def length(self, budget: int | None) -> int:
-        """The given number of steps, whatever the budget.
-
-        Args:
-            budget: not used.
-
-        Returns:
-            T.
-        """
         return int(self.steps)
 
 
 @final
 @dataclass(frozen=True)
 class StochasticHorizon(Horizon):
-    """The paper's choice for noisy gradients: ``ceil(sqrt(N log N))`` (stochastic theorem), times a factor.
+    """The paper's choice for noisy gradients: ``ceil(factor * sqrt(N log N))`` (stochastic theorem).
 
     The theorem leaves the constant open. It balances the number of updates against the noise of one; a
     hypergradient that is averaged over several iterates is less noisy, so the default is half of the paper's.
 
     Args:
-        factor: multiplies the square root; 1 is the paper's choice.
+        factor: 1 is the paper's choice.
 
     Raises:
         ValueError: the factor is not positive and finite.
@@ -88,15 +77,8 @@ class StochasticHorizon(Horizon):
         if not (math.isfinite(self.factor) and self.factor > 0):
             raise ValueError(f"the factor of a horizon must be positive and finite, got {self.factor!r}")
 
+    @override
     def length(self, budget: int | None) -> int:
-        """``ceil(factor * sqrt(N log N))``.
-
-        Args:
-            budget: the number N of training steps.
-
-        Returns:
-            T, at least 1.
-        """
         steps = _needed(budget, self)
         if self.factor == 1:
             return formulas.stochastic_horizon(steps)
@@ -120,33 +102,23 @@ class DeterministicHorizon(Horizon):
     learning_rate: float
     strong_convexity: float
 
+    @override
     def length(self, budget: int | None) -> int:
-        """``ceil(2 log N / (eta mu))``.
-
-        Args:
-            budget: the number N of training steps.
-
-        Returns:
-            T.
-        """
         return formulas.deterministic_horizon(
             _needed(budget, self), learning_rate=self.learning_rate, strong_convexity=self.strong_convexity
         )
 
 
 DEFAULT = StochasticHorizon(0.5)
-"""Where no horizon is given."""
+"""The horizon where none is given."""
 
 
 def resolve(horizon: Horizon | int | None, budget: int | None) -> int:
-    """The horizon T of a run.
+    """Return the horizon T of a run, between 1 and the budget.
 
     Args:
         horizon: a rule, a number of steps, or ``None`` for :data:`DEFAULT`.
         budget: the number N of training steps, or ``None`` where it is not known.
-
-    Returns:
-        T, between 1 and the budget.
 
     Raises:
         ValueError: T exceeds the budget, or the budget is missing or not positive.

@@ -1,4 +1,4 @@
-"""When a round begins and ends."""
+"""Rounds: when one begins and ends, and where in it validation gradients are taken."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import warnings
 from typing import final
 
 POINTS, SPAN = 8, 0.5
-"""The iterates of a round at which a validation gradient is taken by default, and the part of the round that they
-are in."""
+"""The default number of validation gradients in a round, and the part of the round, at its end, that has them."""
 
 
 def validation_points(
     length: int, *, points: int = POINTS, span: float = SPAN, window: int | None = None
 ) -> tuple[int, ...]:
-    """The steps of a round after which a validation gradient is due: evenly spaced in its later part.
+    """Return the steps of a round after which a validation gradient is due, evenly spaced in its later part.
 
     Args:
         length: the number of steps in the round.
-        points: how many; fewer where that part of the round has no more steps.
+        points: the number of gradients; fewer where that part of the round has fewer steps.
         span: the part of the round, at its end, in (0, 1].
-        window: the greatest number of last steps that it may have.
+        window: the greatest number of last steps that this part may have.
 
     Returns:
         Increasing; the last one is ``length``.
@@ -34,36 +33,33 @@ def validation_points(
     return tuple(length - later + math.ceil(later * (i + 1) / count) for i in range(count))
 
 
-VALIDATION_SHARE = 0.05
-"""What the validation gradients of a round take of its training, where settings leave it open."""
+VALIDATION_FRACTION = 0.05
+"""The rows of all validation gradients of a round over the rows of its training, where settings leave it open."""
 
 
 def validation_rows(batch_rows: int, *, steps: int, points: int) -> int:
-    """Rows of a validation gradient: at each of a round's points as many, a twentieth of its training in all.
+    """Return the rows of one validation gradient; those of a round take a twentieth of its training rows.
 
-    A round of fewer than twenty steps has one training batch in all, since a gradient of less says nothing.
+    A round of fewer than twenty steps takes one training batch in all, since a smaller gradient is mostly noise.
 
     Args:
-        batch_rows: of a training step.
-        steps: of a round.
+        batch_rows: rows of a training step.
+        steps: steps of a round.
         points: validation gradients in a round.
-
-    Returns:
-        At least 1.
 
     Example:
         >>> validation_rows(32, steps=84, points=8), validation_rows(32, steps=1, points=1)
         (16, 32)
     """
-    return max(1, int(batch_rows * max(VALIDATION_SHARE * steps, 1.0) / max(points, 1)))
+    return max(1, int(batch_rows * max(VALIDATION_FRACTION * steps, 1.0) / max(points, 1)))
 
 
 @final
 class RoundClock:
-    """Counts training steps and cuts them into rounds.
+    """Count training steps and divide them into rounds.
 
     The first ``warmup`` steps belong to no round. Then come rounds of ``horizon`` steps; the last one before
-    the budget is reached is short where the horizon does not divide the rest. Steps beyond the budget go on
+    the budget is reached is short where the horizon does not divide the rest. Steps beyond the budget continue
     in rounds of ``horizon`` steps, with a warning.
 
     Args:
@@ -90,7 +86,7 @@ class RoundClock:
         if warmup < 0 or int(warmup) != warmup:
             raise ValueError(f"warmup must be a whole number of steps, not negative, got {warmup}")
         if budget is not None and warmup >= budget:
-            raise ValueError(f"a warmup of {warmup} steps leaves nothing of the budget of {budget} steps")
+            raise ValueError(f"a warmup of {warmup} steps leaves no step of the budget of {budget} steps")
         self.horizon = horizon
         self.budget = budget
         self.warmup = int(warmup)
@@ -106,7 +102,7 @@ class RoundClock:
 
     @property
     def rounds(self) -> int | None:
-        """How many rounds the budget has, a short last one included."""
+        """The number of rounds in the budget, including a short last one."""
         return None if self.budget is None else -(-(self.budget - self.warmup) // self.horizon)
 
     @property
@@ -138,27 +134,27 @@ class RoundClock:
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is spent, to the step."""
+        """Whether the number of steps equals the budget."""
         return self.steps_done == self.budget
 
     def tick(self) -> None:
-        """One training step is done."""
+        """Count one training step."""
         if self.budget is not None and self.steps_done >= self.budget and not self._warned:
             self._warned = True
             warnings.warn(
-                f"training goes on after the budget of {self.budget} steps; rounds of {self.horizon} steps "
-                "continue",
+                f"training continues after the budget of {self.budget} steps; rounds of {self.horizon} steps "
+                "follow",
                 stacklevel=3,
             )
         self.steps_done += 1
 
     def next_round(self) -> None:
-        """The weights are updated; the next round begins."""
+        """Begin the next round, after the update of the weights."""
         self.round_index += 1
         self.round_start = self.steps_done
 
     def state(self) -> dict[str, int]:
-        """The counters."""
+        """Return the counters."""
         return {
             "steps_done": self.steps_done,
             "round_index": self.round_index,
@@ -166,11 +162,7 @@ class RoundClock:
         }
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Take up the counters.
-
-        Args:
-            state: what :meth:`state` gave.
-        """
+        """Restore the result of :meth:`state`."""
         self.steps_done = int(state["steps_done"])
         self.round_index = int(state["round_index"])
         self.round_start = int(state["round_start"])

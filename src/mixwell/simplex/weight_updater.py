@@ -1,4 +1,4 @@
-"""The outer problem's side: from a round's scores to new weights."""
+"""The outer step: from the scores of a round to new weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import final
 
 import numpy as np
 
-from mixwell.simplex import constraints as constraining
-from mixwell.simplex import updates
-from mixwell.simplex.constraints import Constraint
+from mixwell.simplex.constraints import Constraint, apply_constraints, constrain, limits
 from mixwell.simplex.rounds import RoundClock
-from mixwell.simplex.updates import Update
+from mixwell.simplex.updates import RoundContext, Update, resolve_update
 from mixwell.simplex.weights import TINY, Weights
 from mixwell.typing import Vector
 
@@ -21,84 +19,63 @@ class WeightUpdater:
     """An update on a constrained simplex.
 
     Args:
-        update: a rule, a number (alpha), or ``None`` for the self-tuned one.
-        constraints: where the weights may live.
+        update: a number is the step size of mirror descent, ``None`` is a self-tuned step size.
+        constraints: are intersected.
     """
 
     def __init__(self, update: Update | float | None, constraints: Sequence[Constraint]) -> None:
-        self.update = updates.resolve(update)
+        self.update = resolve_update(update)
         self.update.reset()
         self.constraints = tuple(constraints)
 
-    def start(self, domains: Sequence[str], initial: Mapping[str, float] | Sequence[float] | None) -> Weights:
-        """The initial weights, moved to the nearest point that the constraints allow.
+    def initial_weights(
+        self, domains: Sequence[str], initial: Mapping[str, float] | Sequence[float] | None
+    ) -> Weights:
+        """Return the nearest weights to the initial ones that the constraints allow.
 
         Args:
-            domains: their names.
             initial: positive numbers, or ``None`` for uniform.
-
-        Returns:
-            The weights.
         """
         weights = Weights(domains, initial)
         self.at_step(0)  # the constraints may have served another run
         if not self.constraints:
             return weights
-        allowed = constraining.constrain(weights.names, weights.log, self.constraints)
+        allowed = constrain(weights.names, weights.log, self.constraints)
         return Weights(weights.names, np.maximum(allowed, TINY).tolist())
 
     def limits(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
-        """The least and the greatest weight that the constraints allow now.
-
-        Args:
-            names: the domains.
-
-        Returns:
-            Both by domain.
-        """
-        low, high = constraining.limits(names, self.constraints)
+        """Return by domain the least and the greatest weight that the constraints allow now."""
+        low, high = limits(names, self.constraints)
         return dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True))
 
     def at_step(self, steps_done: int) -> None:
-        """Set the time of the constraints.
-
-        Args:
-            steps_done: training steps before the bounds that are asked for next.
-        """
+        """Set the number of finished training steps of the constraints."""
         for constraint in self.constraints:
             constraint.at_step(steps_done)
 
-    def _allows(self, weights: Weights) -> bool:
-        low, high = constraining.limits(weights.names, self.constraints)
-        return bool(((weights.values >= low - 1e-12) & (weights.values <= high + 1e-12)).all())
-
-    def move(
+    def apply(
         self, weights: Weights, scores: Vector | None, clock: RoundClock, *, noise: Vector | None = None
     ) -> float:
-        """End a round: one step against the scores.
+        """End a round with one step against the scores, and return the step size.
 
         Args:
-            weights: of the round that ends; they are advanced.
-            scores: finite, shape ``(m,)``; ``None`` leaves the weights as they are.
-            clock: of the run, at the end of the round.
+            weights: are advanced.
+            scores: finite, shape ``(m,)``; ``None`` leaves the weights unchanged.
+            clock: at the end of the round.
             noise: the standard errors of the scores, where they are known, shape ``(m,)``.
-
-        Returns:
-            The step size that was taken.
         """
         log, alpha = weights.log, 0.0
         if scores is not None:
-            log, alpha = self.update.move(
-                log,
-                scores,
-                round_index=clock.round_index,
-                rounds=clock.rounds,
-                fraction=clock.round_length / clock.horizon,
-                noise=noise,
-            )
+            fraction = clock.round_length / clock.horizon
+            context = RoundContext(clock.round_index, clock.rounds, fraction, noise)
+            log, alpha = self.update.step(log, scores, context)
         self.at_step(clock.steps_done)
-        # Bounds that have become narrower hold also where the scores say nothing.
+        # Bounds that have become narrower apply even where there are no scores.
         if alpha > 0 or (self.constraints and not self._allows(weights)):
-            log = constraining.apply(weights.names, log, self.constraints, step_size=alpha)
+            log = apply_constraints(weights.names, log, self.constraints, step_size=alpha)
         weights.advance(log, steps=clock.round_length)
         return alpha
+
+    def _allows(self, weights: Weights) -> bool:
+        low, high = limits(weights.names, self.constraints)
+        return bool(((weights.values >= low - 1e-12) & (weights.values <= high + 1e-12)).all())

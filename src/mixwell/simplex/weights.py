@@ -1,4 +1,4 @@
-"""A named point on the simplex, in log space, with its past.
+"""A named point on the simplex, in log space, with its history.
 
 Weights of the paper's quadratic example reach a log-odds of -801 (and must be able to come back), so the
 logarithms are the state and the probabilities are derived from them.
@@ -27,9 +27,6 @@ def normalize(log: Vector) -> Vector:
     Args:
         log: unnormalized log-weights, finite or ``-inf``, shape ``(m,)``.
 
-    Returns:
-        The normalized log-weights, finite, shape ``(m,)``.
-
     Example:
         >>> normalize(np.array([0.0, 0.0, -1e305])).tolist()
         [-0.6931471805599453, -0.6931471805599453, -1e+300]
@@ -41,10 +38,10 @@ def normalize(log: Vector) -> Vector:
 
 @final
 class Weights:
-    """The weights of named domains: the last ones, their average over the steps taken, and all of them.
+    """The weights of named domains: the last ones, their average over the steps taken, and their history.
 
     Args:
-        names: the domains, each once.
+        names: the domains, all different.
         initial: positive numbers, by domain or in the order of ``names``; they are divided by their sum.
             ``None`` is uniform.
 
@@ -84,13 +81,7 @@ class Weights:
         return f"Weights({inside})"
 
     def index(self, name: str) -> int:
-        """Position of a domain.
-
-        Args:
-            name: the domain.
-
-        Returns:
-            Its index in ``names``.
+        """Return the position of a domain in ``names``.
 
         Raises:
             ValueError: there is no such domain.
@@ -117,11 +108,10 @@ class Weights:
 
     @property
     def average(self) -> dict[str, float]:
-        """The average of the weights that were trained with, by domain.
+        """The average of the weights of finished rounds, by domain.
 
-        ``sum_k s_k w_k / sum_k s_k`` over the finished rounds, ``s_k`` the steps of round ``k``. With rounds
-        of one length this is the mean of ``w_0 .. w_{K-1}`` that the theorems bound. Before the first round
-        ends it is the initial weights.
+        ``sum_k s_k w_k / sum_k s_k``, ``s_k`` the steps of round ``k``. With rounds of one length this is the
+        mean of ``w_0 .. w_{K-1}`` that the theorems bound. Before the first round ends it is the initial weights.
         """
         if not self._steps:
             return self._by_name(np.exp(self._history[0]))
@@ -133,11 +123,10 @@ class Weights:
         return np.exp(np.stack(self._history))
 
     def advance(self, log: Vector, *, steps: int) -> None:
-        """End a round: the weights so far were trained with for ``steps`` steps, these are the new ones.
+        """End a round of ``steps`` steps and set the weights of the next.
 
         Args:
             log: the new log-weights, not necessarily normalized, shape ``(m,)``.
-            steps: the length of the round that ends.
 
         Raises:
             ValueError: the shape is wrong, a value is NaN or ``+inf``, or all are ``-inf``.
@@ -152,15 +141,11 @@ class Weights:
         self._steps.append(int(steps))
 
     def state(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The log-weights of all rounds, shape ``(k + 1, m)``, and the steps of each round, shape ``(k,)``."""
+        """Return the log-weights of all rounds, shape ``(k + 1, m)``, and the steps of each, shape ``(k,)``."""
         return np.stack(self._history), np.asarray(self._steps, dtype=np.int64)
 
     def load_state(self, history: NDArray[np.float64], steps: NDArray[np.int64]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            history: log-weights of all rounds, shape ``(k + 1, m)``.
-            steps: steps of each finished round, shape ``(k,)``.
+        """Restore the result of :meth:`state`.
 
         Raises:
             ValueError: the shapes do not fit these domains.

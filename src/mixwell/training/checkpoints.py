@@ -74,7 +74,7 @@ class Checkpoint:
         """
         if self.folder is None or not (self.folder / SHARDS).is_dir():
             return self.training
-        return sharded_checkpoint.read(self.folder / SHARDS, like)
+        return sharded_checkpoint.load_sharded(self.folder / SHARDS, like)
 
     def model_tensors(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the model; all processes must call it.
@@ -91,7 +91,7 @@ class Checkpoint:
         if not spread:
             return load_file(self.folder / MODEL)
         # Other files may lie beside that of the model.
-        return sharded_checkpoint.read(self.folder, like, only=like)
+        return sharded_checkpoint.load_sharded(self.folder, like, only=like)
 
 
 class DamagedError(ValueError):
@@ -119,7 +119,7 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         if distributed.is_single_process():
             save_file(_apart(checkpoint.training), part / TRAINING)
         else:
-            sharded_checkpoint.write(part / SHARDS, checkpoint.training)
+            sharded_checkpoint.save_sharded(part / SHARDS, checkpoint.training)
         model = _whole(checkpoint.model)
         own = [one for each in distributed.all_gather_object(checkpoint.own) for one in each]
 

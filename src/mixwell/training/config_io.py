@@ -86,7 +86,9 @@ def write(config: Config, path: Path) -> None:
         config: the settings.
         path: where to.
     """
-    files.write(path, yaml.safe_dump(described(config), sort_keys=False, allow_unicode=True, width=100))
+    files.write_atomically(
+        path, yaml.safe_dump(described(config), sort_keys=False, allow_unicode=True, width=100)
+    )
 
 
 def described(config: Config) -> dict[str, Any]:

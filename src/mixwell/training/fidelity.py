@@ -53,4 +53,4 @@ def add(folder: Path, step: int, measured: Fidelity) -> None:
             "effect": dict(zip(measured.domains, found.effect.tolist(), strict=True)),
             "effect_cosine": found.effect_cosine,
         }
-    files.write(folder / FILE, json.dumps([*read(folder), line], indent=1) + "\n")
+    files.write_atomically(folder / FILE, json.dumps([*read(folder), line], indent=1) + "\n")

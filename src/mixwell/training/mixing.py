@@ -81,7 +81,7 @@ def expect_possible(config: Config, sizes: Mapping[str, int]) -> None:
         sizes: rows by domain.
     """
     constraints = _constraints(config.mixer, _epoch_cap(config, sizes))
-    WeightUpdater(None, constraints).start(tuple(sizes), _initial_weights(config.mixer, sizes))
+    WeightUpdater(None, constraints).initial_weights(tuple(sizes), _initial_weights(config.mixer, sizes))
 
 
 def task(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> Task:

@@ -86,7 +86,7 @@ def write(folder: Path, described: dict[str, Any]) -> None:
         folder: of the run.
         described: what :func:`describe` gave.
     """
-    files.write(folder / FILE, json.dumps(described, indent=1) + "\n")
+    files.write_atomically(folder / FILE, json.dumps(described, indent=1) + "\n")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mixwell import methods
 from mixwell.data.datasets import IndexedDataset, TokenRows
-from mixwell.distributed.communication import Training
+from mixwell.distributed.communication import TrafficModel
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.mixer.mixer import Mixer
@@ -142,7 +142,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
 
 def shared(
     config: Config, parameters: Sequence[Tensor], *, processes: int
-) -> tuple[Training, dict[str, float]]:
+) -> tuple[TrafficModel, dict[str, float]]:
     """What several processes exchange and hold.
 
     Args:
@@ -156,12 +156,12 @@ def shared(
     shadows = _shadows(parameters)
     known = Parameters.of(shadows, optimization.build(config.optimizer, list(shadows)))
     projected = config.traces == "projected"
-    training = Training(
+    training = TrafficModel(
         config.parallel.way,
         size=sum(p.nbytes for p in parameters),
         tensors=len(parameters),
         domains=len(config.domains),
-        processes=processes,
+        world_size=processes,
         mixed=projected,
         projected=Projections(known, config.mixer.rank, 0).size if projected else 0,
         preconditioned=config.optimizer.kind == "adamw",

@@ -42,7 +42,7 @@ from mixwell.training.parallel import StopCoordinator
 from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
-from mixwell.utils.locks import only_one
+from mixwell.utils.files import lock_folder
 from mixwell.utils.terminal import say
 
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
@@ -313,7 +313,7 @@ class Run:
         with ExitStack() as stack:
 
             def hold() -> None:
-                stack.enter_context(only_one(self.folder))
+                stack.enter_context(lock_folder(self.folder))
 
             distributed.run_on_rank_zero(hold)
             yield

@@ -92,10 +92,10 @@ def run_sweep(
                 elif answer.kind == "failed":
                     message, where = answer.content
                     report = checkpoints / f"{job.name}.failed.txt"
-                    files.write(report, where)
+                    files.write_atomically(report, where)
                     failures.append(f"the run {job.name} failed ({message}; see {report})")
                 elif answer.kind == "died" and not running.stopping:
-                    files.write(checkpoints / f"{job.name}.failed.txt", f"{answer.content}\n")
+                    files.write_atomically(checkpoints / f"{job.name}.failed.txt", f"{answer.content}\n")
                     failures.append(f"the run {job.name} failed ({answer.content})")
         stopped = running.stopping
     if failures:

@@ -25,7 +25,7 @@ def write(path: Path) -> None:
     if path.exists():
         raise ValueError(f"{path} is there already; remove it, or give another name")
     template = resources.files("mixwell.training").joinpath("templates/config.yaml").read_text("utf-8")
-    files.write(path, template.replace("FILE", str(path)))
+    files.write_atomically(path, template.replace("FILE", str(path)))
     say(
         Console(),
         f"{path} is written: put in your domains and your validation set, then `mixwell plan {path}`",

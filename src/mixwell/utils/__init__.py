@@ -1,1 +1,1 @@
-"""What every room may use: registries, atomic files and locks, terminal output, the environment of results."""
+"""Helpers for every room: registries, atomic files and locks, terminal output, the environment of results."""

@@ -1,4 +1,4 @@
-"""What results were made with."""
+"""The environment of results: versions, machine and command."""
 
 from __future__ import annotations
 
@@ -19,47 +19,31 @@ FILE = "environment.json"
 
 
 def write(folder: Path) -> Path:
-    """Write :func:`describe` beside results; commands that added to them before stay in the list.
-
-    Args:
-        folder: of the results; made if it is missing.
-
-    Returns:
-        The file.
-    """
+    """Write :func:`describe` to a folder of results and return the file; commands of earlier calls stay listed."""
     made_with = describe()
     if (folder / FILE).exists():
         made_with["commands"] = list(dict.fromkeys(read(folder)["commands"] + made_with["commands"]))
-    files.write(folder / FILE, json.dumps(made_with, indent=1) + "\n")
+    files.write_atomically(folder / FILE, json.dumps(made_with, indent=1) + "\n")
     return folder / FILE
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What :func:`write` wrote.
-
-    Args:
-        folder: of the results.
-
-    Returns:
-        The description.
+    """Return the description in a folder of results.
 
     Raises:
-        ValueError: it is not there, or not readable.
+        ValueError: it is missing or not readable.
     """
     try:
         return json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder / FILE} says what results were made with, but: {error}") from error
+        raise ValueError(f"cannot read the environment of the results in {folder}: {error}") from error
 
 
 def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Versions, processor and command, as plain values. Of absolute paths only the last part is told.
+    """Describe versions, processor and command as plain values; absolute paths are reduced to their last part.
 
     Args:
         command: the words of the command, by default those of this process.
-
-    Returns:
-        What to write beside results.
     """
     words = list(command if command is not None else [*_program(), *sys.argv[1:]])
     started = {} if job() is None else {"job": job()}
@@ -75,21 +59,16 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def job() -> str | None:
-    """What ``torchrun`` calls the processes that it has started, through all restarts; ``None`` without it."""
+    """Return the run id of ``torchrun``, the same through all restarts; ``None`` without it."""
     return os.environ.get("TORCHELASTIC_RUN_ID")
 
 
 def packages() -> dict[str, str]:
-    """Versions of the packages on which numbers depend.
-
-    Returns:
-        Versions by name; ``"unknown"`` of what is not installed.
-    """
+    """Return the versions of the packages that numbers depend on; ``"unknown"`` where one is not installed."""
     return {name: _version(name) for name in PACKAGES}
 
 
 def _program() -> list[str]:
-    """The command line of mixwell, or a script of somebody's."""
     script = Path(sys.argv[0])
     return ["python", str(script)] if script.suffix == ".py" and script.name != "__main__.py" else ["mixwell"]
 
@@ -112,14 +91,7 @@ def _processor() -> str:
 
 
 def facts(folders: Sequence[Path]) -> list[tuple[str, str]]:
-    """What results were made with, as lines for a report.
-
-    Args:
-        folders: of the results.
-
-    Returns:
-        Names and values, each said once.
-    """
+    """Return the environments of results as lines of names and values for a report, without duplicates."""
     lines: list[tuple[str, str]] = []
     for made_with in map(read, folders):
         packages = ", ".join(f"{name} {version}" for name, version in made_with["packages"].items())

@@ -1,8 +1,7 @@
 """Registries: components that are found by name or by type, and that others may add without editing the package.
 
-A package outside of mixwell registers its components when it is imported. List its module under the entry
-point group
-``mixwell.plugins`` and every command imports it before the first lookup::
+A package outside of mixwell registers its components when it is imported. List its module under the entry point
+group ``mixwell.plugins`` and every command imports it before the first lookup::
 
     [project.entry-points."mixwell.plugins"]
     mine = "my_package.mixwell_components"

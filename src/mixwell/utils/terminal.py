@@ -1,4 +1,4 @@
-"""How commands speak: lines that are not wrapped or colored, and tables that fit into a file."""
+"""Output of commands: lines that are not wrapped or colored, and tables that fit into a file."""
 
 from __future__ import annotations
 
@@ -9,21 +9,11 @@ WIDTH = 110
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is.
-
-    Args:
-        console: where to.
-        text: the line; brackets and numbers in it mean nothing.
-    """
+    """Print a line as it is, without markup, highlighting or wrapping."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def show(console: Console, table: Table) -> None:
-    """Print a table; where there is no terminal, wide enough not to be cut.
-
-    Args:
-        console: where to.
-        table: the table.
-    """
+    """Print a table; where there is no terminal, wide enough not to be cut."""
     wide = console if console.is_terminal else Console(width=max(WIDTH, console.width))
     wide.print(table)

@@ -49,7 +49,7 @@ def test_bad_tables_are_said(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
-    files.write(path, "old")
+    files.write_atomically(path, "old")
     with pytest.raises(RuntimeError), files.replacing(path) as temporary:
         temporary.write_text("half")
         raise RuntimeError
@@ -70,5 +70,5 @@ def test_environment_keeps_every_command(tmp_path: Path, monkeypatch: pytest.Mon
     lines = environment.facts([tmp_path, tmp_path])
     assert lines[:2] == [("made by", "mixwell run one"), ("made by", "mixwell run two")]
     assert len(lines) == 4
-    with pytest.raises(ValueError, match="says what results were made with"):
+    with pytest.raises(ValueError, match="cannot read the environment of the results"):
         environment.read(tmp_path / "none")

@@ -13,6 +13,7 @@ from torch import nn
 
 import mixwell
 from helpers.toy_problems import Point, mse, names, regression_batches, train, two_layer
+from mixwell.simplex.updates import RoundContext
 
 
 def make(model: nn.Module, domains: int = 3, *, lr: float = 0.05, **settings) -> mixwell.Mixer:
@@ -344,20 +345,20 @@ def test_memory_is_told() -> None:
 
 def test_self_tuned_steps_recover_from_a_large_first_round() -> None:
     """A first hypergradient 1000 times the later ones, pointing the wrong way, must not be the last word."""
-    update = mixwell.SelfTunedMirrorDescent()
+    update = mixwell.MirrorDescent("auto")
     log = np.log(np.full(3, 1 / 3))
     for k in range(24):
         scores = np.array([-1000.0, 0.0, 0.0]) if k == 0 else np.array([0.0, -1.0, 0.0])
-        log = log - update.step_size(scores, round_index=k, rounds=24) * scores
+        log = log - update.next_step_size(scores, RoundContext(k, 24)) * scores
     assert np.argmax(log) == 1
     assert np.exp(log - np.logaddexp.reduce(log))[1] > 0.9
 
 
 def test_a_short_last_round_moves_the_weights_proportionally_less() -> None:
-    update = mixwell.SelfTunedMirrorDescent()
+    update = mixwell.MirrorDescent("auto")
     scores = np.array([1.0, -1.0])
-    whole = update.step_size(scores, round_index=0, rounds=3) * 2
-    short = update.step_size(scores / 4, round_index=1, rounds=3, fraction=1 / 4) * 2 / 4
+    whole = update.next_step_size(scores, RoundContext(0, 3)) * 2
+    short = update.next_step_size(scores / 4, RoundContext(1, 3, fraction=1 / 4)) * 2 / 4
     assert short == pytest.approx(whole / 4)
 
 

@@ -122,12 +122,12 @@ def test_what_is_wanted_most_follows_the_bound() -> None:
 def test_a_bound_that_has_become_narrower_holds_also_where_scores_say_nothing() -> None:
     cap = EpochCap(SIZES, {"a": 1.0}, batch_size=20, budget=10)
     outer, clock = WeightUpdater(None, [cap]), RoundClock(5, budget=10, warmup=0)
-    weights = outer.start(["a", "b"], [0.2, 0.8])
+    weights = outer.initial_weights(["a", "b"], [0.2, 0.8])
     assert weights["a"] == pytest.approx(0.2)
     for _ in range(5):
         clock.tick()
-    cap.spend({"a": 46}, steps_done=5)
-    outer.move(weights, None, clock)
+    cap.record_usage({"a": 46}, steps_done=5)
+    outer.apply(weights, None, clock)
     assert weights["a"] == pytest.approx(5 / 100)  # four rows are left, and one that counts may be ahead by
 
 

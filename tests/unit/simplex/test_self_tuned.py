@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mixwell.simplex.updates import FACTOR, LEAST_GAIN, SelfTunedMirrorDescent, trust
+from mixwell.simplex.updates import FACTOR, LEAST_GAIN, MirrorDescent, RoundContext, trust
 
 M, ROUNDS = 5, 12
 UNIT = FACTOR * math.sqrt(math.log(M) / ROUNDS)
@@ -16,11 +16,11 @@ UNIT = FACTOR * math.sqrt(math.log(M) / ROUNDS)
 
 def path(scores: np.ndarray, noise: np.ndarray | None, **settings) -> np.ndarray:
     """Log-weights after every round, less their mean, shape ``(rounds + 1, m)``."""
-    update, log = SelfTunedMirrorDescent(**settings), np.zeros(M)
+    update, log = MirrorDescent("auto", **settings), np.zeros(M)
     found = [log]
     for k, row in enumerate(scores):
         known = None if noise is None else noise[k]
-        log, _ = update.move(log, row, round_index=k, rounds=len(scores), noise=known)
+        log, _ = update.step(log, row, RoundContext(k, len(scores), noise=known))
         found.append(log - log.mean())
     return np.array(found)
 
@@ -73,27 +73,27 @@ def test_rounds_that_contradict_each_other_shorten_the_steps() -> None:
 def test_a_short_last_round_moves_less() -> None:
     """It has a quarter of the steps, so a quarter of the scores."""
     for fraction in (1.0, 0.25):
-        update, before, log = SelfTunedMirrorDescent(), np.zeros(M), np.zeros(M)
+        update, before, log = MirrorDescent("auto"), np.zeros(M), np.zeros(M)
         for k, row in enumerate(constant()):
             last = fraction if k == ROUNDS - 1 else 1.0
             before = log
-            log, _ = update.move(log, last * row, round_index=k, rounds=ROUNDS, fraction=last)
+            log, _ = update.step(log, last * row, RoundContext(k, ROUNDS, fraction=last))
         step = log - before
         moved = np.abs(step - step.mean()).max()
         assert moved == pytest.approx(fraction * UNIT)
 
 
-def test_a_resumed_update_goes_on_as_it_was() -> None:
+def test_a_resumed_update_continues_unchanged() -> None:
     random = np.random.default_rng(3)
     scores, noise = random.normal(size=(ROUNDS, M)), np.full(M, 0.3)
-    update, resumed = SelfTunedMirrorDescent(), SelfTunedMirrorDescent()
+    update, resumed = MirrorDescent("auto"), MirrorDescent("auto")
     for k in range(5):
-        update.step_size(scores[k], round_index=k, rounds=ROUNDS, noise=noise)
+        update.next_step_size(scores[k], RoundContext(k, ROUNDS, noise=noise))
     resumed.load_state(update.state())
     assert resumed.summary() == update.summary()
     for k in range(5, ROUNDS):
         one, other = (
-            each.step_size(scores[k], round_index=k, rounds=ROUNDS, noise=noise) for each in (update, resumed)
+            each.next_step_size(scores[k], RoundContext(k, ROUNDS, noise=noise)) for each in (update, resumed)
         )
         assert one == other
 
@@ -111,8 +111,8 @@ def test_trust_is_the_positive_part_james_stein_factor() -> None:
 
 
 def test_equal_scores_are_not_trusted() -> None:
-    update = SelfTunedMirrorDescent()
-    update.step_size(constant()[0], round_index=0, rounds=ROUNDS, noise=np.zeros(M))
+    update = MirrorDescent("auto")
+    update.next_step_size(constant()[0], RoundContext(0, ROUNDS, noise=np.zeros(M)))
     assert update.summary()["trust"] == 1
-    assert update.step_size(np.ones(M), round_index=1, rounds=ROUNDS, noise=np.zeros(M)) == 0
+    assert update.next_step_size(np.ones(M), RoundContext(1, ROUNDS, noise=np.zeros(M))) == 0
     assert update.summary()["trust"] == 0

@@ -20,7 +20,7 @@ from mixwell.mixer import state
 from mixwell.training.engines import Engine, Job
 from mixwell.training.engines.connection import connected
 from mixwell.training.sweeps import run_sweep
-from mixwell.utils.locks import only_one
+from mixwell.utils.files import lock_folder
 
 QUIET = Console(quiet=True)
 
@@ -164,9 +164,9 @@ def test_a_sweep_goes_on_with_another_engine(tmp_path: Path, first: str, then: s
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
-    with only_one(tmp_path), pytest.raises(OSError, match="another run is at work"), only_one(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(OSError, match="another run is at work"), lock_folder(tmp_path):
         pytest.fail("both are in")
-    with only_one(tmp_path):
+    with lock_folder(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 

@@ -164,6 +164,6 @@ class _Memo:
         if not self.changed:
             return
         try:
-            files.write(self.path, json.dumps(self.known))
+            files.write_atomically(self.path, json.dumps(self.known))
         except OSError:
             return  # a cache that cannot be written is slow, not wrong

@@ -54,5 +54,5 @@ def export(
     if out is None:
         print(exported.text, end="")
     else:
-        files.write(out, exported.text)
+        files.write_atomically(out, exported.text)
         print(f"{out} is written ({exporters.FORMATS[to].summary})")

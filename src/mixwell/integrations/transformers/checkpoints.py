@@ -28,7 +28,9 @@ def write(folder: Path, mixer: Mixer, plain: dict[str, Any]) -> None:
     distributed.run_on_rank_zero(lambda: _make_room(folder))
     mixer.save(folder / (ALONE if distributed.is_single_process() else TOGETHER))
     # The last to be written, so that where it is the others are whole.
-    distributed.run_on_rank_zero(lambda: files.write(folder / PLACES, json.dumps({"processes": places})))
+    distributed.run_on_rank_zero(
+        lambda: files.write_atomically(folder / PLACES, json.dumps({"processes": places}))
+    )
 
 
 def read_places(folder: Path) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def _own(places: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
             "its own part of a stream, so start as many"
         )
     # Rows that have numbers are drawn by all processes together; only the sums of losses are of each one's rows.
-    return {**places[0], "losses": sharded_checkpoint.merged([one["losses"] for one in places])}
+    return {**places[0], "losses": sharded_checkpoint.merge_rank_states([one["losses"] for one in places])}
 
 
 def _make_room(folder: Path) -> None:

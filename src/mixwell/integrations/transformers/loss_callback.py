@@ -10,9 +10,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mixwell.integrations import loggers
 from mixwell.integrations.datasets import Interleaved
-from mixwell.simplex import constraints as constraining
-from mixwell.simplex import updates
-from mixwell.simplex.constraints import Constraint
+from mixwell.simplex.constraints import Constraint, apply_constraints
+from mixwell.simplex.updates import mirror_step
 from mixwell.simplex.weights import Weights
 
 
@@ -139,8 +138,8 @@ class DomainLossCallback(TrainerCallback):
         if set(self._losses) < set(self.rows.names):
             return
         losses = [self._losses[name] - self._targets.get(name, 0.0) for name in self.rows.names]
-        log = updates.mirror_step(self.weights.log, -np.array(losses), self._step_size)
-        log = constraining.apply(self.weights.names, log, self._constraints, step_size=self._step_size)
+        log = mirror_step(self.weights.log, -np.array(losses), self._step_size)
+        log = apply_constraints(self.weights.names, log, self._constraints, step_size=self._step_size)
         self._advance(np.exp(log).tolist(), state.global_step)
         state.log_history.append(
             {

@@ -19,7 +19,7 @@ from mixwell.lab.tables import Row, Value
 from mixwell.training.engines import LOCAL, Engine, Job
 from mixwell.training.sweeps import check_workers, run_sweep
 from mixwell.utils import environment, terminal
-from mixwell.utils.locks import only_one
+from mixwell.utils.files import lock_folder
 
 HORIZONS, FITS = "horizons.csv", "fits.csv"
 SCALING = (
@@ -125,7 +125,7 @@ def _measure(
     """The rows of all cells; those that are in the table already are not measured again, and others stay in it."""
     path = out / MEASUREMENTS
     wanted = {tuple(int(v) if isinstance(v, bool) else v for v in asdict(c).values()): c for c in cells}
-    with only_one(out):
+    with lock_folder(out):
         rows = tables.read(path)
         done = {_key(row) for row in rows}
         todo = [cell for key, cell in wanted.items() if key not in done]

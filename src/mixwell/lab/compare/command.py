@@ -23,7 +23,7 @@ from mixwell.training.engines import LOCAL, Engine
 from mixwell.training.run import Run, finished
 from mixwell.training.sweeps import check_workers
 from mixwell.utils import environment
-from mixwell.utils.locks import only_one
+from mixwell.utils.files import lock_folder
 from mixwell.utils.terminal import say, show
 
 TOLD = (
@@ -85,7 +85,7 @@ def main(
     for name, reason in refused.items():
         say(console, f"left out: {name} ({reason})")
     entries = _entries(base, chosen, seeds=seeds, equal=equal, out=out)
-    with only_one(out):
+    with lock_folder(out):
         environment.write(out)
         planned = [Planned(one.config, one.folder, work=_work(one)) for one in entries]
         failed: ChildProcessError | InterruptedError | None = None

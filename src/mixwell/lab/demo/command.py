@@ -53,7 +53,7 @@ def main(
         say(console, f"writing text from this Python installation to {out / 'data'}")
         corpus.write(out / "data")
     if not (out / CONFIG).exists():
-        files.write(out / CONFIG, default_config())
+        files.write_atomically(out / CONFIG, default_config())
     base = config_io.read(out / CONFIG, [] if steps is None else [f"steps={steps}"])
     say(
         console,

@@ -54,7 +54,7 @@ def write(folder: Path) -> None:
         TEST: "\n\n".join(docstrings[half:]),
     }
     for name, text in texts.items():
-        files.write(folder / f"{name}.txt", text[:MOST_CHARACTERS])
+        files.write_atomically(folder / f"{name}.txt", text[:MOST_CHARACTERS])
 
 
 def split_docstrings(source: str) -> tuple[list[str], str]:

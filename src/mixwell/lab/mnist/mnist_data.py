@@ -151,7 +151,7 @@ def fetch_verified(
             continue
         for name in missing:
             if name in fetched and has_checksum(fetched[name], checksums[name]):
-                files.write(folder / name, fetched[name])
+                files.write_atomically(folder / name, fetched[name])
                 found[name] = fetched[name]
             else:
                 say(f"  {name} from there is missing or has the wrong checksum; not used")

@@ -22,7 +22,7 @@ from mixwell.reference.theory import stochastic_horizon
 from mixwell.training.engines import LOCAL, Engine, Job
 from mixwell.training.sweeps import begun, run_sweep
 from mixwell.utils import environment
-from mixwell.utils.locks import only_one
+from mixwell.utils.files import lock_folder
 
 RUNS, WEIGHTS, CHECKPOINTS = "runs.csv", "weights.csv", "unfinished"
 _NAMED = ("budget", "horizon", "seed", "channels", "batch_size")
@@ -162,7 +162,7 @@ def sweep(
     Returns:
         The results in the folder.
     """
-    with only_one(folder):
+    with lock_folder(folder):
         results = Results(folder)
         jobs = [Job(name_of(setting), setting.budget, setting) for setting in results.missing(settings)]
         again = begun(folder / CHECKPOINTS, jobs)

@@ -88,7 +88,7 @@ def find(name: str, out: Path, console: Console) -> Path:
     prepare(out / "data", lambda line: say(console, line))
     path = out / f"{name}.yaml"
     if not path.exists():
-        files.write(path, read_config(name) + _resource(__name__, "variants.yaml"))
+        files.write_atomically(path, read_config(name) + _resource(__name__, "variants.yaml"))
     return path
 
 

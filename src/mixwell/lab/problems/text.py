@@ -204,7 +204,7 @@ def write(folder: Path, texts: Mapping[str, str], say: Say) -> None:
         say: told the files and their sizes.
     """
     for name, text in texts.items():
-        files.write(folder / f"{name}.txt", text[:MOST_CHARACTERS])
+        files.write_atomically(folder / f"{name}.txt", text[:MOST_CHARACTERS])
         say(f"{folder / name}.txt: {min(len(text), MOST_CHARACTERS):,} characters")
 
 

@@ -158,7 +158,7 @@ class RayWorkers(Workers[Payload]):
             cpus = max(1, int(ray.cluster_resources().get("CPU", 0)))
             self._token = self._folder / f".{uuid.uuid4().hex}.part"
             opened.callback(self._token.unlink, missing_ok=True)
-            files.write(self._token, self._token.name)
+            files.write_atomically(self._token, self._token.name)
             self._patient_until = time.monotonic() + WAIT_SECONDS
             for _ in range(min(self._count or cpus, self._most)):
                 self._start()

@@ -80,4 +80,4 @@ class JsonlLogger(Logger):
             if after is None or step <= after:
                 kept.append(line)
         if "".join(kept) != before:
-            files.write(self.path, "".join(kept))
+            files.write_atomically(self.path, "".join(kept))

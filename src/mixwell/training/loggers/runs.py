@@ -195,7 +195,7 @@ def begin(
                 raise
     identities = {name: logger.identity for name, logger in begun.items() if logger.identity}
     if identities:
-        files.write(folder / FILE, json.dumps(noted | identities, indent=1) + "\n")
+        files.write_atomically(folder / FILE, json.dumps(noted | identities, indent=1) + "\n")
     return RunLoggers(begun, given)
 
 
