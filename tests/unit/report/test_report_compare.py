@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from unit.report.test_report_figures import trouble
 
 from helpers.report_runs import names
 from mixwell.lab import tables
 from mixwell.lab.tables import Row
 from mixwell.report import compare, compare_figures, compare_rows, compare_words, standings, style
 from mixwell.utils import environment
+from unit.report.test_report_figures import trouble
 
 METHODS = (
     ("uniform", "static"), ("proportional", "static"), ("hypergradient", "online"), ("doge", "online"),
