@@ -33,8 +33,11 @@ def command(*args: str | Path, cwd: Path, **options: Any) -> subprocess.Popen[st
     )
 
 
-def mixwell(*args: str | Path, cwd: Path, status: int = 0) -> tuple[str, str]:
-    """Run `mixwell ...` to its end in this process, expect an exit status, and give what it printed."""
+def mixwell(*args: str | Path, cwd: Path, status: int = 0, cache: str | None = "cache") -> tuple[str, str]:
+    """Run `mixwell ...` to its end in this process, expect an exit status, and give what it printed.
+
+    Its cache is a folder in ``cwd``, or the user's if ``cache`` is ``None``.
+    """
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -44,7 +47,8 @@ def mixwell(*args: str | Path, cwd: Path, status: int = 0) -> tuple[str, str]:
     ):
         warnings.simplefilter("default")
         patch.chdir(cwd)
-        patch.setenv("MIXWELL_CACHE", str(cwd / "cache"))
+        if cache is not None:
+            patch.setenv("MIXWELL_CACHE", str(cwd / cache))
         patch.setattr(sys, "argv", ["mixwell", *map(str, args)])
         patch.setattr(sys, "path", [*sys.path])
         known = set(sys.modules)

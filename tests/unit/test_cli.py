@@ -87,11 +87,10 @@ SMALL = ["--channels", "2", "--batch-size", "4", "--train-size", "60", "--valida
 
 def test_mnist_sweeps_prints_writes_and_draws(mnist_images: Mnist, tmp_path: Path) -> None:
     words = ["reproduce", "mnist", "--budget", "6,9", "--horizons", "1,3,9", "--seeds", "2", *SMALL]
-    done = mixwell(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "10 runs, 0 of them done before" in done.stdout
-    assert "left out where they are beyond the budget: T = [9]" in done.stdout
-    assert "N = 9, c = 2, batch 4" in done.stdout
+    out, _ = inside(*words, cwd=tmp_path, cache=None)
+    assert "10 runs, 0 of them done before" in out
+    assert "left out where they are beyond the budget: T = [9]" in out
+    assert "N = 9, c = 2, batch 4" in out
     folder = tmp_path / "runs" / "mnist"
     for name in ("panels", "weights", "examples"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -106,32 +105,28 @@ def test_mnist_sweeps_prints_writes_and_draws(mnist_images: Mnist, tmp_path: Pat
         ("6", "1", "1"),
         ("6", "3", "0"),
     ]
-    again = mixwell(*words, "--no-figures", cwd=tmp_path)
-    assert "10 runs, 10 of them done before" in again.stdout
-    both = mixwell("report", "runs/mnist", "runs/mnist", "--out", "both", cwd=tmp_path)
-    assert both.returncode == 0, both.stderr
+    again, _ = inside(*words, "--no-figures", cwd=tmp_path, cache=None)
+    assert "10 runs, 10 of them done before" in again
+    inside("report", "runs/mnist", "runs/mnist", "--out", "both", cwd=tmp_path)
     assert (tmp_path / "both" / "panels.png").exists()
 
 
 def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
     words = ["reproduce", "bounds", "--seeds", "2", "--copies", "2", "--decades", "0.5"]
-    done = mixwell(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "they all hold" in done.stdout
-    assert "noisy quadratic, noisy gradients: T ~ (N log N)^b, b = " in done.stdout
+    out, _ = inside(*words, cwd=tmp_path)
+    assert "they all hold" in out
+    assert "noisy quadratic, noisy gradients: T ~ (N log N)^b, b = " in out
     folder = tmp_path / "runs" / "bounds"
     for name in ("theorem", "horizons"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "they all hold" in (folder / "report.html").read_text()
     with (folder / "fits.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 5
-    drawn = mixwell("report", "runs/bounds", "--out", "again", cwd=tmp_path)
-    assert drawn.returncode == 0, drawn.stderr
+    inside("report", "runs/bounds", "--out", "again", cwd=tmp_path)
     assert (tmp_path / "again" / "report.html").read_text() == (folder / "report.html").read_text()
     before = (folder / "measurements.csv").read_text()
-    again = mixwell(*words[:-1], "1", "--no-figures", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "66 measurements, 56 of them done before" in again.stdout
+    again, _ = inside(*words[:-1], "1", "--no-figures", cwd=tmp_path)
+    assert "66 measurements, 56 of them done before" in again
     assert set(before.splitlines()) < set((folder / "measurements.csv").read_text().splitlines())
 
 

@@ -262,6 +262,7 @@ def test_observed_losses_are_recorded() -> None:
 
 
 def test_no_more_than_one_domains_gradient_is_alive() -> None:
+    gc.freeze()  # so that the objects of the test session are not gone through each time
     size = 4099
     model = Point(torch.randn(size))
     mixer = make(model, 12, horizon=3, signal=mixwell.Hypergradient(traces=mixwell.SketchedTraces(64)))
@@ -279,8 +280,9 @@ def test_no_more_than_one_domains_gradient_is_alive() -> None:
                 counts.append(alive())
             kept.append(scope)
         mixer.step()
+    gc.unfreeze()
     # The parameter, the weighted sum, and the gradient of the one domain.
-    assert max(counts) <= 3
+    assert 2 <= max(counts) <= 3
 
 
 def test_validation_does_not_touch_running_statistics() -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,38 +20,6 @@ from mixwell.training.sweeps import run_sweep
 from mixwell.utils import environment
 
 QUIET = Console(quiet=True)
-CLUSTER = """
-import ray, sys
-ray.init(address="local", num_cpus=3, include_dashboard=False, object_store_memory=2**27, logging_level="ERROR")
-print(ray.get_runtime_context().gcs_address, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Ray with three CPUs that another process has, in another folder.
-
-    Yields:
-        ``host:port``.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER],
-        cwd=tmp_path_factory.mktemp("cluster"),
-        env={**os.environ, "CLUSTER": "yes", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.communicate(timeout=commands.PATIENCE)  # its input ends, and so does it
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def without_costs(path: Path) -> list[Row]:
@@ -64,7 +27,7 @@ def without_costs(path: Path) -> list[Row]:
     return [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in tables.read(path)]
 
 
-def test_a_comparison_on_a_cluster_gives_the_same_tables(cluster: str, tmp_path: Path) -> None:
+def test_a_comparison_on_a_cluster_gives_the_same_tables(ray_cluster: str, tmp_path: Path) -> None:
     """The folder is given relative to where the command is, and the cluster is elsewhere."""
     words = [
         "compare",
@@ -80,7 +43,7 @@ def test_a_comparison_on_a_cluster_gives_the_same_tables(cluster: str, tmp_path:
     small = {"regmix": {"options": {"proxies": 4, "proxy_steps": 2, "samples": 200, "top": 5}}}
     write_config(tmp_path, compare=small)
     commands.mixwell(*words, "--out", "local", cwd=tmp_path)
-    commands.mixwell(*words, "--out", "ray", "--engine", "ray", "--ray-address", cluster, cwd=tmp_path)
+    commands.mixwell(*words, "--out", "ray", "--engine", "ray", "--ray-address", ray_cluster, cwd=tmp_path)
     rows = without_costs(tmp_path / "local" / "compare.csv")
     assert [row["arm"] for row in rows] == ["uniform", "mixwell", "regmix"]
     assert without_costs(tmp_path / "ray" / "compare.csv") == rows
@@ -92,9 +55,9 @@ def test_a_comparison_on_a_cluster_gives_the_same_tables(cluster: str, tmp_path:
 
 
 def test_the_address_of_the_environment_and_all_cpus_are_taken(
-    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
     monkeypatch.setenv("MIXWELL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     found: list[tuple[int, str, str, str]] = []
@@ -113,7 +76,7 @@ def test_the_address_of_the_environment_and_all_cpus_are_taken(
 
 
 def test_another_version_on_the_cluster_is_refused(
-    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other" / "mixwell-99.0.dist-info").mkdir(parents=True)
     metadata = "Metadata-Version: 2.1\nName: mixwell\nVersion: 99.0\n"
@@ -127,7 +90,7 @@ def test_another_version_on_the_cluster_is_refused(
             checkpoints=tmp_path / "c",
             on_done=lambda job, result: pytest.fail("it was done"),
             console=QUIET,
-            engine=Engine("ray", cluster),
+            engine=Engine("ray", ray_cluster),
         )
     assert list((tmp_path / "c").iterdir()) == []
 

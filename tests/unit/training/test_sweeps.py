@@ -1,18 +1,21 @@
 """Sweeps on every engine: order, failure, interruption, and continuing where they stopped."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from rich.console import Console
 
-from helpers.commands import PATIENCE
+from helpers.commands import PATIENCE, mixwell
 from helpers.sweep_jobs import count, descend, fail
 from mixwell.lab import tables
 from mixwell.lab.mnist.mnist_data import Mnist
@@ -26,9 +29,9 @@ QUIET = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
-    """One Ray for all tests of this module."""
-    with connected(None, cpus=2):
+def ray_here(ray_cluster: str) -> Iterator[None]:
+    """One connection to Ray for all tests of this module."""
+    with connected(ray_cluster, cpus=2):
         yield
 
 
@@ -188,20 +191,56 @@ def test_a_folder_that_was_left_by_a_stop_after_the_last_job_is_removed(tmp_path
     assert (tmp_path / "c" / "a.safetensors").exists()
 
 
-def mnist_command(out: Path, budget: int = 400, engine: str = "local") -> list[str]:
-    words = f"reproduce mnist --budget {budget} --horizons 7,400 --seeds 1 --workers 2 --no-figures"
+def mnist_command(
+    out: Path, *, budget: int = 400, horizons: str = "7,400", engine: str = "local"
+) -> list[str]:
+    words = (
+        f"reproduce mnist --budget {budget} --horizons {horizons} --seeds 1 --no-figures --engine {engine}"
+    )
     small = "--channels 2 --batch-size 8 --train-size 200 --validation-size 100"
-    return [
-        sys.executable,
-        "-m",
-        "mixwell",
-        *words.split(),
-        *small.split(),
-        "--out",
-        str(out),
-        "--engine",
-        engine,
-    ]
+    return [*words.split(), *small.split(), "--out", str(out)]
+
+
+def begin(words: list[str], *, workers: int) -> tuple[subprocess.Popen[str], TextIO]:
+    """Begin a sweep in a process of its own, and show its progress on a terminal that can be read."""
+    terminal, slave = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mixwell", *words, "--workers", str(workers)],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"},
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    os.close(slave)
+    return process, os.fdopen(terminal, errors="replace")
+
+
+def wait_for_steps(terminal: TextIO) -> None:
+    """Return when the progress bar shows that a step was done, or the process ended."""
+    shown = ""
+    while not re.search(r"[1-9]\d*/\d+ steps", shown):
+        try:
+            read = os.read(terminal.fileno(), 4096).decode(errors="replace")
+        except OSError:  # nobody writes to the terminal any more
+            return
+        shown = shown[-200:] + re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", read)
+
+
+def end(process: subprocess.Popen[str], terminal: TextIO) -> str:
+    """Wait for the end of a process, so that it never waits to write; return its errors."""
+    reader = threading.Thread(target=_read_all, args=(terminal,))
+    reader.start()
+    _, error = process.communicate(timeout=PATIENCE)  # ends when the workers do: they hold the pipe, too
+    reader.join()
+    terminal.close()
+    return error
+
+
+def _read_all(terminal: TextIO) -> None:
+    with suppress(OSError):
+        while os.read(terminal.fileno(), 4096):
+            pass
 
 
 def without_seconds(path: Path) -> list[tables.Row]:
@@ -211,64 +250,60 @@ def without_seconds(path: Path) -> list[tables.Row]:
 @pytest.fixture(scope="module")
 def undisturbed(mnist_images: Mnist, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run(mnist_command(folder), check=True, capture_output=True)
+    mixwell(*mnist_command(folder), "--workers", "1", cwd=folder, cache=None)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("kind", "seconds", "engine"),
+    ("kind", "when", "engine"),
     [
-        (signal.SIGINT, 0.5, "local"),
-        (signal.SIGINT, 5.0, "local"),
-        (signal.SIGTERM, 5.0, "local"),
-        (signal.SIGKILL, 5.0, "local"),
-        (signal.SIGTERM, 6.0, "ray"),
+        pytest.param(
+            *(signal.SIGINT, "starting", "local"),
+            marks=pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers in /proc"),
+        ),
+        (signal.SIGINT, "training", "local"),
+        (signal.SIGTERM, "training", "local"),
+        (signal.SIGKILL, "training", "local"),
+        (signal.SIGTERM, "training", "ray"),
     ],
 )
 def test_an_interrupted_sweep_continues_to_the_same_result(
-    undisturbed: Path, tmp_path: Path, kind: signal.Signals, seconds: float, engine: str
+    undisturbed: Path, tmp_path: Path, kind: signal.Signals, when: str, engine: str
 ) -> None:
-    """As by Ctrl-C in a terminal, the signal goes to the workers too; at 0.5 s they are still starting."""
-    process = subprocess.Popen(
-        mnist_command(tmp_path, engine=engine), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    while not (tmp_path / "unfinished").exists() and process.poll() is None:
-        time.sleep(0.05)
-    time.sleep(seconds)
+    """As by Ctrl-C in a terminal, the signal goes to the workers too."""
+    process, terminal = begin(mnist_command(tmp_path, engine=engine), workers=2)
+    if when == "training":
+        wait_for_steps(terminal)
+    else:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while process.poll() is None and not children.read_text():
+            time.sleep(0.01)
     if kind == signal.SIGKILL:
         process.kill()
     else:
         os.killpg(process.pid, kind)
-    _, error = process.communicate(timeout=PATIENCE)  # ends when the workers do: they hold the pipe, too
+    error = end(process, terminal)
     if kind != signal.SIGKILL and process.returncode != 0:  # 0: done already, on a fast machine
         assert process.returncode == 130, error
         assert error.strip() == "mixwell: stopped; the same command continues where this one left off"
     saved = sorted((tmp_path / "unfinished").glob("*.safetensors"))
-    again = subprocess.run(mnist_command(tmp_path), check=True, capture_output=True, text=True)
+    out, _ = mixwell(*mnist_command(tmp_path), "--workers", "1", cwd=tmp_path, cache=None)
     if saved:
-        assert f"{len(saved)} begun before" in again.stdout
+        assert f"{len(saved)} begun before" in out
     assert without_seconds(tmp_path / "runs.csv") == without_seconds(undisturbed / "runs.csv")
     assert tables.read(tmp_path / "weights.csv") == tables.read(undisturbed / "weights.csv")
     assert not (tmp_path / "unfinished").exists()
 
 
-def steps_after_stop(folder: Path, *, beyond: int) -> int:
-    """Run a sweep for a while and stop it; longer and longer, until its checkpoint is beyond some steps."""
-    saved = folder / "unfinished" / "n50000-t7-s0-c2-b8-82bcc5d4.safetensors"
-    seconds = 8.0
-    while seconds < PATIENCE:
-        process = subprocess.Popen(mnist_command(folder, budget=50_000), stdout=subprocess.DEVNULL)
-        time.sleep(seconds)
+@pytest.mark.usefixtures("mnist_images")
+def test_a_stopped_run_goes_on_from_its_step(tmp_path: Path) -> None:
+    steps = [0]
+    for _ in range(2):
+        process, terminal = begin(mnist_command(tmp_path, budget=50_000, horizons="7"), workers=1)
+        wait_for_steps(terminal)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=PATIENCE) == 130
-        steps = state.read(saved)["mixer"]["values"]["clock"]["steps_done"] if saved.exists() else 0
-        assert steps >= beyond  # it never falls back
-        if steps > beyond:
-            return steps
-        seconds *= 2
-    return beyond
-
-
-def test_a_stopped_run_goes_on_from_its_step(mnist_images: Mnist, tmp_path: Path) -> None:
-    first = steps_after_stop(tmp_path, beyond=0)
-    assert 0 < first < steps_after_stop(tmp_path, beyond=first)
+        error = end(process, terminal)
+        assert process.returncode == 130, error
+        (saved,) = (tmp_path / "unfinished").glob("*.safetensors")
+        steps.append(state.read(saved)["mixer"]["values"]["clock"]["steps_done"])
+    assert 0 < steps[1] < steps[2] < 50_000

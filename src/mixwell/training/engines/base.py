@@ -91,13 +91,14 @@ class Workers(ABC, Generic[Payload]):
     def __enter__(self) -> Workers[Payload]:
         self._before = [signal.getsignal(kind) for kind in SIGNALS]
         with signals_blocked():
+            # A progress bar has a thread, which gets signals that are blocked in this one.
+            self._install_handlers()
             try:
                 self._open()
             except BaseException:
                 self._restore_handlers()
                 raise
-            for kind in SIGNALS:  # after opening, which may bring handlers of its own
-                signal.signal(kind, self._on_signal)
+            self._install_handlers()  # once more: opening may have installed others
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -160,6 +161,10 @@ class Workers(ABC, Generic[Payload]):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop()
+
+    def _install_handlers(self) -> None:
+        for kind in SIGNALS:
+            signal.signal(kind, self._on_signal)
 
     def _restore_handlers(self) -> None:
         for kind, old in zip(SIGNALS, self._before, strict=True):
