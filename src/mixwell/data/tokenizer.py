@@ -17,11 +17,11 @@ from mixwell.utils import files
 
 END = "<|endoftext|>"
 ENDS = (END, "</s>", "<eos>", "[SEP]")
-"""Names of the token between documents, the usual ones first."""
+"""Common names of the token between documents, in order of preference."""
 LEAST_SIZE = 257
 _SEGMENT = 1 << 18
 _BATCH = 1 << 21
-"""Characters that are encoded at once: a few hundred bytes are needed for each while it lasts."""
+"""Characters that are encoded at once; each takes a few hundred bytes of memory meanwhile."""
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
@@ -73,11 +73,11 @@ class Tokenizer(ABC):
 
 
 @final
-class Bytes(Tokenizer):
+class ByteTokenizer(Tokenizer):
     """The bytes of UTF-8, and 256 for the end of a document.
 
     Example:
-        >>> tokenizer = Bytes()
+        >>> tokenizer = ByteTokenizer()
         >>> tokenizer.encode(["né"])[0].tolist(), tokenizer.decode([110, 195, 169, 256])
         ([110, 195, 169], 'né<|endoftext|>')
     """
@@ -147,12 +147,12 @@ class TokenizerFile(Tokenizer):
             raise ValueError(f"cannot read the tokenizer {self.path}: {error.strerror or error}") from error
         try:
             self._tokenizer = library.Tokenizer.from_str(content.decode())
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises no narrower class
             raise ValueError(
                 f"{self.path} is not a tokenizer that the library tokenizers can load ({error}); give a "
                 "tokenizer.json, or train one"
             ) from error
-        # files of published models may say to cut or to fill up texts
+        # Files of published models may enable truncation or padding.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -220,7 +220,7 @@ class TokenizerFile(Tokenizer):
             parts[owner].append(np.array(encoding.ids, dtype=self.dtype))
 
 
-def load(spec: str | Path | None, base: Path, *, end: str | None = None) -> Tokenizer:
+def load_tokenizer(spec: str | Path | None, base: Path, *, end: str | None = None) -> Tokenizer:
     """The tokenizer that a user named.
 
     Args:
@@ -232,11 +232,11 @@ def load(spec: str | Path | None, base: Path, *, end: str | None = None) -> Toke
         The tokenizer.
     """
     if spec is None or spec == "bytes":
-        return Bytes()
+        return ByteTokenizer()
     return TokenizerFile(base / Path(spec).expanduser(), end=end)
 
 
-def train(
+def train_tokenizer(
     sources: Sequence[Source],
     *,
     size: int,
