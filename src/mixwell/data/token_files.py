@@ -1,4 +1,4 @@
-"""Text as arrays of numbers on disk: made once, and read from there without being loaded."""
+"""Arrays of tokens on disk: made once from text, and memory-mapped."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class TokenFile:
     """An array of tokens in a file.
 
     Args:
-        path: the file: ``.npy``, or raw numbers.
-        dtype: their type, as NumPy writes it.
-        tokens: how many there are, end tokens included.
+        path: ``.npy``, or raw numbers.
+        dtype: of the numbers, as NumPy writes it.
+        tokens: the number of tokens, including end tokens.
         digest: of the content.
-        documents: how many there are, if that is known.
-        text_bytes: how long the text was in UTF-8, if that is known.
-        sketch: the file with the sketches of the text's lines and passages, if there is one.
+        documents: the number of documents, if it is known.
+        text_bytes: the length of the text in UTF-8, if it is known.
+        sketches: the file with the sketches of the text's lines and passages, if there is one.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class TokenFile:
     sketches: Path | None = None
 
     def array(self) -> Integers:
-        """The tokens, read from the file as they are used. It cannot be written to."""
+        """Return the memory-mapped tokens, which cannot be written to."""
         if self.path.suffix == ".npy":
             return np.load(self.path, mmap_mode="r", allow_pickle=False)
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.tokens,))
@@ -62,21 +62,15 @@ class TokenFile:
 def tokenize(
     source: Source, tokenizer: Tokenizer, *, cache: Path, progress: Callable[[int], None] | None = None
 ) -> TokenFile:
-    """Turn a source's text into an array of tokens on disk, or find the one that was made before.
+    """Write a source's text as an array of tokens to the cache, or find the array there.
 
-    Every document is followed by the end token; documents without text are left out. Where another process makes
-    the same array, this one waits for it.
+    Every document is followed by the end token; documents without text are left out. If another process makes
+    the same array, wait for it.
 
     Args:
-        source: the documents.
-        tokenizer: turns them into numbers.
-        cache: the folder of arrays that were made before, found by the source's fingerprint and the tokenizer's
-            identity.
-        progress: told how many bytes of :meth:`mixwell.data.sources.base.Source.size` were read so far, or how
-            many characters where the size is not known.
-
-    Returns:
-        The array.
+        cache: the folder of arrays, found by the source's fingerprint and the tokenizer's identity.
+        progress: called with the number of bytes of :meth:`mixwell.data.sources.base.Source.size` read so far, or
+            of characters where the size is not known.
 
     Raises:
         ValueError: the source has no text, or changed while it was read, or the cache cannot be written to.
@@ -108,15 +102,12 @@ def tokenize(
 
 
 def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> TokenFile:
-    """An array of tokens that was made elsewhere; all of it is read once and checked.
+    """Open an array of tokens that was made elsewhere; all of it is read once and validated.
 
     Args:
         path: ``.npy``, or raw numbers.
         dtype: the type of raw numbers: ``uint16``, ``uint32``, ``int32`` or ``int64``, little-endian.
-        vocabulary: how many different tokens there are; each must be below.
-
-    Returns:
-        The array.
+        vocabulary: the number of different tokens; each must be below.
 
     Raises:
         ValueError: it is not an array of such tokens.
