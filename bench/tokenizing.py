@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mixwell.data.overlap import LineSketch, PassageSketch
+from mixwell.data.sketches import LineSketch, PassageSketch
 from mixwell.data.sources import TextFiles
 from mixwell.data.token_files import tokenize
-from mixwell.data.tokenizer import Bytes
+from mixwell.data.tokenizer import ByteTokenizer
 from mixwell.utils import environment
 
 PIECE = 4 << 20
@@ -56,7 +56,7 @@ def used(work: Callable[[], object]) -> float:
 def whole(path: Path) -> float:
     with tempfile.TemporaryDirectory() as cache:
         source = TextFiles(path.name, base=path.parent)
-        return used(lambda: tokenize(source, Bytes(), cache=Path(cache)))
+        return used(lambda: tokenize(source, ByteTokenizer(), cache=Path(cache)))
 
 
 def of_lines(pieces: list[str]) -> None:

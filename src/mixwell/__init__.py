@@ -8,50 +8,54 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mixwell._version import __version__
+from mixwell._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mixwell.data.loader import MixtureLoader
-    from mixwell.hypergradient.curvature import (
-        Curvature,
-        DiagonalCurvature,
-        ExactCurvature,
-        IsotropicCurvature,
-        PerTensorCurvature,
-    )
-    from mixwell.hypergradient.measured import MeasuredCurvature
-    from mixwell.hypergradient.traces import (
-        AuditedTraces,
-        BFloat16Traces,
-        DenseTraces,
-        ForwardModeTraces,
-        ProjectedTraces,
-        SketchedTraces,
-        SubsetTraces,
-        TraceError,
-        Traces,
-    )
-    from mixwell.methods.recipes import recipe
-    from mixwell.mixer.mixer import Mixer
-    from mixwell.mixer.records import RoundRecord
-    from mixwell.reference.fidelity import Fidelity, measure_fidelity
-    from mixwell.signals import ConstantWeights, Hypergradient, Signal
-    from mixwell.signals.probes import Probes
-    from mixwell.simplex.constraints import Cap, Constraint, Floor, PriorPull
-    from mixwell.simplex.horizons import DeterministicHorizon, FixedHorizon, Horizon, StochasticHorizon
-    from mixwell.simplex.repetition import EpochCap, EpochPace
-    from mixwell.simplex.updates import (
-        MirrorDescent,
-        ProjectedDescent,
-        SoftmaxWeights,
-        UniformSmoothing,
-        Update,
-    )
-    from mixwell.simplex.weights import Weights
-    from mixwell.training.api import train
+    from mixwell.data.loader import MixtureLoader as MixtureLoader
+    from mixwell.hypergradient.curvature import Curvature as Curvature
+    from mixwell.hypergradient.curvature import DiagonalCurvature as DiagonalCurvature
+    from mixwell.hypergradient.curvature import ExactCurvature as ExactCurvature
+    from mixwell.hypergradient.curvature import IsotropicCurvature as IsotropicCurvature
+    from mixwell.hypergradient.curvature import PerTensorCurvature as PerTensorCurvature
+    from mixwell.hypergradient.measured import MeasuredCurvature as MeasuredCurvature
+    from mixwell.hypergradient.traces import AuditedTraces as AuditedTraces
+    from mixwell.hypergradient.traces import BFloat16Traces as BFloat16Traces
+    from mixwell.hypergradient.traces import DenseTraces as DenseTraces
+    from mixwell.hypergradient.traces import ForwardModeTraces as ForwardModeTraces
+    from mixwell.hypergradient.traces import ProjectedTraces as ProjectedTraces
+    from mixwell.hypergradient.traces import SketchedTraces as SketchedTraces
+    from mixwell.hypergradient.traces import SubsetTraces as SubsetTraces
+    from mixwell.hypergradient.traces import TraceError as TraceError
+    from mixwell.hypergradient.traces import Traces as Traces
+    from mixwell.methods.recipes import recipe as recipe
+    from mixwell.mixer.mixer import Mixer as Mixer
+    from mixwell.mixer.records import RoundRecord as RoundRecord
+    from mixwell.reference.fidelity import Fidelity as Fidelity
+    from mixwell.reference.fidelity import measure_fidelity as measure_fidelity
+    from mixwell.signals import ConstantWeights as ConstantWeights
+    from mixwell.signals import Hypergradient as Hypergradient
+    from mixwell.signals import Signal as Signal
+    from mixwell.signals.probes import Probes as Probes
+    from mixwell.simplex.constraints import Cap as Cap
+    from mixwell.simplex.constraints import Constraint as Constraint
+    from mixwell.simplex.constraints import Floor as Floor
+    from mixwell.simplex.constraints import PriorPull as PriorPull
+    from mixwell.simplex.horizons import DeterministicHorizon as DeterministicHorizon
+    from mixwell.simplex.horizons import FixedHorizon as FixedHorizon
+    from mixwell.simplex.horizons import Horizon as Horizon
+    from mixwell.simplex.horizons import StochasticHorizon as StochasticHorizon
+    from mixwell.simplex.repetition import EpochCap as EpochCap
+    from mixwell.simplex.repetition import EpochPace as EpochPace
+    from mixwell.simplex.updates import MirrorDescent as MirrorDescent
+    from mixwell.simplex.updates import ProjectedDescent as ProjectedDescent
+    from mixwell.simplex.updates import SoftmaxWeights as SoftmaxWeights
+    from mixwell.simplex.updates import UniformSmoothing as UniformSmoothing
+    from mixwell.simplex.updates import Update as Update
+    from mixwell.simplex.weights import Weights as Weights
+    from mixwell.training.api import train as train
 
 _ROOMS = {
-    # the heart
+    # core
     "mixer.mixer": ("Mixer",),
     "simplex.weights": ("Weights",),
     "mixer.records": ("RoundRecord",),
@@ -96,51 +100,7 @@ _ROOMS = {
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
-__all__ = [
-    "AuditedTraces",
-    "BFloat16Traces",
-    "Cap",
-    "ConstantWeights",
-    "Constraint",
-    "Curvature",
-    "DenseTraces",
-    "DeterministicHorizon",
-    "DiagonalCurvature",
-    "EpochCap",
-    "EpochPace",
-    "ExactCurvature",
-    "Fidelity",
-    "FixedHorizon",
-    "Floor",
-    "ForwardModeTraces",
-    "Horizon",
-    "Hypergradient",
-    "IsotropicCurvature",
-    "MeasuredCurvature",
-    "MirrorDescent",
-    "Mixer",
-    "MixtureLoader",
-    "PerTensorCurvature",
-    "PriorPull",
-    "Probes",
-    "ProjectedDescent",
-    "ProjectedTraces",
-    "RoundRecord",
-    "Signal",
-    "SketchedTraces",
-    "SoftmaxWeights",
-    "StochasticHorizon",
-    "SubsetTraces",
-    "TraceError",
-    "Traces",
-    "UniformSmoothing",
-    "Update",
-    "Weights",
-    "__version__",
-    "measure_fidelity",
-    "recipe",
-    "train",
-]
+__all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

@@ -49,7 +49,7 @@ def test_quadratic(seed: int) -> None:
 def test_two_layer_network(seed: int) -> None:
     model = two_layer(seed)
     batches, validation = regression_batches(seed, steps=T)
-    problem, theta = unroll.problem_of(model, mse, batches, validation)
+    problem, theta = unroll.problem_from_model(model, mse, batches, validation)
     w = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     start = [p.detach().numpy() for p in model.parameters()]
 

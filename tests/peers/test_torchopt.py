@@ -53,7 +53,7 @@ def test_sgd(momentum: float, seed: int) -> None:
     if not momentum:
         model = two_layer(seed)
         batches, validation = regression_batches(seed, steps=8)
-        problem, theta = unroll.problem_of(model, mse, batches, validation)
+        problem, theta = unroll.problem_from_model(model, mse, batches, validation)
         w = torch.tensor(WEIGHTS, dtype=torch.float64)
         reverse = unroll.reverse_unroll(problem, theta, w, learning_rate=0.05, horizon=8)
         np.testing.assert_allclose(reverse.numpy(), theirs, rtol=1e-8)

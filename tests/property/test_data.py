@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixwell.data.datasets import TokenRows
-from mixwell.data.overlap import LineSketch, overlap
 from mixwell.data.sampler import Rule, Sampler
+from mixwell.data.sketches import LineSketch, overlap
 from mixwell.data.sources import JsonLines, Parquet, Piece, Source, TextFiles, Texts
 from mixwell.data.sources.text import good_cut
 from mixwell.data.token_files import tokenize
-from mixwell.data.tokenizer import Bytes, TokenizerFile, train
+from mixwell.data.tokenizer import ByteTokenizer, TokenizerFile, train_tokenizer
 from mixwell.simplex.constraints import Cap, Floor, constrain
 from mixwell.simplex.repetition import EpochCap
 
@@ -36,12 +36,12 @@ modest = settings(max_examples=30, deadline=None)
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory: pytest.TempPathFactory) -> TokenizerFile:
     corpus = ["the cat sat on the mat\n" * 9, "größer als die 😀 Katze\n" * 9]
-    return train([Texts(corpus)], size=280, path=tmp_path_factory.mktemp("bpe") / "bpe.json")
+    return train_tokenizer([Texts(corpus)], size=280, path=tmp_path_factory.mktemp("bpe") / "bpe.json")
 
 
 @given(st.text(st.characters(codec="utf-8")))
 def test_bytes_round_trip(text: str) -> None:
-    assert Bytes().decode(Bytes().encode([text])[0]) == text
+    assert ByteTokenizer().decode(ByteTokenizer().encode([text])[0]) == text
 
 
 @given(texts=st.lists(any_text, max_size=4))
@@ -97,7 +97,7 @@ def test_all_sources_give_the_same_tokens(documents: list[str]) -> None:
     expected = [number for text in documents for number in (*text.encode(), 256)]
     with tempfile.TemporaryDirectory() as name:
         for source in all_sources(Path(name) / "in", documents):
-            made = tokenize(source, Bytes(), cache=Path(name) / "cache")
+            made = tokenize(source, ByteTokenizer(), cache=Path(name) / "cache")
             assert made.array().tolist() == expected
             assert made.documents == len(documents)
             assert made.text_bytes == len("".join(documents).encode())
@@ -145,10 +145,10 @@ def test_a_crash_leaves_nothing_that_is_trusted(documents: list[str], data) -> N
     source = Breaking(documents, data.draw(st.integers(0, len(documents) - 1)))
     with tempfile.TemporaryDirectory() as name:
         with pytest.raises(OSError, match="the disk is gone"):
-            tokenize(source, Bytes(), cache=Path(name))
+            tokenize(source, ByteTokenizer(), cache=Path(name))
         assert {path.suffix for path in (Path(name) / "tokens").iterdir()} <= {".lock"}
-        made = tokenize(source, Bytes(), cache=Path(name))
-        assert Bytes().decode(made.array()) == "".join(text + "<|endoftext|>" for text in documents)
+        made = tokenize(source, ByteTokenizer(), cache=Path(name))
+        assert ByteTokenizer().decode(made.array()) == "".join(text + "<|endoftext|>" for text in documents)
 
 
 long_lines = st.lists(
@@ -172,7 +172,7 @@ def test_overlap_is_exact_and_pieces_do_not_matter(one: list[str], other: list[s
 @given(lists, st.integers(1, 9), st.data())
 def test_rows_are_slices_of_the_tokens(documents: list[str], length: int, data) -> None:
     with tempfile.TemporaryDirectory() as name:
-        made = tokenize(Texts(["x" * length, *documents]), Bytes(), cache=Path(name))
+        made = tokenize(Texts(["x" * length, *documents]), ByteTokenizer(), cache=Path(name))
         rows, flat = TokenRows(made, length=length), made.array().tolist()
         chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=5))
         batch = rows.batch(np.array(chosen, np.int64))

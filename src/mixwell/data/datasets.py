@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from mixwell.data.sources.base import digest_of
-from mixwell.data.token_files import Integers, Tokenized
+from mixwell.data.token_files import Integers, TokenFile
 from mixwell.typing import Indices
 
 _SAMPLED_ROWS = 256
@@ -71,7 +71,7 @@ class TokenRows(IndexedDataset):
         ValueError: there are too few tokens for one row.
     """
 
-    def __init__(self, tokenized: Tokenized, *, length: int, name: str = "the text") -> None:
+    def __init__(self, tokenized: TokenFile, *, length: int, name: str = "the text") -> None:
         if length < 1:
             raise ValueError(f"a row needs at least 1 token, got a length of {length}")
         if tokenized.tokens <= length:

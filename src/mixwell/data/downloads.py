@@ -1,4 +1,4 @@
-"""Files that are fetched once, verified by checksum, and kept in a cache. Whoever fetches says so."""
+"""The cache of downloaded files, and their checksums."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Where fetched files are kept.
-
-    Returns:
-        ``$MIXWELL_CACHE``, or ``mixwell`` in the user's cache folder.
-    """
+    """Return ``$MIXWELL_CACHE``, or ``mixwell`` in the user's cache folder."""
     own = os.environ.get("MIXWELL_CACHE")
     if own:
         return Path(own).expanduser()
@@ -20,14 +16,7 @@ def cache_folder() -> Path:
 
 
 def has_checksum(content: bytes, sha256: str) -> bool:
-    """Whether these are the expected bytes.
-
-    Args:
-        content: of a file.
-        sha256: its checksum, in hexadecimal digits.
-
-    Returns:
-        Whether they agree.
+    """Return whether content has a SHA-256 checksum, in hexadecimal digits.
 
     Example:
         >>> has_checksum(b"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")

@@ -1,4 +1,4 @@
-"""A new order of a domain's rows in every epoch, without holding it in memory."""
+"""A new order of a domain's rows in every epoch, computed without storing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Words = NDArray[np.uint64]
 # doubles from the first number to the second, at which NumPy's calls hardly count, and all is in a near cache.
 FIRST_AHEAD = 1 << 12
 MOST_AHEAD = 1 << 14
-# Orders of so many rows are made whole, which takes less time for each; of fewer, several at once.
+# Orders of this many rows are computed as a whole, which is faster per row; for fewer rows, several at once.
 LEAST_WHOLE = 1 << 13
 MOST_WHOLE = 1 << 16
 # As arrays, since NumPy would make one of a number at every call.
@@ -26,15 +26,14 @@ _BUT_ONE = np.array(63, dtype=np.int64)
 
 
 def shuffled(positions: Indices, size: int, *keys: str) -> Indices:
-    """Where random permutations of ``range(size)`` send some positions.
+    """Return the images of some positions under random permutations of ``range(size)``.
 
-    The swap-or-not shuffle: in each of some rounds ``x`` has the partner ``K - x mod size``, and a coin that
-    belongs to the pair says whether they swap. Any size works exactly, and nothing is stored.
+    The swap-or-not shuffle: in each of several rounds ``x`` has the partner ``K - x mod size``, and a random bit
+    of the pair decides whether they swap. Any size works exactly, and nothing is stored.
 
     Args:
         positions: each in ``range(size)``, shape ``(n,)``.
-        size: of what is permuted.
-        keys: each chooses a permutation.
+        keys: each selects a permutation.
 
     Returns:
         The images under one permutation after the other, shape ``(len(keys) * n,)``.
@@ -65,17 +64,10 @@ def shuffled(positions: Indices, size: int, *keys: str) -> Indices:
 
 
 def whole_order(size: int, key: str) -> Indices:
-    """``shuffled(np.arange(size), size, key)`` in less time: each coin is tossed once for both of its pair.
+    """Return ``shuffled(np.arange(size), size, key)`` faster, by drawing the random bit of each pair once.
 
-    ``at[v]`` is the position whose image is ``v`` so far. The pairs of a round are two stretches of it, up to K
+    ``at[v]`` is the position that has the image ``v`` so far. The pairs of a round are two slices of it, up to K
     and beyond, each with its reverse: the numbers of the upper halves are consecutive, so nothing is looked up.
-
-    Args:
-        size: of what is permuted.
-        key: chooses the permutation.
-
-    Returns:
-        The images of ``range(size)``, shape ``(size,)``.
 
     Example:
         >>> whole_order(9, "any").tolist() == shuffled(np.arange(9), 9, "any").tolist()
@@ -106,7 +98,7 @@ def whole_order(size: int, key: str) -> Indices:
 
 
 def _rounds(size: int, keys: Sequence[str]) -> tuple[Words, Words]:
-    """The numbers K and the salts of all rounds, shape ``(rounds, len(keys), 1)`` each."""
+    """Return the numbers K and the salts of all rounds, shape ``(rounds, len(keys), 1)`` each."""
     # The pairs of neighboring positions are mixed after about log2(size) rounds, and single ones much sooner.
     rounds = 24 + 6 * size.bit_length()
     drawn = b"".join(hashlib.shake_256(key.encode()).digest(16 * rounds) for key in keys)
@@ -115,11 +107,10 @@ def _rounds(size: int, keys: Sequence[str]) -> tuple[Words, Words]:
 
 
 def _toss(z: Words, room: Words) -> None:
-    """Coins that depend on numbers: the first bit of SplitMix64's finalizer, copied to all bits.
+    """Replace salted numbers by random bits: the first bit of SplitMix64's finalizer, copied to all bits.
 
     Args:
-        z: the numbers, salted; are replaced by the coins.
-        room: of the same shape, is overwritten.
+        room: a buffer of the same shape.
     """
     for shift, factor in zip(_SHIFTS, _FACTORS, strict=True):
         np.right_shift(z, shift, out=room)
@@ -131,12 +122,12 @@ def _toss(z: Words, room: Words) -> None:
 
 @final
 class ShuffledCursor:
-    """A place in a domain whose rows come in a new order in every epoch, none twice before the epoch ends.
+    """A position in a domain, which gives its rows in a new order in every epoch, none twice within an epoch.
 
     Args:
         size: the number of rows.
-        key: chooses the orders; two cursors with the same key give the same rows.
-        taken: how many rows were taken before.
+        key: selects the orders; two cursors with the same key give the same rows.
+        taken: the number of rows taken before.
 
     Raises:
         ValueError: there are no rows.
@@ -160,18 +151,11 @@ class ShuffledCursor:
 
     @property
     def epoch(self) -> int:
-        """How often all rows were taken."""
+        """The number of completed epochs."""
         return self.taken // self.size
 
     def take(self, count: int) -> Indices:
-        """The next rows.
-
-        Args:
-            count: how many.
-
-        Returns:
-            Their indices, shape ``(count,)``.
-        """
+        """Return the indices of the next ``count`` rows."""
         begin = self.taken - self._ahead_from
         end = begin + count
         if begin < 0 or end > len(self._ahead):
@@ -193,7 +177,7 @@ class ShuffledCursor:
         self._further = min(2 * self._further, MOST_AHEAD)
 
     def _rows(self, place: int, count: int) -> Indices:
-        """The rows from a place on: so many, or to the end of an epoch."""
+        """Return about ``count`` rows from a position on, or those up to the end of its epoch."""
         epoch, first = divmod(place, self.size)
         if self.size < LEAST_WHOLE and not first:
             epochs = range(epoch, epoch + 1 + count // self.size)

@@ -1,4 +1,4 @@
-"""Text as arrays of numbers on disk: made once, and read from there without being loaded."""
+"""Arrays of tokens on disk: made once from text, and memory-mapped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
@@ -15,13 +14,13 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from mixwell.data.overlap import BlockSketch, LineSketch, PassageSketch, overlap
+from mixwell.data.sketches import TextSketches
 from mixwell.data.sources.base import Piece, Source, digest_of
 from mixwell.data.tokenizer import Tokenizer
 from mixwell.utils import files
 
 FORMAT = 2
-"""Of the cached files; arrays of another format are made anew."""
+"""The version of the cached files; those of another version are made anew."""
 GROUP_CHARACTERS = 8 << 20
 RAW_TYPES = ("uint16", "uint32", "int32", "int64")
 _CHUNK = 1 << 20
@@ -32,17 +31,17 @@ Integers = NDArray[np.integer[Any]]
 
 @final
 @dataclass(frozen=True)
-class Tokenized:
+class TokenFile:
     """An array of tokens in a file.
 
     Args:
-        path: the file: ``.npy``, or raw numbers.
-        dtype: their type, as NumPy writes it.
-        tokens: how many there are, end tokens included.
+        path: ``.npy``, or raw numbers.
+        dtype: of the numbers, as NumPy writes it.
+        tokens: the number of tokens, including end tokens.
         digest: of the content.
-        documents: how many there are, if that is known.
-        text_bytes: how long the text was in UTF-8, if that is known.
-        sketch: the file with the sketches of the text's lines and passages, if there is one.
+        documents: the number of documents, if it is known.
+        text_bytes: the length of the text in UTF-8, if it is known.
+        sketches: the file with the sketches of the text's lines and passages, if there is one.
     """
 
     path: Path
@@ -51,82 +50,27 @@ class Tokenized:
     digest: str
     documents: int | None = None
     text_bytes: int | None = None
-    sketch: Path | None = None
+    sketches: Path | None = None
 
     def array(self) -> Integers:
-        """The tokens, read from the file as they are used. It cannot be written to."""
+        """Return the memory-mapped tokens, which cannot be written to."""
         if self.path.suffix == ".npy":
             return np.load(self.path, mmap_mode="r", allow_pickle=False)
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.tokens,))
 
-    def lines(self) -> LineSketch | None:
-        """The sketch of the text's lines; ``None`` where the text is not known."""
-        return None if self.sketch is None else LineSketch.from_array(self._kept("lines"))
-
-    def passages(self) -> PassageSketch | None:
-        """The sketch of the text's passages; ``None`` where the text is not known."""
-        return None if self.sketch is None else PassageSketch.from_array(self._kept("passages"))
-
-    def blocks(self) -> BlockSketch:
-        """A sketch of blocks of tokens; reads the whole array, of the last few only once."""
-        return _blocks(self)
-
-    def _kept(self, name: str) -> NDArray[Any]:
-        assert self.sketch is not None
-        with np.load(self.sketch, allow_pickle=False) as kept:
-            return kept[name]
-
-
-@lru_cache(maxsize=4)  # validation is compared with every domain
-def _blocks(tokens: Tokenized) -> BlockSketch:
-    sketch = BlockSketch()
-    for _, chunk in _chunks(tokens.array()):
-        sketch.add(chunk)
-    return sketch
-
-
-def shared(validation: Tokenized, domain: Tokenized) -> float:
-    """The share of validation that is also in a domain; see :func:`mixwell.data.overlap.overlap`.
-
-    Where both texts are known it is measured in lines and in passages, and the greater share counts: lines are
-    found in any order, passages also where lines are short and where an excerpt begins or ends within a line.
-    Otherwise it is measured in blocks of tokens.
-
-    Args:
-        validation: what is looked for.
-        domain: in what.
-
-    Returns:
-        Between 0 and 1.
-    """
-    shares: list[float] = []
-    for sought, there in (
-        (validation.lines(), domain.lines()),
-        (validation.passages(), domain.passages()),
-    ):
-        if sought is not None and there is not None:
-            shares.append(overlap(sought, there))
-    return max(shares) if shares else overlap(validation.blocks(), domain.blocks())
-
 
 def tokenize(
     source: Source, tokenizer: Tokenizer, *, cache: Path, progress: Callable[[int], None] | None = None
-) -> Tokenized:
-    """Turn a source's text into an array of tokens on disk, or find the one that was made before.
+) -> TokenFile:
+    """Write a source's text as an array of tokens to the cache, or find the array there.
 
-    Every document is followed by the end token; documents without text are left out. Where another process makes
-    the same array, this one waits for it.
+    Every document is followed by the end token; documents without text are left out. If another process makes
+    the same array, wait for it.
 
     Args:
-        source: the documents.
-        tokenizer: turns them into numbers.
-        cache: the folder of arrays that were made before, found by the source's fingerprint and the tokenizer's
-            identity.
-        progress: told how many bytes of :meth:`mixwell.data.sources.base.Source.size` were read so far, or how
-            many characters where the size is not known.
-
-    Returns:
-        The array.
+        cache: the folder of arrays, found by the source's fingerprint and the tokenizer's identity.
+        progress: called with the number of bytes of :meth:`mixwell.data.sources.base.Source.size` read so far, or
+            of characters where the size is not known.
 
     Raises:
         ValueError: the source has no text, or changed while it was read, or the cache cannot be written to.
@@ -141,13 +85,13 @@ def tokenize(
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         with FileLock(folder / f"{key}.lock"):
-            # another process may have made it in the meantime
+            # Another process may have made it in the meantime.
             found = _find(folder, key)
             if found is None:
-                _make(folder / key, source, tokenizer, cache, fingerprint, progress)
+                _tokenize_to(folder / key, source, tokenizer, cache, fingerprint, progress)
                 found = _find(folder, key)
     except OSError as error:
-        if not _concerns(folder, error):
+        if not _is_about(folder, error):
             raise
         raise ValueError(
             f"cannot write to the cache of tokens, {folder}: {error.strerror or error}; set MIXWELL_CACHE to a "
@@ -157,22 +101,19 @@ def tokenize(
     return found
 
 
-def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> Tokenized:
-    """An array of tokens that was made elsewhere; all of it is read once and checked.
+def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> TokenFile:
+    """Open an array of tokens that was made elsewhere; all of it is read once and validated.
 
     Args:
         path: ``.npy``, or raw numbers.
         dtype: the type of raw numbers: ``uint16``, ``uint32``, ``int32`` or ``int64``, little-endian.
-        vocabulary: how many different tokens there are; each must be below.
-
-    Returns:
-        The array.
+        vocabulary: the number of different tokens; each must be below.
 
     Raises:
         ValueError: it is not an array of such tokens.
     """
     try:
-        array = _mapped(path, dtype)
+        array = _memory_map(path, dtype)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
     if array.dtype.kind not in "iu":
@@ -184,7 +125,7 @@ def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> Tok
     if not len(array):
         raise ValueError(f"{path} has no tokens")
     content = hashlib.blake2b(array.dtype.str.encode(), digest_size=20)
-    for start, chunk in _chunks(array):
+    for start, chunk in chunks(array):
         content.update(np.ascontiguousarray(chunk).data)
         bad = (chunk < 0) | (chunk >= vocabulary)
         if bad.any():
@@ -193,10 +134,10 @@ def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> Tok
                 f"{path}: token {chunk[place]} at position {start + place} is not in the vocabulary of "
                 f"{vocabulary}; check the tokenizer (and the dtype, if the file is raw)"
             )
-    return Tokenized(path.absolute(), array.dtype.str, len(array), content.hexdigest())
+    return TokenFile(path.absolute(), array.dtype.str, len(array), content.hexdigest())
 
 
-def _mapped(path: Path, dtype: str | None) -> Integers:
+def _memory_map(path: Path, dtype: str | None) -> Integers:
     if path.suffix == ".npy":
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -213,12 +154,14 @@ def _mapped(path: Path, dtype: str | None) -> Integers:
         raise ValueError(f"{path} is raw: its dtype must be one of {', '.join(RAW_TYPES)}, got {dtype}")
     kind, size = np.dtype(dtype).newbyteorder("<"), path.stat().st_size
     if size % kind.itemsize:
-        raise ValueError(f"{path} has {size} bytes, which is no whole number of {dtype}; check the dtype")
-    # an empty file cannot be mapped
+        raise ValueError(
+            f"{path} has {size} bytes, which is not a multiple of the size of {dtype}; check the dtype"
+        )
+    # An empty file cannot be mapped.
     return np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, kind)
 
 
-def _make(
+def _tokenize_to(
     stem: Path,
     source: Source,
     tokenizer: Tokenizer,
@@ -226,58 +169,54 @@ def _make(
     fingerprint: str,
     progress: Callable[[int], None] | None,
 ) -> None:
-    lines, passages = LineSketch(), PassageSketch()
+    sketches = TextSketches()
     with files.replacing(stem.with_suffix(".bin")) as temporary:
         with temporary.open("wb") as file:
-            counts = _write(file, source, tokenizer, lines, passages, progress)
+            counts = _write_tokens(file, source, sketches.watch(source.pieces()), tokenizer, progress)
         if not counts["text_bytes"]:
             raise ValueError(
                 f"domain {source.name} is empty: there is no text in it; add text, or leave it out"
             )
         if source.fingerprint(cache) != fingerprint:
             raise ValueError(f"{source.name} changed while it was read; start again when it is complete")
-    with files.replacing(stem.with_suffix(".npz")) as temporary, temporary.open("wb") as file:
-        np.savez(file, lines=lines.to_array(), passages=passages.to_array())
+    sketches.save(stem.with_suffix(".npz"))
     facts = {"format": FORMAT, "source": source.name, "dtype": tokenizer.dtype.str, **counts}
     files.write_atomically(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
 
 
-def _concerns(folder: Path, error: OSError) -> bool:
+def _is_about(folder: Path, error: OSError) -> bool:
     if error.errno in _FULL:
         return True
     place = Path(str(error.filename)) if error.filename is not None else None
-    # what is above the folder counts too, since it may have to be made
+    # Parents of the folder count too, since they may have to be made.
     return place is not None and (place.is_relative_to(folder) or folder.is_relative_to(place))
 
 
-def _find(folder: Path, key: str) -> Tokenized | None:
-    array, sketch = folder / f"{key}.bin", folder / f"{key}.npz"
+def _find(folder: Path, key: str) -> TokenFile | None:
+    array, sketches = folder / f"{key}.bin", folder / f"{key}.npz"
     try:
         facts = json.loads((folder / f"{key}.json").read_bytes())
-        found = Tokenized(
-            array, facts["dtype"], facts["tokens"], key, facts["documents"], facts["text_bytes"], sketch
+        found = TokenFile(
+            array, facts["dtype"], facts["tokens"], key, facts["documents"], facts["text_bytes"], sketches
         )
-        whole = array.stat().st_size == found.tokens * np.dtype(found.dtype).itemsize and sketch.is_file()
+        whole = array.stat().st_size == found.tokens * np.dtype(found.dtype).itemsize and sketches.is_file()
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if whole else None
 
 
-def _write(
+def _write_tokens(
     file: BinaryIO,
     source: Source,
+    pieces: Iterator[Piece],
     tokenizer: Tokenizer,
-    lines: LineSketch,
-    passages: PassageSketch,
     progress: Callable[[int], None] | None,
 ) -> dict[str, int]:
     tokens = documents = text_bytes = done = 0
     known, begun = source.size() is not None, False
     end = np.array([tokenizer.end], tokenizer.dtype)
-    for group in _groups(source):
+    for group in _groups(pieces):
         for piece, encoded in zip(group, tokenizer.encode([piece.text for piece in group]), strict=True):
-            lines.add(piece.text, ends=piece.ends)
-            passages.add(piece.text)
             text_bytes += len(piece.text) if piece.text.isascii() else len(piece.text.encode())
             begun = begun or bool(piece.text)
             parts = [encoded]
@@ -294,11 +233,11 @@ def _write(
     return {"tokens": tokens, "documents": documents, "text_bytes": text_bytes}
 
 
-def _groups(source: Source) -> Iterator[list[Piece]]:
+def _groups(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     group, size = list[Piece](), 0
-    for piece in source.pieces():
+    for piece in pieces:
         group.append(piece)
-        # an empty document takes memory too
+        # An empty document takes memory too.
         size += len(piece.text) + 64
         if size >= GROUP_CHARACTERS:
             yield group
@@ -312,11 +251,12 @@ def _remove_leftovers(folder: Path) -> None:
         lock = FileLock(folder / f"{part.name.split('.')[0]}.lock", blocking=False)
         try:
             with lock:
-                part.unlink(missing_ok=True)  # nobody is at work on it: its process was killed
+                part.unlink(missing_ok=True)  # its process was killed
         except Timeout:
             continue
 
 
-def _chunks(array: Integers) -> Iterator[tuple[int, Integers]]:
+def chunks(array: Integers) -> Iterator[tuple[int, Integers]]:
+    """Yield parts of an array, each with its position."""
     for start in range(0, len(array), _CHUNK):
         yield start, np.asarray(array[start : start + _CHUNK])

@@ -1,4 +1,4 @@
-"""What turns text into numbers."""
+"""Tokenizers: bytes, files of the library ``tokenizers``, and training one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from mixwell.data.sources.base import Source, digest_of
 from mixwell.data.sources.text import good_cut
@@ -17,106 +18,81 @@ from mixwell.utils import files
 
 END = "<|endoftext|>"
 ENDS = (END, "</s>", "<eos>", "[SEP]")
-"""Names of the token between documents, the usual ones first."""
+"""Common names of the token between documents, in order of preference."""
 LEAST_SIZE = 257
 _SEGMENT = 1 << 18
 _BATCH = 1 << 21
-"""Characters that are encoded at once: a few hundred bytes are needed for each while it lasts."""
+"""Characters that are encoded at once; each takes a few hundred bytes of memory meanwhile."""
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokenizer(ABC):
-    """Text to numbers and back."""
+    """Text to token ids and back."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many numbers there are, the end token's included."""
+        """The size of the vocabulary, including the end token."""
 
     @property
     @abstractmethod
     def end(self) -> int:
-        """The number that follows every document."""
+        """The id of the token that follows every document."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """A digest of all that decides the numbers."""
+        """A digest of everything that determines the ids."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The least type of two or four bytes that holds all numbers, little-endian."""
+        """The smallest of two or four bytes, unsigned and little-endian, that holds all ids."""
         return np.dtype("<u2" if self.size <= 1 << 16 else "<u4")
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Text to numbers, without end tokens.
-
-        Args:
-            texts: any.
-
-        Returns:
-            An array of :attr:`dtype` for each.
-        """
+        """Return an array of ids of :attr:`dtype` for each text, without end tokens."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
-        """Numbers to text; the end token is written as ``<|endoftext|>`` or what it is called.
+        """Return the text of ids below :attr:`size`, the end token as ``<|endoftext|>`` or its own name.
 
-        Args:
-            ids: each below :attr:`size`.
-
-        Returns:
-            The text, with marks in place of what is only part of a character.
+        Incomplete characters become replacement characters.
         """
 
 
 @final
-class Bytes(Tokenizer):
+class ByteTokenizer(Tokenizer):
     """The bytes of UTF-8, and 256 for the end of a document.
 
     Example:
-        >>> tokenizer = Bytes()
+        >>> tokenizer = ByteTokenizer()
         >>> tokenizer.encode(["né"])[0].tolist(), tokenizer.decode([110, 195, 169, 256])
         ([110, 195, 169], 'né<|endoftext|>')
     """
 
     @property
+    @override
     def size(self) -> int:
-        """257."""
         return 257
 
     @property
+    @override
     def end(self) -> int:
-        """256."""
         return 256
 
     @property
+    @override
     def identity(self) -> str:
-        """The same for all."""
         return digest_of("bytes")
 
+    @override
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """The texts' bytes.
-
-        Args:
-            texts: any.
-
-        Returns:
-            An array for each.
-        """
         return [np.frombuffer(text.encode(), np.uint8).astype(self.dtype) for text in texts]
 
+    @override
     def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
-        """Bytes to text.
-
-        Args:
-            ids: from 0 to 256.
-
-        Returns:
-            The text.
-        """
         known = _checked(ids, self.size)
         cuts = [-1, *[place for place, number in enumerate(known) if number == self.end], len(known)]
         parts = [bytes(known[cuts[i] + 1 : cuts[i + 1]]) for i in range(len(cuts) - 1)]
@@ -127,12 +103,12 @@ class Bytes(Tokenizer):
 class TokenizerFile(Tokenizer):
     """A tokenizer in a JSON file of the library ``tokenizers``.
 
-    Where a document contains the name of a special token, such as ``<|endoftext|>``, it becomes that token.
+    The name of a special token in a document, such as ``<|endoftext|>``, becomes that token.
 
     Args:
         path: the file, or a folder with ``tokenizer.json``.
         end: the name of the token between documents, by default the first of ``<|endoftext|>``, ``</s>``,
-            ``<eos>``, ``[SEP]`` that there is.
+            ``<eos>``, ``[SEP]`` in the vocabulary.
 
     Raises:
         ValueError: the file is missing or not such a file, or has no such token.
@@ -147,12 +123,12 @@ class TokenizerFile(Tokenizer):
             raise ValueError(f"cannot read the tokenizer {self.path}: {error.strerror or error}") from error
         try:
             self._tokenizer = library.Tokenizer.from_str(content.decode())
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises no narrower class
             raise ValueError(
                 f"{self.path} is not a tokenizer that the library tokenizers can load ({error}); give a "
                 "tokenizer.json, or train one"
             ) from error
-        # files of published models may say to cut or to fill up texts
+        # Files of published models may enable truncation or padding.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -167,29 +143,23 @@ class TokenizerFile(Tokenizer):
         self._identity = digest_of("file", hashlib.blake2b(content, digest_size=20).hexdigest(), self._end)
 
     @property
+    @override
     def size(self) -> int:
-        """One more than the largest number."""
         return self._size
 
     @property
+    @override
     def end(self) -> int:
-        """The number of the token between documents."""
         return self._end
 
     @property
+    @override
     def identity(self) -> str:
-        """A digest of the file, and of the choice of the end token."""
         return self._identity
 
+    @override
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Text to numbers, without special tokens at its ends.
-
-        Args:
-            texts: any; long ones are cut, where this does not change their tokens.
-
-        Returns:
-            An array for each.
-        """
+        """Encode without special tokens at the ends; long texts are cut where their tokens do not change."""
         parts: list[list[Tokens]] = [[] for _ in texts]
         owners, batch, waiting = list[int](), list[str](), 0
         for owner, text in enumerate(texts):
@@ -203,15 +173,8 @@ class TokenizerFile(Tokenizer):
         self._encode(owners, batch, parts)
         return [np.concatenate(part) if part else np.empty(0, self.dtype) for part in parts]
 
+    @override
     def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
-        """Numbers to text, special tokens by their names.
-
-        Args:
-            ids: each below :attr:`size`.
-
-        Returns:
-            The text.
-        """
         return self._tokenizer.decode(_checked(ids, self.size), skip_special_tokens=False)
 
     def _encode(self, owners: Sequence[int], batch: Sequence[str], parts: list[list[Tokens]]) -> None:
@@ -220,37 +183,33 @@ class TokenizerFile(Tokenizer):
             parts[owner].append(np.array(encoding.ids, dtype=self.dtype))
 
 
-def load(spec: str | Path | None, base: Path, *, end: str | None = None) -> Tokenizer:
-    """The tokenizer that a user named.
+def load_tokenizer(spec: str | Path | None, base: Path, *, end: str | None = None) -> Tokenizer:
+    """Return the tokenizer that a user named.
 
     Args:
-        spec: ``bytes`` or nothing for :class:`Bytes`, else a file of the library ``tokenizers``.
+        spec: ``bytes`` or ``None`` for :class:`ByteTokenizer`, otherwise a file of the library ``tokenizers``.
         base: the folder that relative paths start from.
-        end: the name of the token between documents, if it is none of the usual ones.
-
-    Returns:
-        The tokenizer.
+        end: the name of the token between documents, if it is not one of the common ones.
     """
     if spec is None or spec == "bytes":
-        return Bytes()
+        return ByteTokenizer()
     return TokenizerFile(base / Path(spec).expanduser(), end=end)
 
 
-def train(
+def train_tokenizer(
     sources: Sequence[Source],
     *,
     size: int,
     path: Path,
     progress: Callable[[int], None] | None = None,
 ) -> TokenizerFile:
-    """Train a byte-level BPE tokenizer (Sennrich et al., 2016; as GPT-2 has it) and write it to a file.
+    """Train a byte-level BPE tokenizer (Sennrich et al., 2016; as in GPT-2) and write it to a file.
 
     Args:
-        sources: the text to learn from.
-        size: how many numbers there are to be, 256 bytes and the end token included. There are fewer where the
-            text has too few different words.
+        size: of the vocabulary, including 256 bytes and the end token; it is smaller where the text has too few
+            different words.
         path: the file to be written.
-        progress: told how many bytes were read so far.
+        progress: called with the number of bytes read so far.
 
     Returns:
         The tokenizer, read from the file.
@@ -282,7 +241,7 @@ def train(
 
 
 class _Texts:
-    """The pieces of all sources, and whether there were any."""
+    """The pieces of all sources, and whether any has text."""
 
     def __init__(self, sources: Sequence[Source], progress: Callable[[int], None] | None) -> None:
         self.sources, self.progress, self.any = sources, progress, False

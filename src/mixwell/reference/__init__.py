@@ -1,4 +1,4 @@
 """Exact and closed-form references.
 
-Exact unrolls, quadratics, the paper's bounds, and how closely an estimate agrees with the exact hypergradient.
+Exact unrolls, quadratics, the paper's bounds, and the agreement of an estimate with the exact hypergradient.
 """

@@ -1,4 +1,7 @@
-"""How good an estimated hypergradient is on the user's own model: against the exact one, itself, and the loss."""
+"""The quality of an estimated hypergradient on the user's own model.
+
+It is compared with the exact one, with estimates from other batches, and with the true effect on the loss.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,19 @@ from mixwell.typing import LossFn, Vector
 Batches = Sequence[Mapping[str, Any]]
 """For each step the batch of every domain, by name."""
 GOOD, FAIR = 0.8, 0.4
-"""Cosines from which on a direction is called right, and roughly right."""
+"""The least cosines of a direction that is called right, and roughly right."""
 
 
 @final
 @dataclass(frozen=True)
 class Replication:
-    """Whether a round's scores come out the same with other batches, and whether they are right about the loss.
+    """Whether a round's scores are reproducible with other batches, and whether they predict the loss.
 
     Args:
         estimates: the signal's scores from the same start with other batches, shape ``(replicates, m)``.
-        agreement: the mean tangent cosine over all pairs of them. Low: one round's direction is mostly noise.
+        agreement: their mean pairwise tangent cosine. Low: one round's direction is mostly noise.
         worst: the least of these cosines.
-        effect: what the weights of these T steps really do to the validation loss at their end, by central
+        effect: the true effect of the weights of these T steps on the validation loss at their end, by central
             differences with large differences on held-out rows, the mean over the replicates, shape ``(m,)``.
         effect_cosine: the mean tangent cosine of the estimates with it.
     """
@@ -55,15 +58,14 @@ class Fidelity:
     """An estimated hypergradient compared with the exact one of the same T steps.
 
     Args:
-        domains: their names.
         horizon: T.
-        estimate: the signal's, shape ``(m,)``.
-        exact: by central differences of the real training run, shape ``(m,)``.
-        cosine: of the two in the tangent space of the simplex. This is what the weights follow.
-        sign_agreement: the share of domains that both would move in the same direction.
+        estimate: the signal's scores, shape ``(m,)``.
+        exact: central differences of the real training run, shape ``(m,)``.
+        cosine: of the two in the tangent space of the simplex, which is what the weights follow.
+        sign_agreement: the fraction of domains that both would move in the same direction.
         rank_agreement: Kendall's tau of the two.
         relative_error: ``|estimate - exact| / |exact|``.
-        replication: with other batches, where they were given.
+        replication: the comparison with other batches, where they were given.
     """
 
     domains: tuple[str, ...]
@@ -77,11 +79,7 @@ class Fidelity:
     replication: Replication | None = None
 
     def verdict(self) -> list[str]:
-        """What the figures mean: one sentence for each of the three comparisons that were made.
-
-        Returns:
-            One sentence, or three with replicates.
-        """
+        """Return one sentence for each comparison: one in all, or three with replicates."""
         lines = [
             f"Same batches: cosine {self.cosine:.2f} with the exact hypergradient of these steps; "
             + _grade(
@@ -102,7 +100,7 @@ class Fidelity:
                     "one round's direction is partly noise, so that it takes several rounds",
                     "one round's direction is mostly noise: take more validation points or a longer horizon",
                 ),
-                f"True effect: cosine {found.effect_cosine:.2f} with what the weights do to the held-out loss; "
+                f"True effect: cosine {found.effect_cosine:.2f} with the measured change of the held-out loss; "
                 + _grade(
                     found.effect_cosine,
                     "the weights move where the loss falls",
@@ -154,41 +152,40 @@ def measure_fidelity(
 
     The exact one is measured, not derived: every weight is moved up and down by ``difference``, the T steps
     are run again from the same start with the same batches and random numbers, and the validation losses (the mean
-    over the points at which the signal takes a validation gradient) are subtracted. So it holds for any optimizer,
-    clipping and dropout. It costs ``2 m`` runs of T steps; give small batches.
+    over the points at which the signal takes a validation gradient) are subtracted. So it is exact for any
+    optimizer, clipping and dropout. It costs ``2 m`` runs of T steps; give small batches.
 
-    That an estimate is exact for the batches that it saw does not mean that it says something about others. With
-    ``replicates`` the same T steps are also estimated with other batches, and compared with each other and with
-    the true effect: the change of the loss on ``held_out`` at the end of the T steps when a weight is moved by
-    ``effect_difference``, the mean over the replicates. Each costs ``2 m + 1`` more runs of T steps.
+    An estimate that is exact for its own batches need not hold for others. With ``replicates`` the same T steps
+    are also estimated with other batches, and compared with each other and with the true effect: the change of the
+    loss on ``held_out`` at the end of the T steps when a weight is moved by ``effect_difference``, the mean over
+    the replicates. Each costs ``2 m + 1`` more runs of T steps.
 
-    Everything happens on a copy: model and optimizer are left as they are.
+    Model and optimizer are copied and not changed.
 
     Args:
-        model: the model, at any point of its training.
+        model: at any point of its training.
         optimizer: with its state at that point.
-        loss: ``loss(model, batch)`` is the mean loss of a batch.
+        loss: ``loss(model, batch)`` returns the mean loss of a batch.
         batches: for each of the T steps the batch of every domain, by name.
         validation: the validation batch.
-        signal: makes the estimator; by default :class:`mixwell.Hypergradient` with its defaults.
-        weights: of the domains, uniform by default (``mixer.weights.last`` in mid-run).
+        signal: a factory of the estimator; by default :class:`mixwell.Hypergradient` with its defaults.
+        weights: uniform by default (``mixer.weights.last`` in mid-run).
         clip_norm: as in :class:`mixwell.Mixer`.
-        difference: by how much a weight is moved. Smaller is more exact until rounding takes over.
+        difference: smaller is more exact until rounding dominates.
         double: run on a copy in float64 (inputs must fit), to allow small differences.
         replicates: at least two other pairs of ``batches`` and ``validation``.
         held_out: validation batches for the true effect, with as many rows as possible; by default all that were
             given.
-        effect_difference: by how much a weight is moved for the true effect. Large, since what is looked for is
-            not the derivative along one trajectory.
+        effect_difference: large, because the true effect is not the derivative along one trajectory.
 
     Returns:
-        Both hypergradients and how well they agree; ``print`` it for a verdict in words.
+        Both hypergradients and measures of their agreement; ``print`` it for a verdict in words.
 
     Raises:
-        ValueError: there are no batches, not every step has the same domains, or there is one replicate.
+        ValueError: there are no batches, not every step has the same domains, or there is only one replicate.
     """
     if len(replicates) == 1:
-        raise ValueError("one replicate has none to agree with; give at least 2, or none")
+        raise ValueError("a single replicate has no other to agree with; give at least 2, or none")
     names = _domains_of(batches)
     for other, _ in replicates:
         if _domains_of(other) != names or len(other) != len(batches):
@@ -256,7 +253,7 @@ def _domains_of(batches: Batches) -> tuple[str, ...]:
 
 
 def _differences(value: Callable[[Vector], float], weights: Vector, difference: float) -> Vector:
-    """Central differences of a function of the weights."""
+    """Return central differences of a function of the weights."""
     found = np.zeros(len(weights))
     for index in range(len(weights)):
         for sign in (1.0, -1.0):
@@ -268,7 +265,7 @@ def _differences(value: Callable[[Vector], float], weights: Vector, difference: 
 
 @final
 class _Start:
-    """A model and its optimizer at one moment, of which copies can be had."""
+    """A model and its optimizer at one moment, from which copies are made."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, double: bool) -> None:
         # Copied together, so that the copied optimizer trains the copied parameters.
@@ -305,7 +302,7 @@ def _estimate(
         clip_norm=clip_norm,
     )
     with torch.random.fork_rng(cuda_devices(model.parameters())), warnings.catch_warnings():
-        # The batches are given; nobody trains with them.
+        # The batches are given, whatever the weights are.
         warnings.filterwarnings("ignore", ROWS_IGNORE_WEIGHTS)
         torch.manual_seed(0)
         for step in batches:
@@ -329,7 +326,7 @@ def _train(
     *,
     due: Sequence[int],
 ) -> float:
-    """The mean validation loss after the due ones of T plain training steps with fixed weights."""
+    """Return the mean validation loss after the due ones of T plain training steps with fixed weights."""
     model, optimizer = start.copy()
     parameters = Parameters.of(model, optimizer)
     trained = [p for group in optimizer.param_groups for p in group["params"]]
@@ -344,7 +341,7 @@ def _train(
                 torch.nn.utils.clip_grad_norm_(trained, clip_norm)
             optimizer.step()
             if done in due:
-                # As mixer.validation() does: running statistics are those of training.
+                # As in mixer.validation(): running statistics remain those of training.
                 with torch.no_grad(), parameters.buffers_kept():
                     found += [float(loss(model, batch).double()) for batch in validation]
     return float(np.mean(found))

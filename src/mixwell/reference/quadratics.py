@@ -1,4 +1,4 @@
-"""Quadratic problems, for which everything has a closed form."""
+"""Quadratic problems, for which minimizers and hypergradients have a closed form."""
 
 from __future__ import annotations
 
@@ -30,17 +30,7 @@ class Quadratic:
 
     @classmethod
     def random(cls, *, domains: int, dimension: int, seed: int, condition: float = 10.0) -> Quadratic:
-        """Random strongly convex problems in float64 with curvatures between 1 and ``condition``.
-
-        Args:
-            domains: m.
-            dimension: d.
-            seed: of everything.
-            condition: the greatest curvature.
-
-        Returns:
-            The problem.
-        """
+        """Return a random strongly convex problem in float64 with curvatures between 1 and ``condition``."""
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -59,7 +49,7 @@ class Quadratic:
         )
 
     def problem(self) -> Problem:
-        """The same problem for the references of :mod:`mixwell.reference.unroll`."""
+        """Return the same problem for the functions of :mod:`mixwell.reference.unroll`."""
 
         def losses(theta: Tensor, t: int) -> Tensor:
             away = theta - self.centers
@@ -72,44 +62,23 @@ class Quadratic:
         return Problem(losses, validation)
 
     def hessian(self, weights: Tensor) -> Tensor:
-        """``sum_j w_j A_j``.
-
-        Args:
-            weights: w, shape ``(m,)``.
-
-        Returns:
-            Shape ``(d, d)``.
-        """
+        """Return ``sum_j w_j A_j``, shape ``(d, d)``."""
         return torch.einsum("m,mij->ij", weights, self.hessians)
 
     def minimizer(self, weights: Tensor) -> Tensor:
-        """``theta*(w) = (sum_j w_j A_j)^-1 sum_j w_j A_j c_j``.
-
-        Args:
-            weights: w, shape ``(m,)``.
-
-        Returns:
-            Shape ``(d,)``.
-        """
+        """Return ``theta*(w) = (sum_j w_j A_j)^-1 sum_j w_j A_j c_j``, shape ``(d,)``."""
         pull = torch.einsum("m,mij,mj->i", weights, self.hessians, self.centers)
         return torch.linalg.solve(self.hessian(weights), pull)
 
     def implicit(self, weights: Tensor) -> Tensor:
-        """The hypergradient of the minimizer, ``-<A_V (theta* - c_V), H^-1 A_j (theta* - c_j)>`` (Eq. 2).
-
-        Args:
-            weights: w, shape ``(m,)``.
-
-        Returns:
-            Shape ``(m,)``.
-        """
+        """Return the minimizer's hypergradient ``-<A_V (theta* - c_V), H^-1 A_j (theta* - c_j)>`` (Eq. 2)."""
         theta = self.minimizer(weights)
         target = self.validation_hessian @ (theta - self.validation_center)
         gradients = torch.einsum("mij,mj->mi", self.hessians, theta - self.centers)
         return -gradients @ torch.linalg.solve(self.hessian(weights), target)
 
     def unrolled(self, theta: Tensor, weights: Tensor, *, learning_rate: float, horizon: int) -> Tensor:
-        """The exact T-step hypergradient in closed form, without a loop over T.
+        """Return the exact T-step hypergradient in closed form, without a loop over T, shape ``(m,)``.
 
         In the eigenbasis Q of H with ``r_a = 1 - eta lambda_a``, ``y = Q^T (theta_0 - theta*)``,
         ``B_j = Q^T A_j Q`` and ``b_j = Q^T A_j (theta* - c_j)``:
@@ -123,9 +92,6 @@ class Quadratic:
             weights: w, shape ``(m,)``.
             learning_rate: eta.
             horizon: T.
-
-        Returns:
-            Shape ``(m,)``.
         """
         values, basis = torch.linalg.eigh(self.hessian(weights))
         ratio = 1 - learning_rate * values

@@ -1,7 +1,10 @@
-"""Reference hypergradients, correct on their own terms: the oracles of the tests and baselines for users.
+"""Reference hypergradients, independent of the estimators: oracles for the tests and baselines for users.
 
-All work on a :class:`Problem`, whose parameters are one flat vector. They differentiate twice, so they need
-an uncompiled model and no flash attention (:func:`problem_of` sees to the latter).
+All functions take a :class:`Problem`, which has its parameters in one flat vector, and share these arguments: the
+initial parameters (or the minimizer) ``theta``, shape ``(d,)``; the ``weights`` w of the domains, shape ``(m,)``,
+not necessarily on the simplex; the ``learning_rate`` eta; and the ``horizon`` T. They return the hypergradient,
+shape ``(m,)``. They differentiate twice, so they need an uncompiled model without flash attention
+(:func:`problem_from_model` disables it).
 
 =====================  ==============================================================================
 function               what it differentiates
@@ -33,8 +36,8 @@ class Problem:
     """A bilevel problem on a flat parameter vector.
 
     Args:
-        losses: ``losses(theta, t)`` are the m domains' training losses at step t, shape ``(m,)``.
-        validation: ``validation(theta)`` is the validation loss, a scalar.
+        losses: ``losses(theta, t)`` returns the m domains' training losses at step t, shape ``(m,)``.
+        validation: ``validation(theta)`` returns the validation loss, a scalar.
     """
 
     losses: Callable[[Tensor, int], Tensor]
@@ -44,18 +47,10 @@ class Problem:
 def descend(
     problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, steps: int, first: int = 0
 ) -> Tensor:
-    """``steps`` steps of SGD on the weighted loss (Eq. 3), without derivatives.
+    """Take steps of SGD on the weighted loss (Eq. 3), without derivatives, and return the parameters.
 
     Args:
-        problem: the problem.
-        theta: where to start, shape ``(d,)``.
-        weights: of the domains, shape ``(m,)``.
-        learning_rate: eta.
-        steps: how many.
-        first: the number of the first step.
-
-    Returns:
-        The parameters afterwards, shape ``(d,)``.
+        first: the index of the first step.
     """
     weights = weights.detach()
     for t in range(first, first + steps):
@@ -68,19 +63,9 @@ def descend(
 def reverse_unroll(
     problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, horizon: int
 ) -> Tensor:
-    """The exact T-step hypergradient by reverse mode.
+    """Return the exact T-step hypergradient by reverse mode. Memory grows with T.
 
     ``d L_V(theta_T) / d w_j`` with ``theta_{t+1} = theta_t - eta sum_j w_j grad l_j(theta_t)``.
-
-    Args:
-        problem: the problem.
-        theta: ``theta_0``, shape ``(d,)``.
-        weights: w, shape ``(m,)``; not necessarily on the simplex.
-        learning_rate: eta.
-        horizon: T. Memory grows with it.
-
-    Returns:
-        Shape ``(m,)``.
     """
     return truncated_reverse(
         problem, theta, weights, learning_rate=learning_rate, horizon=horizon, window=horizon
@@ -90,18 +75,7 @@ def reverse_unroll(
 def truncated_reverse(
     problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, horizon: int, window: int
 ) -> Tensor:
-    """The hypergradient through the last ``window`` of T steps, as if the steps before did not depend on w.
-
-    Args:
-        problem: the problem.
-        theta: ``theta_0``, shape ``(d,)``.
-        weights: w, shape ``(m,)``.
-        learning_rate: eta.
-        horizon: T.
-        window: how many of the last steps are differentiated.
-
-    Returns:
-        Shape ``(m,)``.
+    """Return the hypergradient through the last ``window`` of T steps, as if the steps before did not depend on w.
 
     Raises:
         ValueError: the window is not between 1 and the horizon.
@@ -125,20 +99,10 @@ def truncated_reverse(
 def forward_unroll(
     problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, horizon: int
 ) -> Tensor:
-    """The exact T-step hypergradient by the paper's recursion (Prop. "recursion"), literally.
+    """Return the exact T-step hypergradient by the paper's recursion (Prop. "recursion"), literally.
 
     ``Z_j <- (I - eta H_t) Z_j - eta grad l_j(theta_t)``, ``H_t`` the Hessian of the weighted loss at
     ``theta_t``; then ``<grad L_V(theta_T), Z_j>``. Memory does not grow with T.
-
-    Args:
-        problem: the problem.
-        theta: ``theta_0``, shape ``(d,)``.
-        weights: w, shape ``(m,)``.
-        learning_rate: eta.
-        horizon: T.
-
-    Returns:
-        Shape ``(m,)``.
     """
     weights = weights.detach()
     sensitivity = [torch.zeros_like(theta) for _ in weights]
@@ -148,7 +112,7 @@ def forward_unroll(
         gradients = [torch.autograd.grad(loss, theta, create_graph=True)[0] for loss in losses]
         total = sum((w * g for w, g in zip(weights, gradients, strict=True)), torch.zeros_like(theta))
         sensitivity = [
-            z - learning_rate * (_times_hessian(total, theta, z) + g.detach())
+            z - learning_rate * (_hessian_vector_product(total, theta, z) + g.detach())
             for z, g in zip(sensitivity, gradients, strict=True)
         ]
         theta = theta - learning_rate * total
@@ -165,26 +129,20 @@ def implicit_cg(
     max_iterations: int | None = None,
     damping: float = 0.0,
 ) -> Tensor:
-    """The hypergradient of the minimizer (Eq. 2), the inverse Hessian applied by conjugate gradient.
+    """Return the hypergradient at the minimizer (Eq. 2), the inverse Hessian applied by conjugate gradient.
 
-    ``-<grad l_j, (H + lambda I)^-1 grad L_V>`` at ``theta``, which should minimize the weighted loss.
+    ``-<grad l_j, (H + lambda I)^-1 grad L_V>`` at ``theta``, which should minimize the weighted loss of step 0.
 
     Args:
-        problem: the problem; the losses of step 0 count.
-        theta: the minimizer, shape ``(d,)``.
-        weights: w, shape ``(m,)``.
         tolerance: of the residual, relative to the validation gradient.
-        max_iterations: at most this many products; ``10 d`` by default.
+        max_iterations: of Hessian-vector products; ``10 d`` by default.
         damping: lambda, where the Hessian itself is not positive definite.
-
-    Returns:
-        Shape ``(m,)``.
 
     Raises:
         ValueError: the Hessian is not positive definite along a search direction, or there is no convergence.
     """
     (target,) = _gradient(problem.validation, theta)
-    gradients, product = _at(problem, theta, weights)
+    gradients, product = _gradients_and_hvp(problem, theta, weights)
     solution = torch.zeros_like(target)
     residual = target.clone()
     direction = residual.clone()
@@ -225,28 +183,17 @@ def implicit_neumann(
     terms: int,
     damping: float = 0.0,
 ) -> Tensor:
-    """The hypergradient of the minimizer (Eq. 2), the inverse Hessian as a Neumann series.
+    """Return the hypergradient at the minimizer (Eq. 2), the inverse Hessian as a Neumann series.
 
-    ``H^-1 v ~ eta sum_{i < terms} (I - eta H)^i v``, which converges for ``eta < 2 / L``. With as many terms as
-    the horizon it is what T unrolled steps give when they start at the minimizer. With a damping, H is
-    ``H + lambda I``.
-
-    Args:
-        problem: the problem; the losses of step 0 count.
-        theta: the minimizer, shape ``(d,)``.
-        weights: w, shape ``(m,)``.
-        learning_rate: eta.
-        terms: how many terms.
-        damping: lambda.
-
-    Returns:
-        Shape ``(m,)``.
+    ``H^-1 v ~ eta sum_{i < terms} (I - eta H)^i v``, which converges for ``eta < 2 / L``. With T terms it equals
+    the hypergradient of T unrolled steps that start at the minimizer. With a damping lambda, H is ``H + lambda
+    I``. The losses are those of step 0.
 
     References:
         Lorraine, Vicol, Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation" (2020).
     """
     (power,) = _gradient(problem.validation, theta)
-    gradients, product = _at(problem, theta, weights)
+    gradients, product = _gradients_and_hvp(problem, theta, weights)
     total = torch.zeros_like(power)
     for _ in range(terms):
         total = total + power
@@ -254,22 +201,19 @@ def implicit_neumann(
     return -learning_rate * torch.stack([g @ total for g in gradients])
 
 
-def problem_of(
+def problem_from_model(
     model: nn.Module,
     loss: Callable[[Callable[..., Any], Any], Tensor],
     batches: Sequence[Mapping[str, Any]],
     validation: Any,
 ) -> tuple[Problem, Tensor]:
-    """A model and its data as a :class:`Problem`.
+    """Return a model and its data as a :class:`Problem`, and its trained parameters, shape ``(d,)``.
 
     Args:
-        model: the model; it is not changed.
-        loss: ``loss(model, batch)`` is the mean loss of a batch; it calls its first argument like the model.
+        model: is not changed.
+        loss: ``loss(model, batch)`` returns the mean loss of a batch; it calls its first argument like the model.
         batches: for every step the batch of every domain, in one order of domains.
         validation: the validation batch.
-
-    Returns:
-        The problem, and the model's trained parameters as a flat vector, shape ``(d,)``.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
@@ -297,17 +241,19 @@ def _gradient(function: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tens
     return torch.autograd.grad(function(theta), theta)  # pyright: ignore[reportReturnType]
 
 
-def _times_hessian(gradient: Tensor, theta: Tensor, vector: Tensor) -> Tensor:
+def _hessian_vector_product(gradient: Tensor, theta: Tensor, vector: Tensor) -> Tensor:
     if not gradient.requires_grad:  # all losses are linear
         return torch.zeros_like(vector)
     (product,) = torch.autograd.grad(gradient, theta, vector, retain_graph=True, materialize_grads=True)
     return product
 
 
-def _at(problem: Problem, theta: Tensor, weights: Tensor) -> tuple[list[Tensor], Callable[[Tensor], Tensor]]:
-    """The domains' gradients at a point, and the product with the weighted loss's Hessian there."""
+def _gradients_and_hvp(
+    problem: Problem, theta: Tensor, weights: Tensor
+) -> tuple[list[Tensor], Callable[[Tensor], Tensor]]:
+    """Return the domains' gradients at a point, and the product with the Hessian of the weighted loss there."""
     point = theta.detach().requires_grad_()
     losses = problem.losses(point, 0)
     gradients = [torch.autograd.grad(loss, point, retain_graph=True)[0] for loss in losses]
     (total,) = torch.autograd.grad(weights.detach() @ losses, point, create_graph=True)
-    return gradients, lambda vector: _times_hessian(total, point, vector)
+    return gradients, lambda vector: _hessian_vector_product(total, point, vector)

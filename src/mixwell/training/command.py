@@ -184,7 +184,9 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
     total = None if None in sizes else sum(n or 0 for n in sizes)
     console = Console()
     with Tokenizing(console) as bar:
-        made = tokenizers.train(sources, size=size, path=out, progress=bar.track("(training)", total))
+        made = tokenizers.train_tokenizer(
+            sources, size=size, path=out, progress=bar.track("(training)", total)
+        )
     written = out.resolve()
     named = written.relative_to(config.base) if written.is_relative_to(config.base) else written
     say(console, f"{out} has {made.size} tokens; put `tokenizer: {named}` into {path}")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from mixwell.data import token_files
+from mixwell.data import overlap, token_files
 from mixwell.data.datasets import IndexedDataset, TensorRows, TokenRows, as_rows
 from mixwell.data.downloads import cache_folder
 from mixwell.data.sources import HuggingFace, JsonLines, Parquet, Source, TextFiles
-from mixwell.data.token_files import Tokenized
+from mixwell.data.token_files import TokenFile
 from mixwell.data.tokenizer import Tokenizer
 from mixwell.training import entry_points
 from mixwell.training.config import Config, DataConfig
@@ -82,7 +82,7 @@ def load(
         ValueError: data are missing, empty or broken; the message begins with the key of the config.
     """
     rows: dict[str, IndexedDataset] = {}
-    tokens: dict[str, Tokenized] = {}
+    tokens: dict[str, TokenFile] = {}
     for key, data in places(config).items():
         try:
             if data.kind == "given":
@@ -144,7 +144,7 @@ def _tokens(
     trainable: Trainable,
     announce: Announce,
     track: Track,
-) -> Tokenized:
+) -> TokenFile:
     if data.tokens is not None:
         path = base / Path(data.tokens).expanduser()
         vocabulary = trainable.vocabulary or 2**31
@@ -189,7 +189,7 @@ def _tensors(path: Path) -> IndexedDataset:
     return TensorRows(tensors["inputs"], tensors["targets"])
 
 
-def _overlaps(tokens: Mapping[str, Tokenized]) -> list[str]:
+def _overlaps(tokens: Mapping[str, TokenFile]) -> list[str]:
     found: list[str] = []
     for held_out in ("validation", "test"):
         if held_out not in tokens:
@@ -197,7 +197,7 @@ def _overlaps(tokens: Mapping[str, Tokenized]) -> list[str]:
         for key, domain in tokens.items():
             if key == held_out or (held_out == "validation" and key == "test"):
                 continue
-            share = token_files.shared(tokens[held_out], domain)
+            share = overlap.shared_fraction(tokens[held_out], domain)
             if share > SUSPICIOUS_OVERLAP:
                 harm = (
                     "the weights are chosen by it, so the test does not tell how the model does on new text"

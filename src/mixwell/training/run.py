@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mixwell import distributed, methods
 from mixwell.data.datasets import IndexedDataset
-from mixwell.data.tokenizer import load as load_tokenizer
+from mixwell.data.tokenizer import load_tokenizer
 from mixwell.training import (
     checkpoints,
     config_io,

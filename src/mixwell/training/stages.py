@@ -76,7 +76,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
     Raises:
         ValueError: there is no run with a checkpoint.
     """
-    from mixwell.data.tokenizer import load
+    from mixwell.data.tokenizer import load_tokenizer
 
     checkpoint, _ = checkpoints.newest(folder / "checkpoints")
     if checkpoint is None:
@@ -87,7 +87,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
     trainable = given
     if trainable is None:
         config = config_io.read(folder / "config.yaml")
-        trainable = trainables.build(config, vocabulary=load(config.tokenizer, config.base).size)
+        trainable = trainables.build(config, vocabulary=load_tokenizer(config.tokenizer, config.base).size)
     checkpoints.load_model(trainable.model, checkpoint.model_tensors({}))
     return trainable
 

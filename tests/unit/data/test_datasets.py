@@ -13,11 +13,11 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from mixwell.data.datasets import DatasetRows, TensorRows, TokenRows
 from mixwell.data.sources import Texts
-from mixwell.data.token_files import Tokenized, open_tokens, tokenize
-from mixwell.data.tokenizer import Bytes
+from mixwell.data.token_files import TokenFile, open_tokens, tokenize
+from mixwell.data.tokenizer import ByteTokenizer
 
 
-def tokens(folder: Path, count: int, kind: str = "uint16") -> Tokenized:
+def tokens(folder: Path, count: int, kind: str = "uint16") -> TokenFile:
     np.save(folder / "tokens.npy", np.arange(count, dtype=kind))
     return open_tokens(folder / "tokens.npy", vocabulary=100_000)
 
@@ -60,7 +60,9 @@ def test_rows_of_tokens_go_to_workers_without_their_content(tmp_path: Path) -> N
 
 
 def test_digests_of_tokens(tmp_path: Path) -> None:
-    one, other = (tokenize(Texts([text]), Bytes(), cache=tmp_path) for text in ("one text", "other text"))
+    one, other = (
+        tokenize(Texts([text]), ByteTokenizer(), cache=tmp_path) for text in ("one text", "other text")
+    )
     rows = [TokenRows(one, length=2), TokenRows(one, length=3), TokenRows(other, length=2)]
     assert len({each.digest() for each in rows}) == 3
     assert TokenRows(one, length=2).digest() == rows[0].digest()

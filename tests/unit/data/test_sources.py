@@ -103,7 +103,7 @@ def test_no_pattern_and_no_regular_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def resolve_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests of files that were changed just now are remembered too."""
     monkeypatch.setattr(paths, "_SETTLED_SECONDS", -1e9)
 

@@ -15,9 +15,10 @@ import pytest
 
 from helpers.commands import PATIENCE
 from mixwell.data import token_files
+from mixwell.data.overlap import shared_fraction
 from mixwell.data.sources import Piece, Source, TextFiles, Texts
-from mixwell.data.token_files import Tokenized, open_tokens, shared, tokenize
-from mixwell.data.tokenizer import Bytes, TokenizerFile, train
+from mixwell.data.token_files import TokenFile, open_tokens, tokenize
+from mixwell.data.tokenizer import ByteTokenizer, TokenizerFile, train_tokenizer
 
 DOCUMENTS = ["The first one.\nIt has two lines.", "", "zweites, mit Größe"]
 
@@ -52,7 +53,7 @@ def names(cache: Path) -> list[str]:
 
 
 def test_documents_end_with_the_end_token(tmp_path: Path) -> None:
-    made = tokenize(Texts(DOCUMENTS), Bytes(), cache=tmp_path)
+    made = tokenize(Texts(DOCUMENTS), ByteTokenizer(), cache=tmp_path)
     expected = [*DOCUMENTS[0].encode(), 256, *DOCUMENTS[2].encode(), 256]
     array = made.array()
     assert isinstance(array, np.memmap)
@@ -66,19 +67,19 @@ def test_documents_end_with_the_end_token(tmp_path: Path) -> None:
 
 def test_the_second_time_nothing_is_read(tmp_path: Path) -> None:
     source = counted()
-    first = tokenize(source, Bytes(), cache=tmp_path)
-    assert Bytes().decode(first.array()) == "one document<|endoftext|>two<|endoftext|>"
-    assert tokenize(source, Bytes(), cache=tmp_path) == first
+    first = tokenize(source, ByteTokenizer(), cache=tmp_path)
+    assert ByteTokenizer().decode(first.array()) == "one document<|endoftext|>two<|endoftext|>"
+    assert tokenize(source, ByteTokenizer(), cache=tmp_path) == first
     assert source.reads == 1
     assert names(tmp_path) == [".bin", ".json", ".npz"]
 
 
 def test_another_tokenizer_or_text_is_another_array(tmp_path: Path) -> None:
-    bpe = train([Texts(DOCUMENTS)], size=260, path=tmp_path / "bpe.json")
+    bpe = train_tokenizer([Texts(DOCUMENTS)], size=260, path=tmp_path / "bpe.json")
     made = [
         tokenize(Texts(documents), tokenizer, cache=tmp_path)
         for documents in (DOCUMENTS, DOCUMENTS[:1])
-        for tokenizer in (Bytes(), bpe)
+        for tokenizer in (ByteTokenizer(), bpe)
     ]
     assert len({one.path for one in made}) == len({one.digest for one in made}) == 4
     assert bpe.decode(made[3].array()) == DOCUMENTS[0] + "<|endoftext|>"
@@ -97,10 +98,10 @@ def test_an_error_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
     source = counted()
     source.broken = True
     with pytest.raises(RuntimeError, match="broken"):
-        tokenize(source, Bytes(), cache=tmp_path)
+        tokenize(source, ByteTokenizer(), cache=tmp_path)
     assert names(tmp_path) == []
     source.broken = False
-    assert tokenize(source, Bytes(), cache=tmp_path).documents == 2
+    assert tokenize(source, ByteTokenizer(), cache=tmp_path).documents == 2
 
 
 KILLED = """
@@ -108,10 +109,10 @@ import os, sys
 from pathlib import Path
 from mixwell.data.sources import Piece, Texts
 from mixwell.data.token_files import tokenize
-from mixwell.data.tokenizer import Bytes
+from mixwell.data.tokenizer import ByteTokenizer
 
-class Killed(Bytes.__mro__[1]):
-    size, end, identity = 257, 256, Bytes().identity
+class Killed(ByteTokenizer.__mro__[1]):
+    size, end, identity = 257, 256, ByteTokenizer().identity
     def encode(self, texts):
         os.kill(os.getpid(), 9)
     def decode(self, ids):
@@ -125,16 +126,16 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert done.returncode == -9
     assert names(tmp_path) == [".part"]
-    tokenize(Texts(["something else"]), Bytes(), cache=tmp_path)
+    tokenize(Texts(["something else"]), ByteTokenizer(), cache=tmp_path)
     assert ".part" not in names(tmp_path)
-    made = tokenize(Texts(["one", "two"]), Bytes(), cache=tmp_path)
+    made = tokenize(Texts(["one", "two"]), ByteTokenizer(), cache=tmp_path)
     assert made.array().tolist() == [*b"one", 256, *b"two", 256]
 
 
 @pytest.mark.parametrize("damage", ["short", "no array", "no facts", "half facts", "no sketch"])
 def test_damaged_arrays_are_made_again(tmp_path: Path, damage: str) -> None:
     source = counted()
-    made = tokenize(source, Bytes(), cache=tmp_path)
+    made = tokenize(source, ByteTokenizer(), cache=tmp_path)
     facts = made.path.with_suffix(".json")
     if damage == "short":
         made.path.write_bytes(made.path.read_bytes()[:-2])
@@ -144,7 +145,7 @@ def test_damaged_arrays_are_made_again(tmp_path: Path, damage: str) -> None:
         {"no array": made.path, "no facts": facts, "no sketch": made.path.with_suffix(".npz")}[
             damage
         ].unlink()
-    assert tokenize(source, Bytes(), cache=tmp_path) == made
+    assert tokenize(source, ByteTokenizer(), cache=tmp_path) == made
     assert source.reads == 2
     assert len(made.array()) == made.tokens
 
@@ -154,7 +155,7 @@ def test_empty_domains(tmp_path: Path, documents: list[str]) -> None:
     with pytest.raises(
         ValueError, match="domain poems is empty: there is no text in it; add text, or leave it out"
     ):
-        tokenize(Texts(documents, name="poems"), Bytes(), cache=tmp_path)
+        tokenize(Texts(documents, name="poems"), ByteTokenizer(), cache=tmp_path)
     assert names(tmp_path) == []
 
 
@@ -164,7 +165,7 @@ def test_a_domain_of_an_empty_file(tmp_path: Path) -> None:
         pytest.warns(UserWarning, match="a.txt is empty"),
         pytest.raises(ValueError, match="domain a.txt is empty"),
     ):
-        tokenize(TextFiles("a.txt", base=tmp_path), Bytes(), cache=tmp_path)
+        tokenize(TextFiles("a.txt", base=tmp_path), ByteTokenizer(), cache=tmp_path)
 
 
 def test_text_that_changes_while_it_is_read(tmp_path: Path) -> None:
@@ -175,14 +176,14 @@ def test_text_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
     source = TextFiles("a.txt", base=tmp_path)
     with pytest.raises(ValueError, match="a.txt changed while it was read; start again when it is complete"):
-        tokenize(source, Bytes(), cache=tmp_path, progress=change)
-    assert tokenize(source, Bytes(), cache=tmp_path).tokens == len("another") + 1
+        tokenize(source, ByteTokenizer(), cache=tmp_path, progress=change)
+    assert tokenize(source, ByteTokenizer(), cache=tmp_path).tokens == len("another") + 1
 
 
 def test_progress_reaches_the_size(tmp_path: Path) -> None:
     told = list[int]()
     source = Texts(["größer" * 1000] * 2000)
-    tokenize(source, Bytes(), cache=tmp_path, progress=told.append)
+    tokenize(source, ByteTokenizer(), cache=tmp_path, progress=told.append)
     assert len(told) > 1
     assert told == sorted(told)
     assert told[-1] == source.size()
@@ -193,13 +194,13 @@ import sys, time
 from pathlib import Path
 from mixwell.data.sources import Texts
 from mixwell.data.token_files import tokenize
-from mixwell.data.tokenizer import Bytes
+from mixwell.data.tokenizer import ByteTokenizer
 
 def read(done):
     print("read")
     time.sleep(0.5)
 
-made = tokenize(Texts(["one"]), Bytes(), cache=Path(sys.argv[1]), progress=read)
+made = tokenize(Texts(["one"]), ByteTokenizer(), cache=Path(sys.argv[1]), progress=read)
 print(made.tokens)
 """
 
@@ -216,9 +217,9 @@ import sys
 from pathlib import Path
 from mixwell.data.sources import TextFiles
 from mixwell.data.token_files import tokenize
-from mixwell.data.tokenizer import Bytes
+from mixwell.data.tokenizer import ByteTokenizer
 here = Path(sys.argv[1])
-made = tokenize(TextFiles(sys.argv[2], base=here), Bytes(), cache=here / "cache")
+made = tokenize(TextFiles(sys.argv[2], base=here), ByteTokenizer(), cache=here / "cache")
 # getrusage would tell of the process that this one was forked from
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(made.tokens, peak.split()[1])
@@ -251,15 +252,15 @@ def test_a_large_file_needs_no_more_memory_than_its_pieces(tmp_path: Path) -> No
 def test_overlap_of_texts_and_of_arrays(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = ["".join(chr(97 + i) for i in rng.integers(0, 26, 50)) for _ in range(400)]
-    domain = tokenize(Texts(["\n".join(lines[:300])]), Bytes(), cache=tmp_path)
-    validation = tokenize(Texts(["\n".join(lines[250:350])]), Bytes(), cache=tmp_path)
-    assert shared(validation, domain) == pytest.approx(0.5, abs=0.02)
+    domain = tokenize(Texts(["\n".join(lines[:300])]), ByteTokenizer(), cache=tmp_path)
+    validation = tokenize(Texts(["\n".join(lines[250:350])]), ByteTokenizer(), cache=tmp_path)
+    assert shared_fraction(validation, domain) == pytest.approx(0.5, abs=0.02)
     # the same without the text, and at another place in the array
     np.save(tmp_path / "validation.npy", validation.array())
     bare = open_tokens(tmp_path / "validation.npy", vocabulary=257)
-    assert bare.lines() is bare.passages() is None
-    assert shared(bare, domain) == pytest.approx(0.5, abs=0.1)
-    assert shared(bare, validation) == 1
+    assert bare.sketches is None
+    assert shared_fraction(bare, domain) == pytest.approx(0.5, abs=0.1)
+    assert shared_fraction(bare, validation) == 1
 
 
 @pytest.mark.parametrize("end", ["\n", " "], ids=["short lines", "one long line"])
@@ -271,18 +272,18 @@ def test_plain_copies_and_excerpts_are_found(tmp_path: Path, end: str) -> None:
 
     first, second = text(), text()
     copied, excerpt, other, domain = (
-        tokenize(Texts([one]), Bytes(), cache=tmp_path)
+        tokenize(Texts([one]), ByteTokenizer(), cache=tmp_path)
         for one in (first, first[1003:5000], second, first + end)
     )
-    assert shared(copied, domain) == shared(excerpt, domain) == 1
-    assert shared(other, domain) == 0
+    assert shared_fraction(copied, domain) == shared_fraction(excerpt, domain) == 1
+    assert shared_fraction(other, domain) == 0
 
 
 def test_short_documents_are_found_too(tmp_path: Path) -> None:
     documents = [f"document {i}" for i in range(1000)]
-    domain = tokenize(Texts(documents), Bytes(), cache=tmp_path)
-    validation = tokenize(Texts(documents[300:400]), Bytes(), cache=tmp_path)
-    assert shared(validation, domain) == 1
+    domain = tokenize(Texts(documents), ByteTokenizer(), cache=tmp_path)
+    validation = tokenize(Texts(documents[300:400]), ByteTokenizer(), cache=tmp_path)
+    assert shared_fraction(validation, domain) == 1
 
 
 def test_a_rewritten_file_of_the_same_size_and_time_is_read_again(tmp_path: Path) -> None:
@@ -291,7 +292,9 @@ def test_a_rewritten_file_of_the_same_size_and_time_is_read_again(tmp_path: Path
     for text in ("one", "two"):
         file.write_text(text)
         os.utime(file, ns=(old, old))
-        made.append(tokenize(TextFiles("a.txt", base=tmp_path), Bytes(), cache=tmp_path).array().tolist())
+        made.append(
+            tokenize(TextFiles("a.txt", base=tmp_path), ByteTokenizer(), cache=tmp_path).array().tolist()
+        )
     assert made == [[*b"one", 256], [*b"two", 256]]
 
 
@@ -302,7 +305,7 @@ def test_a_cache_that_cannot_be_written_to(tmp_path: Path) -> None:
             ValueError,
             match=rf"cannot write to the cache of tokens, {cache / 'tokens'}: .*; set MIXWELL_CACHE to a folder",
         ):
-            tokenize(Texts(["one"]), Bytes(), cache=cache)
+            tokenize(Texts(["one"]), ByteTokenizer(), cache=cache)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +320,7 @@ def test_other_trouble_with_the_disk(
     monkeypatch.setattr(token_files, "FileLock", lock)
     kind, message = (ValueError, "MIXWELL_CACHE") if ours else (OSError, "Input/output error")
     with pytest.raises(kind, match=message) as caught:
-        tokenize(Texts(["one"]), Bytes(), cache=tmp_path)
+        tokenize(Texts(["one"]), ByteTokenizer(), cache=tmp_path)
     assert os.strerror(number) in str(caught.value)
 
 
@@ -362,7 +365,11 @@ def test_bad_arrays(tmp_path: Path) -> None:
     raw.write_bytes(b"abc")
     refused(raw, "a.bin is raw: its dtype must be one of uint16, uint32, int32, int64, got None")
     refused(raw, "a.bin is raw: its dtype must be one of .*, got float32", dtype="float32")
-    refused(raw, "a.bin has 3 bytes, which is no whole number of uint16; check the dtype", dtype="uint16")
+    refused(
+        raw,
+        "a.bin has 3 bytes, which is not a multiple of the size of uint16; check the dtype",
+        dtype="uint16",
+    )
     raw.write_bytes(b"")
     refused(raw, "a.bin has no tokens", dtype="uint16")
     refused(tmp_path / "missing.npy", "cannot read .*missing.npy: No such file")
@@ -376,4 +383,4 @@ def test_bad_arrays(tmp_path: Path) -> None:
 
 
 def test_opening_is_lazy(tmp_path: Path) -> None:
-    assert Tokenized(tmp_path / "not there.bin", "<u2", 10, "digest").tokens == 10
+    assert TokenFile(tmp_path / "not there.bin", "<u2", 10, "digest").tokens == 10

@@ -11,7 +11,7 @@ import tokenizers
 
 from mixwell.data import tokenizer as module
 from mixwell.data.sources import Texts
-from mixwell.data.tokenizer import Bytes, TokenizerFile, load, train
+from mixwell.data.tokenizer import ByteTokenizer, TokenizerFile, load_tokenizer, train_tokenizer
 
 CORPUS = [
     "the cat sat on the mat and the dog sat on the log\n" * 20,
@@ -21,11 +21,11 @@ CORPUS = [
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TokenizerFile:
-    return train([Texts(CORPUS)], size=300, path=tmp_path_factory.mktemp("bpe") / "bpe.json")
+    return train_tokenizer([Texts(CORPUS)], size=300, path=tmp_path_factory.mktemp("bpe") / "bpe.json")
 
 
 def test_bytes() -> None:
-    tokenizer = Bytes()
+    tokenizer = ByteTokenizer()
     assert (tokenizer.size, tokenizer.end, tokenizer.dtype) == (257, 256, np.dtype("<u2"))
     assert [ids.tolist() for ids in tokenizer.encode(["hé", ""])] == [[104, 195, 169], []]
     assert tokenizer.decode(np.array([104, 195, 169, 256, 105])) == "hé<|endoftext|>i"
@@ -38,7 +38,9 @@ def test_training_gives_a_tokenizer_that_loads_equal(trained: TokenizerFile, tmp
     assert trained.size == 300
     assert trained.decode([trained.end]) == "<|endoftext|>"
     again = TokenizerFile(trained.path)
-    other = train([Texts(CORPUS[:1]), Texts(CORPUS[1:])], size=300, path=tmp_path / "new" / "bpe.json")
+    other = train_tokenizer(
+        [Texts(CORPUS[:1]), Texts(CORPUS[1:])], size=300, path=tmp_path / "new" / "bpe.json"
+    )
     assert trained.identity == again.identity == other.identity
     text = "a cat on 😀\n\n  a log — naïve\u0301"
     assert trained.encode([text])[0].tolist() == again.encode([text])[0].tolist()
@@ -50,7 +52,9 @@ def test_training_gives_a_tokenizer_that_loads_equal(trained: TokenizerFile, tmp
 
 def test_progress_of_training(tmp_path: Path) -> None:
     told = list[int]()
-    train([Texts(CORPUS), Texts(["more"])], size=257, path=tmp_path / "bpe.json", progress=told.append)
+    train_tokenizer(
+        [Texts(CORPUS), Texts(["more"])], size=257, path=tmp_path / "bpe.json", progress=told.append
+    )
     assert told[-1] == len("".join(CORPUS).encode()) + 4
     assert told == sorted(told)
 
@@ -68,9 +72,9 @@ def test_long_texts_are_cut_where_it_does_not_show(
 
 def test_training_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"at least 257 tokens \(256 bytes and the end\), got 100"):
-        train([Texts(CORPUS)], size=100, path=tmp_path / "bpe.json")
+        train_tokenizer([Texts(CORPUS)], size=100, path=tmp_path / "bpe.json")
     with pytest.raises(ValueError, match=r"there is no text to train a tokenizer on \(nothing\); add text"):
-        train([Texts([""], name="nothing")], size=300, path=tmp_path / "bpe.json")
+        train_tokenizer([Texts([""], name="nothing")], size=300, path=tmp_path / "bpe.json")
     assert not list(tmp_path.iterdir())
 
 
@@ -85,7 +89,7 @@ def test_end_tokens(tmp_path: Path) -> None:
     assert (tokenizer.end, tokenizer.end_name) == (1, "</s>")
     # numbers may have gaps
     assert (tokenizer.size, tokenizer.dtype) == (70_001, np.dtype("<u4"))
-    chosen = load("a.json", tmp_path, end="<stop>")
+    chosen = load_tokenizer("a.json", tmp_path, end="<stop>")
     assert chosen.end == 70_000
     assert chosen.identity != tokenizer.identity
     with pytest.raises(ValueError, match="a.json has no token <end> to put between documents; name the one"):
@@ -100,16 +104,16 @@ def test_files_that_say_to_cut_or_fill_up(trained: TokenizerFile, tmp_path: Path
     changed.enable_truncation(2)
     changed.enable_padding(length=7)
     changed.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load(tmp_path, tmp_path)
+    tokenizer = load_tokenizer(tmp_path, tmp_path)
     assert tokenizer.encode(CORPUS)[0].tolist() == trained.encode(CORPUS)[0].tolist()
 
 
 def test_loading(trained: TokenizerFile, tmp_path: Path) -> None:
-    assert isinstance(load(None, tmp_path), Bytes)
-    assert isinstance(load("bytes", tmp_path), Bytes)
-    assert load(trained.path.name, trained.path.parent).identity == trained.identity
+    assert isinstance(load_tokenizer(None, tmp_path), ByteTokenizer)
+    assert isinstance(load_tokenizer("bytes", tmp_path), ByteTokenizer)
+    assert load_tokenizer(trained.path.name, trained.path.parent).identity == trained.identity
     with pytest.raises(ValueError, match="cannot read the tokenizer .*missing.json: No such file"):
-        load("missing.json", tmp_path)
+        load_tokenizer("missing.json", tmp_path)
     (tmp_path / "bad.json").write_text(json.dumps({"vocabulary": []}))
     with pytest.raises(ValueError, match="bad.json is not a tokenizer that the library tokenizers can load"):
-        load("bad.json", tmp_path)
+        load_tokenizer("bad.json", tmp_path)

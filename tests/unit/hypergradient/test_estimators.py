@@ -161,7 +161,7 @@ def test_two_layer_network_against_the_exact_unroll(rate: float, horizon: int) -
     for seed in range(12):
         model = two_layer(seed)
         batches, validation = regression_batches(seed, steps=horizon)
-        problem, theta = unroll.problem_of(model, mse, batches, validation)
+        problem, theta = unroll.problem_from_model(model, mse, batches, validation)
         w = torch.full((3,), 1 / 3, dtype=torch.float64)
         reference = unroll.reverse_unroll(problem, theta, w, learning_rate=rate, horizon=horizon).numpy()
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)

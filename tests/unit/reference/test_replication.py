@@ -93,7 +93,7 @@ def test_one_replicate_or_another_length_is_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batch = {name: torch.zeros(2, 3) for name in NAMES}
     wanted = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match="one replicate has none to agree with; give at least 2"):
+    with pytest.raises(ValueError, match="a single replicate has no other to agree with; give at least 2"):
         mixwell.measure_fidelity(model, optimizer, loss, [batch], wanted, replicates=[([batch], wanted)])
     with pytest.raises(ValueError, match="a replicate has 2 steps"):
         mixwell.measure_fidelity(

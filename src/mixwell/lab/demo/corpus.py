@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from mixwell.data.overlap import LINE_CHARACTERS
+from mixwell.data.sketches import LINE_CHARACTERS
 from mixwell.utils import files
 
 CODE, MANUAL, NAMES, NOISE = DOMAINS = ("code", "manual", "names", "noise")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePosixPath
 
-from mixwell.data.overlap import LINE_CHARACTERS
+from mixwell.data.sketches import LINE_CHARACTERS
 from mixwell.lab.problems import packages
 from mixwell.lab.problems.packages import Package, Say
 from mixwell.lab.problems.text import deal, write

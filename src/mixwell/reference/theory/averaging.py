@@ -1,8 +1,8 @@
-r"""What several validation points do to a round's hypergradient, and what later training leaves of it.
+"""The effect of several validation points on a round's hypergradient, and of later training on its outcome.
 
 On quadratics: along a direction of curvature lambda, gradient steps with learning rate eta and gradient noise of
 standard deviation sigma are ``theta_{t+1} - a = rho (theta_t - a) - eta xi_t`` with ``rho = 1 - eta lambda``, an
-autoregression. All of the following are its moments.
+autoregression. The functions here are its moments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def iterate_variance(learning_rate: float, curvature: float, noise: float) -> float:
-    """The variance of the iterates around the minimizer when training has settled.
+    """Return the variance of the iterates around the minimizer when training has settled.
 
     ``eta^2 sigma^2 / (1 - rho^2) = eta sigma^2 / (lambda (2 - eta lambda))``. The validation gradient at one
     iterate has ``lambda_V^2`` times as much, most along the directions of high curvature, however many validation
@@ -24,9 +24,6 @@ def iterate_variance(learning_rate: float, curvature: float, noise: float) -> fl
         curvature: lambda.
         noise: sigma, of a stochastic gradient.
 
-    Returns:
-        The variance along this direction.
-
     Example:
         >>> round(iterate_variance(0.1, 2.0, 1.0), 4)
         0.0278
@@ -35,7 +32,7 @@ def iterate_variance(learning_rate: float, curvature: float, noise: float) -> fl
 
 
 def averaging_factor(points: Sequence[int], learning_rate: float, curvature: float) -> float:
-    """The variance of the mean over several iterates, over that of one iterate.
+    """Return the variance of the mean over several iterates, over that of one iterate, in (0, 1].
 
     ``k^-2 sum_{i,j} rho^|t_i - t_j|``: one over the number k of points where they are farther apart than
     ``1 / (eta lambda)`` steps, as they are along directions of high curvature, and nearly 1 along flat directions,
@@ -45,9 +42,6 @@ def averaging_factor(points: Sequence[int], learning_rate: float, curvature: flo
         points: the steps ``t_i`` after which the iterates are taken.
         learning_rate: eta.
         curvature: lambda.
-
-    Returns:
-        In (0, 1].
 
     Example:
         >>> round(averaging_factor([53, 63, 74, 84], 0.1, 5.0), 4), round(averaging_factor([84], 0.1, 5.0), 4)
@@ -59,18 +53,15 @@ def averaging_factor(points: Sequence[int], learning_rate: float, curvature: flo
 
 
 def unconverged_part(points: Sequence[int], learning_rate: float, curvature: float) -> float:
-    """The part of the way to the minimizer that is left at a round's validation points, on average.
+    """Return the mean fraction of the way to the minimizer that is left at a round's validation points, in [0, 1).
 
-    ``mean_i rho^t_i``. It stands for the factor ``(1 - eta mu / 2)^(T - 1)`` of the theorems' second term, which
+    ``mean_i rho^t_i``. It replaces the factor ``(1 - eta mu / 2)^(T - 1)`` of the theorems' second term, which
     averaging raises: with points in the second half of the round it is at most that of half the horizon.
 
     Args:
         points: the steps ``t_i``.
         learning_rate: eta.
         curvature: lambda.
-
-    Returns:
-        In [0, 1).
 
     Example:
         >>> unconverged_part([1, 2], 0.5, 1.0)
@@ -80,18 +71,15 @@ def unconverged_part(points: Sequence[int], learning_rate: float, curvature: flo
 
 
 def persistence(steps: int, learning_rate: float, curvature: float) -> float:
-    """What is left of a change of the parameters after further training: ``(1 - eta lambda)^steps``.
+    """Return the fraction of a change that remains after further training, ``(1 - eta lambda)^steps``.
 
-    So what the weights of an early round did along directions of high curvature is gone at the end of the run, and
-    what they did along flat ones (``eta lambda steps`` below one) stays.
+    So the effect of the weights of an early round along directions of high curvature is gone at the end of the
+    run, and their effect along flat ones (``eta lambda steps`` below one) stays.
 
     Args:
-        steps: after the round.
+        steps: the number of steps after the round.
         learning_rate: eta.
         curvature: lambda.
-
-    Returns:
-        The part that is left.
 
     Example:
         >>> round(persistence(100, 0.1, 0.5), 4), round(persistence(100, 0.1, 0.001), 4)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from mixwell.reference.theory.constants import Constants, check_rate
+from mixwell.reference.theory.constants import Constants, check_learning_rate
 from mixwell.reference.theory.horizons import noisy_learning_rate
 
 
@@ -18,7 +18,7 @@ class Bound:
     Args:
         optimization: (I), of mirror descent with K steps; it grows with the horizon.
         horizon_bias: (II), of looking back over T steps only; it falls with the horizon.
-        curvature: (III), of the approximate Hessian; neither budget nor horizon changes it.
+        curvature: (III), of the approximate Hessian, independent of budget and horizon.
     """
 
     optimization: float
@@ -39,22 +39,18 @@ class Bound:
 def hypergradient_error_bound(
     constants: Constants, *, horizon: float, learning_rate: float, distance: float | None = None
 ) -> float:
-    """How far a round's hypergradient is from the true one, in its greatest entry (proof of Theorem "thm2").
+    """Return the bound of ``max_j |h_j - dF/dw_j|`` for the hypergradient of a round (proof of Theorem "thm2").
 
     ``(1 - eta mu / 2)^(T-1) (eta T (L G_V + L_V G) R + G G_V / mu) + delta G G_V / min(mu^2, mu_hat^2)``
 
     Args:
-        constants: of the problem.
         horizon: T.
         learning_rate: eta.
         distance: of the round's first parameters from the minimizer for its weights, where it is known; R
             otherwise, which bounds it.
-
-    Returns:
-        The bound of ``max_j |h_j - dF/dw_j|``.
     """
     c = constants
-    check_rate(c, learning_rate)
+    check_learning_rate(c, learning_rate)
     away = 2 * c.wander if distance is None else distance
     fading = (1 - learning_rate * c.strong_convexity / 2) ** (horizon - 1)
     slope = c.smoothness * c.validation_gradient + c.validation_smoothness * c.gradient
@@ -66,7 +62,7 @@ def hypergradient_error_bound(
 def deterministic_bound(
     constants: Constants, *, budget: float, horizon: float, learning_rate: float
 ) -> Bound:
-    """The bound of ``F(w_avg) - F*`` with full gradients (Theorem "thm2").
+    """Return the bound of ``F(w_avg) - F*`` with full gradients (Theorem "thm2").
 
     ``3 G G_V sqrt(log m) / (2 mu_hat sqrt(K))``, ``+ 2 x`` :func:`hypergradient_error_bound`, where ``K = N
     / T``. It holds for convex F, ``eta <`` :attr:`Constants.greatest_learning_rate`, ``T >=``
@@ -74,13 +70,9 @@ def deterministic_bound(
     = G G_V / mu_hat``.
 
     Args:
-        constants: of the problem.
         budget: N.
         horizon: T.
         learning_rate: eta.
-
-    Returns:
-        Its three parts.
     """
     c = constants
     rounds = budget / horizon
@@ -97,7 +89,7 @@ def deterministic_bound(
 def stochastic_bound(
     constants: Constants, *, budget: float, horizon: float, learning_rate: float | None = None
 ) -> Bound:
-    """The bound of ``E F(w_avg) - F*`` with noisy gradients, with the numbers of its proof.
+    """Return the bound of ``E F(w_avg) - F*`` with noisy gradients, with the numbers of its proof.
 
     Theorem "thm:stochastic-case" is stated up to constants; these are those of its proof. (The proof takes the
     mean of the greatest hypergradient for the greatest mean, and its square for the mean square, so they are
@@ -109,19 +101,15 @@ def stochastic_bound(
         (III) ``2 delta G_V G / min(mu^2, mu_hat^2)``
 
     Args:
-        constants: of the problem.
         budget: N.
         horizon: T.
         learning_rate: eta, by default :func:`noisy_learning_rate`.
-
-    Returns:
-        Its three parts.
     """
     c = constants
     mu, eta = c.strong_convexity, learning_rate
     if eta is None:
         eta = noisy_learning_rate(c, horizon=horizon)
-    check_rate(c, eta)
+    check_learning_rate(c, eta)
     rounds = budget / horizon
     size = c.noisy_gradient * c.noisy_validation_gradient
     fading = (1 - eta * mu / 2) ** (horizon - 1)

@@ -1,4 +1,4 @@
-"""The constants of a problem, in which the theorems speak."""
+"""The constants of a problem that appear in the theorems."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Constants:
         strong_convexity: mu; every domain's loss is mu-strongly convex.
         validation_gradient: G_V; the validation loss is G_V-Lipschitz.
         validation_smoothness: L_V; the validation loss is L_V-smooth.
-        least_curvature: mu_hat; the curvature that is used is at least this ...
-        greatest_curvature: L_hat; ... and at most this.
-        curvature_error: delta; its distance from the Hessian at the optimum, in operator norm.
+        least_curvature: mu_hat, a lower bound of the curvature that is used.
+        greatest_curvature: L_hat, an upper bound of it.
+        curvature_error: delta, its distance from the Hessian at the optimum, in operator norm.
         spread: D, the greatest distance of two domains' minimizers.
         start: the distance of the first parameters from the minimizer for the first weights.
         noise: sigma, the standard deviation of the gradients.
@@ -75,25 +75,17 @@ class Constants:
 
     @property
     def wander(self) -> float:
-        """``max(||theta_00 - theta*_0||, (2 L / mu + 1) D)``, of which R is twice and R-bar three times."""
+        """``max(||theta_00 - theta*_0||, (2 L / mu + 1) D)``; R is twice and R-bar three times this."""
         return max(self.start, (2 * self.smoothness / self.strong_convexity + 1) * self.spread)
 
     @property
     def greatest_learning_rate(self) -> float:
-        """``min(1 / L_hat, mu / L^2)``; the theorems ask for a learning rate below."""
+        """``min(1 / L_hat, mu / L^2)``; the theorems hold for learning rates below it."""
         return min(1 / self.greatest_curvature, self.strong_convexity / self.smoothness**2)
 
 
-def check_rate(constants: Constants, learning_rate: float) -> None:
-    """Refuse a learning rate that cannot be.
-
-    Args:
-        constants: of the problem.
-        learning_rate: eta.
-
-    Raises:
-        ValueError: it is not in ``(0, 1 / mu]``.
-    """
+def check_learning_rate(constants: Constants, learning_rate: float) -> None:
+    """Raise ``ValueError`` for a learning rate that is not in ``(0, 1 / mu]``."""
     mu = constants.strong_convexity
     if not 0 < learning_rate * mu <= 1:
         raise ValueError(

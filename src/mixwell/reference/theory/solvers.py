@@ -13,16 +13,7 @@ from mixwell.simplex.formulas import check_budget
 
 
 def best_deterministic_horizon(constants: Constants, *, budget: int, learning_rate: float) -> int:
-    """The horizon that minimizes :func:`deterministic_bound`, of those for which the theorem speaks.
-
-    Args:
-        constants: of the problem.
-        budget: N.
-        learning_rate: eta.
-
-    Returns:
-        T, between :func:`shortest_horizon` and the budget.
-    """
+    """Return the minimizer of :func:`deterministic_bound` between :func:`shortest_horizon` and the budget."""
     return _least(
         lambda t: deterministic_bound(constants, budget=budget, horizon=t, learning_rate=learning_rate),
         shortest_horizon(constants, learning_rate=learning_rate),
@@ -31,15 +22,7 @@ def best_deterministic_horizon(constants: Constants, *, budget: int, learning_ra
 
 
 def best_stochastic_horizon(constants: Constants, *, budget: int) -> int:
-    """The horizon that minimizes :func:`stochastic_bound`, of those for which the theorem speaks.
-
-    Args:
-        constants: of the problem.
-        budget: N.
-
-    Returns:
-        T, between :func:`shortest_noisy_horizon` and the budget.
-    """
+    """Return the minimizer of :func:`stochastic_bound` between :func:`shortest_noisy_horizon` and the budget."""
     return _least(
         lambda t: stochastic_bound(constants, budget=budget, horizon=t),
         shortest_noisy_horizon(constants),
@@ -48,11 +31,11 @@ def best_stochastic_horizon(constants: Constants, *, budget: int) -> int:
 
 
 def _least(bound: Callable[[int], Bound], first: int, budget: int) -> int:
-    """The whole number with the least bound: by a grid, then every one between its neighbors."""
+    """Return the integer with the least bound: by a grid, then every integer between its neighbors."""
     check_budget(budget)
     if first > budget:
         raise ValueError(
-            f"the theorem speaks of horizons from {first} on, which a budget of {budget} steps does not reach"
+            f"the theorem holds for horizons of at least {first}, more than the budget of {budget} steps"
         )
     grid = sorted({round(t) for t in np.geomspace(first, budget, 400)})
     best = min(range(len(grid)), key=lambda i: bound(grid[i]).reducible)
