@@ -12,6 +12,7 @@ from mixwell._version import __version__
 
 if TYPE_CHECKING:
     from mixwell.data.loader import MixtureLoader
+    from mixwell.data.mixture_dataset import MixtureDataset
     from mixwell.hypergradient.curvature import (
         Curvature,
         DiagonalCurvature,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         Traces,
     )
     from mixwell.methods.recipes import recipe
+    from mixwell.mixer.batch import DomainBatch, MixtureBatch
     from mixwell.mixer.mixer import Mixer
     from mixwell.mixer.records import RoundRecord
     from mixwell.reference.fidelity import Fidelity, measure_fidelity
@@ -59,6 +61,8 @@ _ROOMS = {
     "reference.fidelity": ("Fidelity", "measure_fidelity"),
     # batches and whole runs
     "data.loader": ("MixtureLoader",),
+    "data.mixture_dataset": ("MixtureDataset",),
+    "mixer.batch": ("DomainBatch", "MixtureBatch"),
     "training.api": ("train",),
     # every method of the field
     "methods.recipes": ("recipe",),
@@ -108,6 +112,7 @@ __all__ = [
     "DenseTraces",
     "DeterministicHorizon",
     "DiagonalCurvature",
+    "DomainBatch",
     "EpochCap",
     "EpochPace",
     "ExactCurvature",
@@ -121,6 +126,8 @@ __all__ = [
     "MeasuredCurvature",
     "MirrorDescent",
     "Mixer",
+    "MixtureBatch",
+    "MixtureDataset",
     "MixtureLoader",
     "PerTensorCurvature",
     "PriorPull",
