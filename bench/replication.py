@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from mixwell.mixer.accumulation import RoundScores
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -32,7 +33,6 @@ from mixwell import Hypergradient, Mixer
 from mixwell.data.shuffle import ShuffledCursor
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.lab import problems
-from mixwell.mixer.accumulation import RoundScores
 from mixwell.reference.comparison import tangent, tangent_cosine
 from mixwell.signals import Signal
 from mixwell.simplex.rounds import validation_points

@@ -4,9 +4,8 @@ import json
 from typing import Any
 
 import datasets
-from torch.utils.data import DataLoader
-
 from mixwell.integrations.datasets import Interleaved
+from torch.utils.data import DataLoader
 
 STEPS, ROWS = 100, 32
 

@@ -12,6 +12,7 @@ from mixwell._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mixwell.data.loader import MixtureLoader as MixtureLoader
+    from mixwell.data.mixture_dataset import MixtureDataset as MixtureDataset
     from mixwell.hypergradient.curvature import Curvature as Curvature
     from mixwell.hypergradient.curvature import DiagonalCurvature as DiagonalCurvature
     from mixwell.hypergradient.curvature import ExactCurvature as ExactCurvature
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from mixwell.hypergradient.traces import TraceError as TraceError
     from mixwell.hypergradient.traces import Traces as Traces
     from mixwell.methods.recipes import recipe as recipe
+    from mixwell.mixer.batch import DomainBatch as DomainBatch
+    from mixwell.mixer.batch import MixtureBatch as MixtureBatch
     from mixwell.mixer.mixer import Mixer as Mixer
     from mixwell.mixer.records import RoundRecord as RoundRecord
     from mixwell.reference.fidelity import Fidelity as Fidelity
@@ -62,6 +65,8 @@ _ROOMS = {
     "reference.fidelity": ("Fidelity", "measure_fidelity"),
     # batches and whole runs
     "data.loader": ("MixtureLoader",),
+    "data.mixture_dataset": ("MixtureDataset",),
+    "mixer.batch": ("DomainBatch", "MixtureBatch"),
     "training.api": ("train",),
     # every method of the field
     "methods.recipes": ("recipe",),

@@ -128,8 +128,8 @@ def test_absent_domains_add_nothing(horizon: int, universal: bool) -> None:
     script.losses[[1, 2], 0] = np.nan
     signal = Alignment(universal=universal)
     often = [0.25, 0.5, 1.0]
-    inclusion = {"d0": 0.25, "d1": 0.5}
-    played = play(script, signal, doge(0.2), horizon=horizon, lr=LR, inclusion=inclusion)
+    probabilities = {"d0": 0.25, "d1": 0.5}
+    played = play(script, signal, doge(0.2), horizon=horizon, lr=LR, probabilities=probabilities)
     expected = published(script, mu=0.2, horizon=horizon, often=often, universal=universal)
     np.testing.assert_allclose(played.weights, expected, rtol=1e-9)
 

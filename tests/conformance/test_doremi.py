@@ -99,7 +99,7 @@ def feed(model: Point, mixer: mixwell.Mixer, losses, reference, way: str) -> Non
         else:
             for j, name in enumerate(names(3)):
                 for part in (slice(0, 1), slice(1, 4)):
-                    with mixer.domain(name, share=(part.stop - part.start) / 4) as scope:
+                    with mixer.domain(name, fraction=(part.stop - part.start) / 4) as scope:
                         values[j, part].mean().backward(retain_graph=True)
                         scope.record_loss(values[j, part], reference=other[j, part])
         mixer.step()
@@ -145,7 +145,7 @@ def test_the_last_excess_survives_a_stop() -> None:
         def make() -> tuple[Point, mixwell.Mixer]:
             model = Point(1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            settings = {"budget": 4, "horizon": 2, "inclusion": {"b": 0.5}}
+            settings = {"budget": 4, "horizon": 2}
             return model, mixwell.Mixer(
                 model, optimizer, ["a", "b"], signal=ExcessLosses(), update=rule(), **settings
             )
@@ -157,7 +157,8 @@ def test_the_last_excess_survives_a_stop() -> None:
                 model, mixer = make()
                 mixer.load_state_dict(saved)
             for name in present:
-                with mixer.domain(name) as scope:
+                probability, absent = 0.5 if name == "b" else 1.0, frozenset("ab") - set(present)
+                with mixer.domain(mixwell.DomainBatch(name, probability=probability, absent=absent)) as scope:
                     (0 * model.theta.sum()).backward()
                     scope.record_loss(torch.tensor(2.0 if name == "b" else 1.5), reference=1.0)
             mixer.step()

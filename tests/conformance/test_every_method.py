@@ -173,13 +173,6 @@ def test_exact_products_of_truncated_unrolling_are_taken_and_charged(tmp_path: P
     assert computed == pytest.approx(STEPS + 4 * 1 + 4 * 2 * 3 * 2)
 
 
-@pytest.mark.parametrize("name", ["pike", "doremi", "dynamic-loading", "mentornet", "meta-weight-net"])
-def test_batches_that_are_split_by_noise_are_refused_where_they_cannot_be(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"batch.counts"):
-        run_of(tmp_path / "run", name, counts="noise").start()
-    assert not (tmp_path / "run" / "stages").exists()
-
-
 def test_the_excess_is_trained_on_where_only_the_mean_loss_is_known(tmp_path: Path) -> None:
     ends = {
         objective: run_of(

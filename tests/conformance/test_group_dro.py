@@ -106,13 +106,13 @@ def feed(model: Point, mixer: mixwell.Mixer, steps, *, way: str) -> None:
         elif way == "mixed parts":
             counts = {"d0": 2, "d1": 3, "d2": 1}
             for part in (slice(0, 2), slice(2, 6)):
-                with mixer.batch(labels[part], counts=counts) as batch:
+                with mixer.batch(labels[part], expected_counts=counts) as batch:
                     batch.weighted_loss(values[part]).backward(retain_graph=True)
         else:
             for j, name in enumerate(names(3)):
                 own = np.flatnonzero(labels == j)
                 for row in own:
-                    with mixer.domain(name, share=1 / len(own)) as scope:
+                    with mixer.domain(name, fraction=1 / len(own)) as scope:
                         values[row].backward(retain_graph=True)
                         scope.record_loss(values[row])
         mixer.step()

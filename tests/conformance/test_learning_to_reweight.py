@@ -111,7 +111,7 @@ def test_where_no_row_helps_the_step_does_nothing() -> None:
     batch = x[worthless], y[worthless]
     labels = [label for label, one in zip(labels, worthless.tolist(), strict=True) if one]
     before = run.vector
-    run.mixer.inclusion = dict.fromkeys(NAMES, 0.5)
+    run.probabilities = dict.fromkeys(NAMES, 0.5)
     run.step(batch, labels)
     np.testing.assert_array_equal(run.vector, before)
     assert run.mixer.rounds[-1].measured["rows_used"] == 0
@@ -165,7 +165,7 @@ def test_permuted_and_duplicate_domains() -> None:
 
 
 def test_an_absent_domain_keeps_its_last_mean_and_zeros_keep_the_weights() -> None:
-    run = Run(RowAlignment("domains"), SoftmaxWeights(), inclusion=dict.fromkeys(NAMES, 0.5))
+    run = Run(RowAlignment("domains"), SoftmaxWeights(), probabilities=dict.fromkeys(NAMES, 0.5))
     run.step()
     means = np.array(run.signal.state()[0]["means"])
     for _ in range(2):
@@ -208,7 +208,7 @@ def test_a_batch_in_parts_is_normalized_in_each() -> None:
     for half in halves:
         rows = batch[0][half], batch[1][half]
         own = [labels[i] for i in half]
-        with run.mixer.batch(own, counts=dict.fromkeys(NAMES, 4.0)) as part:
+        with run.mixer.batch(own, expected_counts=dict.fromkeys(NAMES, 4.0)) as part:
             part.weighted_loss(row_losses(run.model, rows), data=rows).backward()
     run.mixer.step()
     loss = torch.zeros(())

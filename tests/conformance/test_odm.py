@@ -106,7 +106,7 @@ def feed(model: Point, mixer: mixwell.Mixer, steps, parts=(slice(0, 6),)) -> Non
         for part in parts:
             values = torch.tensor(losses[part]) + 0 * model.theta.sum()
             counts = {"d0": 2, "d1": 3, "d2": 1} if len(parts) > 1 else None
-            with mixer.batch(labels[part], counts=counts) as batch:
+            with mixer.batch(labels[part], expected_counts=counts) as batch:
                 batch.weighted_loss(values).backward()
         mixer.step()
 

@@ -140,7 +140,7 @@ def step(mixer: mixwell.Mixer, model: Point, batches: dict[str, list[tuple[Any, 
         for name, parts in batches.items():
             gradient, rows = parts[i]
             share = rows / sum(n for _, n in parts)
-            with mixer.domain(name, share=share, rows=rows):
+            with mixer.domain(name, fraction=share, rows=rows):
                 (torch.as_tensor(gradient) @ model.theta).backward()
     mixer.step()
 
@@ -199,9 +199,9 @@ def test_a_parameter_without_gradient_in_one_part_has_a_zero_there() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     mixer = mixwell.Mixer(model, optimizer, names(2), horizon=1, signal=signal, update=1.0)
     for name in names(2):
-        with mixer.domain(name, share=0.5, rows=1):
+        with mixer.domain(name, fraction=0.5, rows=1):
             (3 * model.a.sum() + model.b.sum()).backward()
-        with mixer.domain(name, share=0.5, rows=1):
+        with mixer.domain(name, fraction=0.5, rows=1):
             (3 * model.a.sum()).backward()
     mixer.step()
     size, noise = signal._last
@@ -336,7 +336,7 @@ def drive(model: Point, mixer: mixwell.Mixer, script: Any, steps: range) -> None
     for t in steps:
         for j, name in enumerate(names(3)):
             for part in script.parts[t, j]:
-                with mixer.domain(name, share=0.5, rows=2) as scope:
+                with mixer.domain(name, fraction=0.5, rows=2) as scope:
                     (torch.from_numpy(part) @ model.theta).backward()
                     scope.record_loss(script.losses[t, j])
         mixer.step()

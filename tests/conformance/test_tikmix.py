@@ -261,7 +261,7 @@ def test_absent_domains(horizon: int) -> None:
     script = random_script(1)
     script.losses[[0, 1, 2, 4], 1] = np.nan  # in the first three steps, and a whole round of three
     script.often = np.array([1.0, 0.4, 1.0])
-    played = play(script, Influence(0.3), SoftmaxWeights(), horizon=horizon, lr=LR, inclusion={"d1": 0.4})
+    played = play(script, Influence(0.3), SoftmaxWeights(), horizon=horizon, lr=LR, probabilities={"d1": 0.4})
     expected = published(script, horizon=horizon, damping=0.3)
     np.testing.assert_allclose(played.weights, expected, atol=5e-5)
 

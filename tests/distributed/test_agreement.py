@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.distributed_training import PROCESSES, differ, in_processes, lose
-from mixwell.mixer.agreement import expect_same_weights
+from mixwell.distributed.consistency import check_weights_in_sync
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
@@ -26,10 +26,10 @@ def test_a_process_with_other_weights_is_named_in_all(tmp_path: Path) -> None:
 
 def test_the_one_that_differs_from_most_is_named() -> None:
     weights = np.full((5, 2), 0.5)
-    expect_same_weights(weights, ["web", "code"], round_index=3)
+    check_weights_in_sync(weights, ["web", "code"], round_index=3)
     weights[2] = np.nextafter(0.5, 1), 0.5  # the last bit
     with pytest.raises(RuntimeError, match=r"round 3 .* process 2 are not .*: web is 0\.5000000000000001 in"):
-        expect_same_weights(weights, ["web", "code"], round_index=3)
+        check_weights_in_sync(weights, ["web", "code"], round_index=3)
 
 
 def test_what_one_process_leaves_out_is_in_the_record_of_all(tmp_path: Path) -> None:

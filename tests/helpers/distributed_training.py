@@ -25,12 +25,13 @@ from mixwell import (
     ForwardModeTraces,
     Hypergradient,
     Mixer,
+    MixtureBatch,
     MixtureLoader,
     ProjectedTraces,
     SketchedTraces,
     distributed,
 )
-from mixwell.data.sharding import cut
+from mixwell.data.sharding import shard_batch
 from mixwell.hypergradient.traces import Traces
 from mixwell.training.models.gpt import Gpt
 
@@ -121,22 +122,21 @@ def new_mixer(case: Case, model: nn.Module) -> Mixer:
 def take_step(case: Case, model: nn.Module, mixer: Mixer, parts: dict[str, Tensor]) -> None:
     """A step on this process's rows of a batch."""
     places = {name: np.arange(len(part)) for name, part in parts.items()}
-    own = cut(places, rank=distributed.rank(), processes=distributed.world_size())
-    mixer.portions = own.portions
-    chosen = (
-        own.requires_equal_forward_passes
-        if mixer.requires_equal_forward_passes and not case.mixed
-        else own.rows
-    )
+    own = shard_batch(places, rank=distributed.rank(), world_size=distributed.world_size())
+    [chosen] = own.micro_batches
+    equal = mixer.requires_equal_forward_passes
+    if equal and not case.mixed:
+        chosen |= {name: one[:1] for name, one in places.items() if name not in chosen}
+    labels = [DOMAINS.index(name) for name in chosen if own.step.local[name] for _ in chosen[name]]
+    rows = {name: parts[name][one] for name, one in chosen.items()}
+    batch = MixtureBatch(tuple(DOMAINS), torch.tensor(labels), own.step, None, rows, equal)
     if case.mixed:
-        labels = [name for name, rows in chosen.items() for _ in rows]
-        rows = torch.cat([parts[name][one] for name, one in chosen.items()])
-        with mixer.batch(labels) as batch:
-            batch.weighted_loss(row_losses(model, rows)).backward()
+        with mixer.batch(batch) as scope:
+            scope.weighted_loss(row_losses(model, batch.rows)).backward()
     else:
-        for name, one in chosen.items():
-            with mixer.domain(name) as scope:
-                scope.scaled_loss(row_losses(model, parts[name][one]).mean()).backward()
+        for part in batch.by_domain():
+            with mixer.domain(part) as scope:
+                scope.scaled_loss(row_losses(model, part.rows).mean()).backward()
     mixer.step()
 
 
@@ -150,7 +150,7 @@ def train(case: Case, model: nn.Module, mixer: Mixer, *, until: int | None = Non
         if mixer.validation_due:
             rows = validation[mixer.steps_done - 1][distributed.rank() :: distributed.world_size()]
             for batch in (rows, rows.flip(1)):
-                with mixer.validation(share=0.5) as scope:
+                with mixer.validation(fraction=0.5) as scope:
                     loss = row_losses(model, batch).mean()
                     loss.backward()
                     scope.record_loss(loss)
@@ -323,15 +323,15 @@ def load_rows(workers: int, folder: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     domains = {"a": torch.arange(40), "b": torch.arange(100, 117), "c": torch.arange(200, 205)}
     mixer = Mixer(model, optimizer, list(domains), horizon=4, budget=18, update=0.5)
-    loader = MixtureLoader(domains, 9, least=1, seed=3, workers=workers)
+    loader = MixtureLoader(domains, 9, least=1, seed=3, num_workers=workers)
     seen: list[dict[str, list[int]]] = []
 
     def go_on(loader: MixtureLoader, until: int) -> None:
-        for batches in loader.follow(mixer):
-            seen.append({name: rows.tolist() for name, rows in batches.items()})
-            for name, rows in batches.items():
-                with mixer.domain(name) as scope:
-                    scope.scaled_loss(model(rows[:, None].float() / 100).mean()).backward()
+        for batch in loader.follow(mixer):
+            seen.append({part.domain: part.rows.tolist() for part in batch.by_domain()})
+            for part in batch.by_domain():
+                with mixer.domain(part) as scope:
+                    scope.scaled_loss(model(part.rows[:, None].float() / 100).mean()).backward()
             mixer.step()
             if mixer.validation_due:
                 with mixer.validation():
@@ -340,7 +340,7 @@ def load_rows(workers: int, folder: str) -> None:
                 break
 
     go_on(loader, 6)
-    second = MixtureLoader(domains, 9, least=1, seed=3, workers=workers)
+    second = MixtureLoader(domains, 9, least=1, seed=3, num_workers=workers)
     second.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     go_on(second, 18)
     weights = mixer.weights.values.tolist()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
@@ -174,14 +173,14 @@ def micro_batches(folder: Path) -> dict[str, Any]:
         for name, (x, y) in step.items():
             for part in (slice(0, 12), slice(12, 16)):
                 some = x[part], y[part]
-                with mixer.domain(name, share=len(some[0]) / len(x), rows=len(some[0])) as scope:
+                with mixer.domain(name, fraction=len(some[0]) / len(x), rows=len(some[0])) as scope:
                     loss = mse(model, some)
                     loss.backward()
                     scope.record_loss(loss)
         mixer.step()
         if mixer.validation_due:
             for part in (slice(0, 8), slice(8, 16)):
-                with mixer.validation(share=0.5) as scope:
+                with mixer.validation(fraction=0.5) as scope:
                     loss = mse(model, (validation[0][part], validation[1][part]))
                     loss.backward()
                     scope.record_loss(loss)
@@ -241,7 +240,6 @@ def follow(
     folder: Path,
     *,
     traces: Callable[[], mixwell.Traces] = mixwell.DenseTraces,
-    noise: Sequence[float] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Batches by domain that follow the weights."""
@@ -256,13 +254,11 @@ def follow(
         update=3.0,
     )
     loader = MixtureLoader(sources(), ROWS, **settings)
-    if noise is not None:
-        loader.sampler.noise = np.array(noise)
     losses: list[float] = []
-    for batches in loader.follow(mixer):
-        for name, batch in batches.items():
-            with mixer.domain(name):
-                loss = row_losses(model, batch).mean()
+    for batch in loader.follow(mixer):
+        for part in batch.by_domain():
+            with mixer.domain(part):
+                loss = row_losses(model, part.rows).mean()
                 loss.backward()
             losses.append(loss.item())
         mixer.step()
@@ -305,9 +301,9 @@ def _mixed(
 
 def _go_on(model: nn.Module, mixer: Mixer, loader: MixtureLoader, *, until: int) -> list[float]:
     losses: list[float] = []
-    for rows, labels in loader.follow_mixed(mixer):
-        with mixer.batch(labels) as batch:
-            loss = batch.weighted_loss(row_losses(model, rows))
+    for batch in loader.follow(mixer):
+        with mixer.batch(batch) as scope:
+            loss = scope.weighted_loss(row_losses(model, batch.rows))
             loss.backward()
         losses.append(loss.item())
         mixer.step()
@@ -379,9 +375,8 @@ CASES: dict[str, Case] = {
     "loader by domain: dense traces": follow,
     "loader by domain: projected traces": partial(follow, traces=PROJECTED),
     "loader by domain: equal counts": partial(follow, rule="equal"),
-    "loader by domain: counts by noise": partial(follow, rule="noise", noise=(1.0, 2.0, 3.0)),
     "loader by domain: least rows, another seed": partial(follow, least=2, seed=3),
-    "loader by domain: workers": partial(follow, workers=1),
+    "loader by domain: workers": partial(follow, num_workers=1),
     "loader mixed: dense traces": partial(follow_mixed, traces=mixwell.DenseTraces),
     "loader mixed: projected traces": partial(follow_mixed, traces=PROJECTED),
     "loader mixed: bfloat16 traces": partial(follow_mixed, traces=mixwell.BFloat16Traces),

@@ -75,7 +75,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "mixer": {"traces": "dense"},
     },
     "mixed batches, micro-batches": {"batch": {"rows": 12, "micro_rows": 4}},
-    "counts by noise": {"batch": {"rows": 12, "counts": "noise"}, "mixer": {"traces": "dense"}},
     "sgd, linear schedule, no clipping": {
         "optimizer": {
             "kind": "sgd",

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from helpers.regression_data import SOURCES, draw
 from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces, distributed
-from mixwell.integrations.datasets import Interleaved
+from mixwell.data.mixture_dataset import MixtureDataset
 
 HORIZON, STEPS, ROWS, WANTED = 4, 12, 8, 10
 POINTS = 2  # validation gradients of a round, after its third and its fourth step
@@ -103,8 +103,8 @@ def sharded(model: Any, mesh: Any = None) -> Any:
     return fully_shard(model, mesh=mesh)
 
 
-def own_rows() -> Interleaved:
-    return Interleaved(sources(), rank=distributed.rank(), processes=distributed.world_size())
+def own_rows() -> MixtureDataset:
+    return MixtureDataset(sources(), rank=distributed.rank(), world_size=distributed.world_size())
 
 
 def own_wanted() -> DataLoader[Any]:
@@ -113,8 +113,8 @@ def own_wanted() -> DataLoader[Any]:
     return DataLoader(rows, batch_size=WANTED)
 
 
-def mixed_batch(batch: Mapping[str, Any], rows: Interleaved) -> Ran:
-    return Ran(batch["x"], batch["y"], list(batch["domain"]), rows.expected(len(batch["x"])))
+def mixed_batch(batch: Mapping[str, Any], rows: MixtureDataset) -> Ran:
+    return Ran(batch["x"], batch["y"], list(batch["domain"]), rows.expected_counts(len(batch["x"])))
 
 
 Outcome = tuple[Mixer, nn.Module, list[Ran], list[Ran]]
@@ -301,15 +301,16 @@ def with_trainer(case: Case, folder: Path, *, resumed: bool = False) -> Outcome:
     from transformers import TrainingArguments
 
     from mixwell.integrations.transformers import MixerTrainer
-    from mixwell.integrations.transformers.feed import LABELS
+    from mixwell.integrations.transformers.feed import BATCH
 
     losses, trained = Watched(), list[Ran]()
     streams = case.integration == "streams"
 
     class Keeping(MixerTrainer):
         def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any) -> Tensor:
-            labels = [SOURCES[place] for place in inputs[LABELS].tolist()]
-            trained.append(Ran(inputs["x"], inputs["y"], labels, dict(self._feed.now.counts)))
+            batch = inputs[BATCH]
+            labels = [SOURCES[place] for place in batch.labels.tolist()]
+            trained.append(Ran(inputs["x"], inputs["y"], labels, batch.expected_counts))
             return super().training_step(model, inputs, *args)
 
     step_rows = PROCESSES * ROWS * case.accumulation
@@ -434,7 +435,7 @@ def alone(case: Case, ran: Sequence[Sequence[list[Ran]]]) -> dict[str, Any]:
     per_step = case.accumulation if case.mixed else len(SOURCES)
     for number, batch in enumerate(trained):
         if case.mixed:
-            with mixer.batch(batch.labels or [], counts=batch.counts) as mixed:
+            with mixer.batch(batch.labels or [], expected_counts=batch.counts) as mixed:
                 losses = row_losses(model, {"x": batch.x, "y": batch.y})
                 (mixed.weighted_loss(losses) / divisor).backward()
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from problems import labeled_batch
 from torch import Tensor, nn
 
 import mixwell
@@ -98,7 +99,7 @@ class Run:
     probe_rows: int = 3
     warmup: int = 0
     budget: int | None = None
-    inclusion: Mapping[str, float] | None = None
+    probabilities: Mapping[str, float] = field(default_factory=dict)
     on_nonfinite: Any = "raise"
 
     def __post_init__(self) -> None:
@@ -123,7 +124,6 @@ class Run:
             probes=self.probes,
             warmup=self.warmup,
             budget=self.budget,
-            inclusion=self.inclusion,
             on_nonfinite=self.on_nonfinite,
         )
         self.seen: list[float] = []
@@ -141,7 +141,7 @@ class Run:
         """One training step, on the batch of this step or on another one."""
         if batch is None or labels is None:
             batch, labels = self.batch(self.mixer.steps_done)
-        with self.mixer.batch(labels) as rows:
+        with self.mixer.batch(labeled_batch(labels, self.names, self.probabilities)) as rows:
             loss = rows.weighted_loss(row_losses(self.model, batch), data=batch)
             loss.backward()
         self.seen.append(float(loss.detach()))

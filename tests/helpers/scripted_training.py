@@ -85,7 +85,7 @@ def play(
     lr: float = 0.1,
     constraints: Sequence[Any] = (),
     probes: Callable[[Point], Probes] | None = None,
-    inclusion: Mapping[str, float] | None = None,
+    probabilities: Mapping[str, float] | None = None,
 ) -> Played:
     """Train a vector by SGD on the script: every loss is linear, with the scripted value and gradient."""
     steps, m = script.losses.shape
@@ -93,7 +93,7 @@ def play(
     size = gradients.shape[-1] if script.parts is None else script.parts.shape[-1]
     model = Point(size)
     absent = np.isnan(script.losses).any(axis=0)
-    often = dict(inclusion or {name: 0.5 for name, some in zip(names(m), absent, strict=True) if some})
+    often = dict(probabilities or {name: 0.5 for name, some in zip(names(m), absent, strict=True) if some})
     mixer = mixwell.Mixer(
         model,
         torch.optim.SGD(model.parameters(), lr=lr),
@@ -104,7 +104,6 @@ def play(
         update=update,
         weights=weights,
         constraints=constraints,
-        inclusion=often,
         probes=None if probes is None else probes(model),
     )
 
@@ -114,13 +113,21 @@ def play(
 
     path = [model.theta.detach().numpy().copy()]
     for t in range(steps):
-        for j, name in enumerate(names(m)):
-            if np.isnan(script.losses[t, j]):
-                continue
+        present = [j for j in range(m) if not np.isnan(script.losses[t, j])]
+        missing = frozenset(names(m)) - {names(m)[j] for j in present}
+        for j in present:
+            name = names(m)[j]
             parts = gradients[t, j][None] if script.parts is None else script.parts[t, j]
             rows = None if script.parts is None else script.part_rows
             for part in parts:
-                with mixer.domain(name, share=1 / len(parts), rows=rows) as scope:
+                batch = mixwell.DomainBatch(
+                    name,
+                    count=rows,
+                    fraction=1 / len(parts),
+                    probability=often.get(name, 1.0),
+                    absent=missing,
+                )
+                with mixer.domain(batch) as scope:
                     loss = value(script.losses[t, j], part)
                     loss.backward()
                     reference = None if script.reference is None else script.reference[t, j]

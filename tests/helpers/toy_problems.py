@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import mixwell
+from mixwell.mixer.batch import StepCounts
 from mixwell.reference.quadratics import Quadratic
 
 Batch = tuple[Tensor, Tensor]
@@ -128,3 +130,13 @@ def train_mixed(
         if mixer.validation_due:
             with mixer.validation():
                 mse(model, validation).backward()
+
+
+def labeled_batch(
+    labels: Sequence[str], names: Sequence[str], probabilities: Mapping[str, float] | None = None
+) -> mixwell.MixtureBatch:
+    """A whole step in one batch, of domains that are in a step with some probability."""
+    counts = dict(Counter(labels))
+    step = StepCounts(counts, counts, dict(probabilities or {}))
+    numbers = torch.tensor([list(names).index(label) for label in labels])
+    return mixwell.MixtureBatch(tuple(names), numbers, step)

@@ -85,7 +85,7 @@ def new_trainer(
 
 def outcome(trainer: Any) -> dict[str, Any]:
     parameters = {name: p.detach().double().sum().item() for name, p in trainer.model.named_parameters()}
-    return {"weights": trainer.mixer.weights.last, "parameters": parameters, "rows": trainer._feed.taken}
+    return {"weights": trainer.mixer.weights.last, "parameters": parameters, "rows": trainer._loader.taken}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from mixwell.data import readers
-from mixwell.integrations.datasets import Interleaved
+from mixwell.data.mixture_dataset import MixtureDataset
 
 WEB = datasets.Dataset.from_dict({"x": list(range(100))})
 CODE = datasets.Dataset.from_dict({"x": list(range(1000, 1040))}).to_iterable_dataset(num_shards=4)
@@ -24,7 +24,7 @@ BOTH = {"web": WEB, "code": CODE}
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 
-def read(rows: Interleaved, count: int) -> list[dict[str, Any]]:
+def read(rows: MixtureDataset, count: int) -> list[dict[str, Any]]:
     reading = iter(rows)
     return [next(reading) for _ in range(count)]
 
@@ -38,7 +38,7 @@ def read(rows: Interleaved, count: int) -> list[dict[str, Any]]:
     )
 )
 def test_shares_are_exact_while_weights_change(rounds: list[tuple[list[int], int]]) -> None:
-    rows = Interleaved({"a": [1], "b": [2], "c": [3]})
+    rows = MixtureDataset({"a": [1], "b": [2], "c": [3]})
     reading = iter(rows)
     for weights, count in rounds:
         rows.weights = weights
@@ -57,14 +57,14 @@ def test_as_often_as_interleave_datasets_on_average() -> None:
         stopping_strategy="all_exhausted",
     )
     share = sum(row["x"] < 1000 for row in theirs.take(120)) / 120
-    ours = Counter(row["domain"] for row in read(Interleaved(BOTH, weights), 120))
+    ours = Counter(row["domain"] for row in read(MixtureDataset(BOTH, weights), 120))
     assert ours == {"web": 84, "code": 36}
     assert abs(share - 0.7) < 0.15
 
 
 @pytest.mark.parametrize("taken", [0, 1, 17, 250])
 def test_goes_on_where_it_was_saved_after_weights_changed(taken: int) -> None:
-    rows = Interleaved(BOTH, block=8)
+    rows = MixtureDataset(BOTH, block=8)
     reading = iter(rows)
     for _ in range(taken):
         next(reading)
@@ -73,7 +73,7 @@ def test_goes_on_where_it_was_saved_after_weights_changed(taken: int) -> None:
         next(reading)
     state = json.loads(json.dumps(rows.state_dict()))
     rest = [next(reading) for _ in range(100)]
-    again = Interleaved(BOTH, block=8)
+    again = MixtureDataset(BOTH, block=8)
     again.load_state_dict(state)
     assert again.weights == rows.weights
     assert read(again, 100) == rest
@@ -81,7 +81,7 @@ def test_goes_on_where_it_was_saved_after_weights_changed(taken: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_row_is_lost_or_repeated(workers: int) -> None:
-    rows = Interleaved(BOTH, {"web": 5, "code": 2}, stop="first")
+    rows = MixtureDataset(BOTH, {"web": 5, "code": 2}, stop="first")
     loader = DataLoader(rows, batch_size=4, num_workers=workers)
     seen = Counter(x for batch in loader for x in batch["x"].tolist())
     assert max(seen.values()) == 1
@@ -90,7 +90,7 @@ def test_no_row_is_lost_or_repeated(workers: int) -> None:
 
 
 def test_workers_see_new_weights() -> None:
-    rows = Interleaved(BOTH, {"web": 1, "code": 0})
+    rows = MixtureDataset(BOTH, {"web": 1, "code": 0})
     batches = iter(DataLoader(rows, batch_size=10, num_workers=2, prefetch_factor=1))
     assert set(next(batches)["domain"]) == {"web"}
     rows.weights = {"web": 0, "code": 1}
@@ -98,9 +98,9 @@ def test_workers_see_new_weights() -> None:
 
 
 def test_a_second_iteration_goes_on() -> None:
-    rows = Interleaved({"web": WEB})
+    rows = MixtureDataset({"web": WEB})
     assert sorted(row["x"] for row in read(rows, 50) + read(rows, 50)) == list(range(100))
-    loader = DataLoader(Interleaved({"web": WEB}), batch_size=10, num_workers=2)
+    loader = DataLoader(MixtureDataset({"web": WEB}), batch_size=10, num_workers=2)
     times = [
         [x for _, batch in zip(range(4), loader, strict=False) for x in batch["x"].tolist()] for _ in range(2)
     ]
@@ -108,7 +108,7 @@ def test_a_second_iteration_goes_on() -> None:
 
 
 def test_workers_do_not_read_what_the_main_process_has_begun() -> None:
-    rows = Interleaved({"web": WEB}, stop="all")
+    rows = MixtureDataset({"web": WEB}, stop="all")
     rows.state_dict()
     seen = Counter(x for batch in DataLoader(rows, num_workers=2) for x in batch["x"].tolist())
     assert seen == Counter(range(100))
@@ -116,7 +116,7 @@ def test_workers_do_not_read_what_the_main_process_has_begun() -> None:
 
 def test_workers_go_on_where_they_were_saved() -> None:
     def loader() -> Any:
-        return StatefulDataLoader(Interleaved(BOTH, {"web": 3, "code": 1}), batch_size=8, num_workers=2)
+        return StatefulDataLoader(MixtureDataset(BOTH, {"web": 3, "code": 1}), batch_size=8, num_workers=2)
 
     first = loader()
     next(iter(first))  # an epoch that is left
@@ -132,13 +132,13 @@ def test_workers_go_on_where_they_were_saved() -> None:
 
 
 def test_processes_read_rows_of_their_own() -> None:
-    parts = [Interleaved({"web": WEB}, stop="all", rank=rank, processes=3) for rank in range(3)]
+    parts = [MixtureDataset({"web": WEB}, stop="all", rank=rank, world_size=3) for rank in range(3)]
     seen = Counter(row["x"] for part in parts for row in part)
     assert seen == Counter(range(100))
 
 
 def test_epochs_have_orders_of_their_own() -> None:
-    rows = Interleaved({"web": WEB}, stop="all")
+    rows = MixtureDataset({"web": WEB}, stop="all")
     first, again = list(rows), list(rows)
     rows.set_epoch(1)
     second = list(rows)
@@ -148,41 +148,41 @@ def test_epochs_have_orders_of_their_own() -> None:
 
 @pytest.mark.parametrize(("stop", "web", "code"), [("first", 40, 40), ("all", 100, 100)])
 def test_ends_with_the_last_row(stop: Any, web: int, code: int) -> None:
-    seen = Counter(row["domain"] for row in Interleaved(BOTH, stop=stop))
+    seen = Counter(row["domain"] for row in MixtureDataset(BOTH, stop=stop))
     assert abs(seen["web"] - web) <= 1
     assert abs(seen["code"] - code) <= 1
-    first = Counter(row["x"] for row in Interleaved(BOTH, stop="first") if row["domain"] == "code")
+    first = Counter(row["x"] for row in MixtureDataset(BOTH, stop="first") if row["domain"] == "code")
     assert first == Counter(range(1000, 1040))
 
 
 def test_rows_of_all_kinds() -> None:
-    assert read(Interleaved({"a": [(1, 2)]}), 1) == [((1, 2), "a")]
-    assert read(Interleaved({"a": [{"x": 1}]}, column="source"), 1) == [{"x": 1, "source": "a"}]
-    assert Interleaved(BOTH, [3, 1]).expected(8) == {"web": 6.0, "code": 2.0}
+    assert read(MixtureDataset({"a": [(1, 2)]}), 1) == [((1, 2), "a")]
+    assert read(MixtureDataset({"a": [{"x": 1}]}, column="source"), 1) == [{"x": 1, "source": "a"}]
+    assert MixtureDataset(BOTH, [3, 1]).expected(8) == {"web": 6.0, "code": 2.0}
 
 
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="code: the dataset is empty; leave it out, or give it rows"):
-        Interleaved({"web": WEB, "code": []})
+        MixtureDataset({"web": WEB, "code": []})
     with pytest.raises(ValueError, match="there are no datasets"):
-        Interleaved({})
+        MixtureDataset({})
     with pytest.raises(ValueError, match="web: expected a dataset, got int"):
-        Interleaved({"web": 3})
+        MixtureDataset({"web": 3})
     with pytest.raises(ValueError, match="'book' is unknown"):
-        Interleaved(BOTH, {"web": 1, "code": 1, "book": 1})
+        MixtureDataset(BOTH, {"web": 1, "code": 1, "book": 1})
     with pytest.raises(ValueError, match="'code' is missing"):
-        Interleaved(BOTH, {"web": 1})
+        MixtureDataset(BOTH, {"web": 1})
     with pytest.raises(ValueError, match="none negative"):
-        Interleaved(BOTH, [1, -1])
+        MixtureDataset(BOTH, [1, -1])
     with pytest.raises(ValueError, match="at least one dataset must have weight"):
-        Interleaved(BOTH, [0, 0])
+        MixtureDataset(BOTH, [0, 0])
     with pytest.raises(ValueError, match="stop must be one of never, first, all, got 'last'"):
-        Interleaved(BOTH, stop="last")
+        MixtureDataset(BOTH, stop="last")
     with pytest.raises(ValueError, match="the state is of web; the datasets here are web, code"):
-        Interleaved(BOTH).load_state_dict(Interleaved({"web": WEB}).state_dict())
+        MixtureDataset(BOTH).load_state_dict(MixtureDataset({"web": WEB}).state_dict())
     empty = CODE.filter(lambda row: row["x"] < 0)
     with pytest.raises(ValueError, match="code: there are no rows to take"):
-        read(Interleaved({"code": empty}), 1)
+        read(MixtureDataset({"code": empty}), 1)
     with pytest.raises(
         ValueError, match=r"code is a stream of 4 file\(s\), which cannot be read by 5 workers"
     ):

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 import mixwell
 from helpers.regression_data import SOURCES, draw
-from mixwell.integrations.lightning import Interleaved, MixerCallback
+from mixwell.data.mixture_dataset import MixtureDataset
+from mixwell.integrations.lightning import MixerCallback
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*isinstance\\(treespec, LeafSpec\\).*",
@@ -42,7 +43,7 @@ class Regression(lightning.LightningModule):
 
 
 def new_callback(**settings: Any) -> MixerCallback:
-    rows = Interleaved({name: draw(name, 90) for name in SOURCES})
+    rows = MixtureDataset({name: draw(name, 90) for name in SOURCES})
     validation = DataLoader(draw("shifted", 60), batch_size=20)
     return MixerCallback(rows, validation, **{"mixer": {"horizon": 10}, **settings})
 
@@ -97,14 +98,14 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
     signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
     mixer = mixwell.Mixer(model, optimizer, SOURCES, budget=20, horizon=10, signal=signal, clip_norm=clip)
     # Lightning has one batch in hand when the weights change.
-    rows = Interleaved({name: draw(name, 90) for name in SOURCES})
+    rows = MixtureDataset({name: draw(name, 90) for name in SOURCES})
     batches = iter(DataLoader(rows, batch_size=12))
     validation = itertools.cycle(new_callback()._validation._source)
     ahead = next(batches)
     while mixer.steps_done < 20:
         for _ in range(accumulation):
             batch, ahead = ahead, next(batches)
-            with mixer.batch(batch["domain"], counts=rows.expected(12)) as mixed:
+            with mixer.batch(batch["domain"], expected_counts=rows.expected_counts(12)) as mixed:
                 losses = (model.net(batch["x"]) - batch["y"]).square().mean(dim=1)
                 (mixed.weighted_loss(losses) / accumulation).backward()
         mixer.step()

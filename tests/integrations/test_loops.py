@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 import mixwell
 from helpers.regression_data import SOURCES, draw
-from mixwell.integrations.loops import Interleaved, MixerLoop
+from mixwell.data.mixture_dataset import MixtureDataset
+from mixwell.integrations.loops import MixerLoop
 
 
 def row_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -30,7 +31,7 @@ def new_model() -> nn.Module:
 def new_loop(accelerator: Accelerator | None = None, **settings: Any) -> tuple[MixerLoop, nn.Module, Any]:
     model: Any = new_model()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
-    loader: Any = DataLoader(Interleaved({name: draw(name, 90) for name in SOURCES}), batch_size=12)
+    loader: Any = DataLoader(MixtureDataset({name: draw(name, 90) for name in SOURCES}), batch_size=12)
     if accelerator is not None:
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     validation = DataLoader(draw("shifted", 60), batch_size=20)
@@ -75,7 +76,7 @@ def test_accelerate_accumulates_as_a_mixer_does() -> None:
     validation = itertools.cycle(DataLoader(draw("shifted", 60), batch_size=20))
     for number, batch in enumerate(kept):
         counts = {name: weight * 12 for name, weight in mixer.weights.last.items()}
-        with mixer.batch(batch["domain"], counts=counts) as mixed:
+        with mixer.batch(batch["domain"], expected_counts=counts) as mixed:
             (mixed.weighted_loss(row_losses(own, batch)) / 3).backward()
         if number % 3 < 2:
             continue
@@ -117,10 +118,10 @@ def test_bad_input() -> None:
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(
-        ValueError, match=r"the loader does not read from mixwell.integrations.datasets.Interleaved"
+        ValueError, match=r"the loader does not read from mixwell.integrations.datasets.MixtureDataset"
     ):
         MixerLoop(DataLoader([1]), model, optimizer, [], row_losses, mixer={"budget": 3})
-    rows = Interleaved({name: draw(name, 9) for name in SOURCES})
+    rows = MixtureDataset({name: draw(name, 9) for name in SOURCES})
     empty = MixerLoop(DataLoader(rows, batch_size=4), model, optimizer, [], row_losses, mixer={"horizon": 1})
     with pytest.raises(ValueError, match="the validation set is empty"):
         run(empty, model, optimizer)

@@ -22,11 +22,11 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 import mixwell
 from helpers import transformers_training
 from helpers.transformers_training import LENGTH, labeled, new_model, new_trainer, outcome, rows, validation
+from mixwell.data.mixture_dataset import MixtureDataset
 from mixwell.hypergradient.capture.layer_rules import NormLayer, rule_for
-from mixwell.integrations.datasets import Interleaved
 from mixwell.integrations.transformers import DomainLossCallback, MixerTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
-from mixwell.integrations.transformers.feed import LABELS
+from mixwell.integrations.transformers.feed import BATCH
 from mixwell.training import mixture
 
 WORK = Path(transformers_training.__file__)
@@ -83,13 +83,12 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
     }
     chosen = {**settings, "weight_decay": 0.0}
     trainer = new_trainer(tmp_path, args=chosen, callbacks=[seen], validation_rows=40)
-    batches: list[tuple[dict[str, Any], dict[str, float]]] = []
+    batches: list[tuple[dict[str, Any], mixwell.MixtureBatch]] = []
     step = trainer.training_step
 
     def watched(model: nn.Module, inputs: dict[str, Any], items: Any = None) -> Tensor:
-        batches.append(
-            ({key: value.clone() for key, value in inputs.items()}, dict(trainer._feed.now.counts))
-        )
+        tensors = {key: value.clone() for key, value in inputs.items() if key != BATCH}
+        batches.append((tensors, inputs[BATCH]))
         return step(model, inputs, items)
 
     monkeypatch.setattr(trainer, "training_step", watched)
@@ -103,9 +102,9 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
     )
     wanted = trainer._collator("evaluation")(list(validation()))
     assert len(wanted["labels"]) == 40  # all of them, so that their order does not matter
-    for number, (inputs, counts) in enumerate(batches):
+    for number, (inputs, mixture_batch) in enumerate(batches):
         optimizer.param_groups[0]["lr"] = seen.rates[mixer.steps_done]
-        with mixer.batch(inputs.pop(LABELS), counts=counts) as batch:
+        with mixer.batch(mixture_batch) as batch:
             logits = model(input_ids=inputs["input_ids"]).logits[:, :-1]
             losses = nn.functional.cross_entropy(
                 logits.flatten(0, 1), inputs["labels"][:, 1:].flatten(), reduction="none"
@@ -378,7 +377,7 @@ def test_evaluation_and_checkpointing(tmp_path: Path) -> None:
 def test_unknown_domains(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'books'"):
         new_trainer(tmp_path, mixer={"weights": {"up": 1, "down": 1, "noise": 1, "books": 1}}).train()
-    held = Interleaved({"up": rows("up", 9), "down": rows("down", 9)})
+    held = MixtureDataset({"up": rows("up", 9), "down": rows("down", 9)})
     with pytest.raises(ValueError, match="targets name unknown domain 'books'; the domains are up, down"):
         DomainLossCallback(held, targets={"books": 1.0})
 
@@ -429,7 +428,7 @@ def test_another_batch_size_is_noticed(tmp_path: Path) -> None:
 
 def test_weights_from_losses_alone(tmp_path: Path) -> None:
     def trainer(steps: int) -> tuple[Trainer, DomainLossCallback]:
-        held = Interleaved({kind: rows(kind, 60) for kind in ("up", "down", "noise")})
+        held = MixtureDataset({kind: rows(kind, 60) for kind in ("up", "down", "noise")})
         callback = DomainLossCallback(held, targets={"noise": 3.4}, constraints=[mixwell.Floor(0.05)])
         evaluating = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 8}
         made = Trainer(
@@ -469,7 +468,7 @@ def test_weights_from_losses_alone(tmp_path: Path) -> None:
 
 
 def test_losses_alone_need_a_set_for_each_domain(tmp_path: Path) -> None:
-    held = Interleaved({"up": rows("up", 9), "down": rows("down", 9)})
+    held = MixtureDataset({"up": rows("up", 9), "down": rows("down", 9)})
     made = Trainer(
         model=new_model(),
         args=transformers_training.arguments(tmp_path, eval_strategy="steps", eval_steps=4),

@@ -9,12 +9,13 @@ import mixwell
 
 PUBLIC = {
     "AuditedTraces", "BFloat16Traces", "Cap", "ConstantWeights", "Constraint", "Curvature", "DenseTraces",
-    "DeterministicHorizon", "DiagonalCurvature", "EpochCap", "EpochPace", "ExactCurvature", "Fidelity",
-    "FixedHorizon", "Floor", "ForwardModeTraces", "Horizon", "Hypergradient", "IsotropicCurvature",
-    "MeasuredCurvature", "MirrorDescent", "Mixer", "MixtureLoader", "PerTensorCurvature", "PriorPull",
-    "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord", "Signal",
-    "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "SubsetTraces", "TraceError", "Traces",
-    "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity", "recipe", "train",
+    "DeterministicHorizon", "DiagonalCurvature", "DomainBatch", "EpochCap", "EpochPace", "ExactCurvature",
+    "Fidelity", "FixedHorizon", "Floor", "ForwardModeTraces", "Horizon", "Hypergradient",
+    "IsotropicCurvature", "MeasuredCurvature", "MirrorDescent", "Mixer", "MixtureBatch", "MixtureDataset",
+    "MixtureLoader", "PerTensorCurvature", "PriorPull", "Probes", "ProjectedDescent", "ProjectedTraces",
+    "RoundRecord", "Signal", "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "SubsetTraces",
+    "TraceError", "Traces", "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity",
+    "recipe", "train",
 }  # fmt: skip
 
 

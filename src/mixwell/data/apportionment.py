@@ -138,29 +138,6 @@ class Apportionment:
             counts[max(able, key=lambda j: due[j] - counts[j])] += 1
 
 
-def by_weight_and_noise(weights: Vector, noise: Vector) -> Vector:
-    """Shares that give ``sum_j w_j g_j`` the least variance for a number of rows.
-
-    ``n_j ~ w_j s_j``, since the variance is ``sum_j w_j^2 s_j^2 / n_j`` (Neyman's allocation).
-
-    Args:
-        weights: of the domains, shape ``(m,)``.
-        noise: s_j, the standard deviation of the gradient of one row, shape ``(m,)``; 0 or NaN where it is not
-            known, for which the mean of the others is taken.
-
-    Returns:
-        Shares that sum to one, shape ``(m,)``.
-
-    Example:
-        >>> by_weight_and_noise(np.array([0.5, 0.5]), np.array([1.0, 3.0])).tolist()
-        [0.25, 0.75]
-    """
-    known = np.isfinite(noise) & (noise > 0)
-    scale = np.where(known, noise, noise[known].mean() if known.any() else 1.0)
-    shares = weights * scale
-    return shares / shares.sum()
-
-
 def within(shares: Vector, low: Vector, high: Vector) -> Vector:
     """Shares moved into bounds, those that are free keeping their proportions.
 

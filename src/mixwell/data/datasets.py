@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast, final
 
 import numpy as np
@@ -209,39 +209,6 @@ class DatasetRows(IndexedDataset):
     def digest(self) -> str:
         """Of the kind and the number of rows alone: rows may be changed at random each time they are read."""
         return digest_of("dataset", type(self.dataset).__qualname__, len(self))
-
-
-def like_container(batch: Any, values: Sequence[Any]) -> Any:
-    """A tuple or list of the same kind as another.
-
-    Args:
-        batch: a tuple, named tuple or list.
-        values: what the new one holds.
-
-    Returns:
-        It.
-    """
-    kind = type(batch)
-    return kind(*values) if hasattr(kind, "_fields") else kind(values)
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """A batch on a device.
-
-    Args:
-        batch: tensors, mappings, tuples or lists of them; other values are left as they are.
-        device: where to.
-
-    Returns:
-        The batch in the same form.
-    """
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in cast("Mapping[Any, Any]", batch).items()}
-    if isinstance(batch, tuple | list):
-        return like_container(batch, [moved(value, device) for value in cast("Sequence[Any]", batch)])
-    return batch
 
 
 def as_rows(made: Any) -> IndexedDataset:

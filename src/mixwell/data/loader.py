@@ -1,56 +1,81 @@
-"""Batches for a loop of one's own, which follow the mixer's weights."""
+"""The one way rows become batches: drawn by weights, dealt to ranks and micro-batches, read and collated."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from mixwell import distributed
-from mixwell.data.datasets import IndexedDataset, as_rows, like_container
+from mixwell.data import readers
+from mixwell.data.datasets import IndexedDataset, as_rows
+from mixwell.data.mixture_dataset import MixtureDataset
+from mixwell.data.readers import Reader
 from mixwell.data.sampler import Rule, Sampler
-from mixwell.data.sharding import Cut, cut
-from mixwell.signals.probes import rows_of
+from mixwell.data.sharding import RankBatch, shard_batch
+from mixwell.mixer.batch import MixtureBatch
 from mixwell.simplex.repetition import EpochCap
 from mixwell.typing import Indices, Vector
+from mixwell.utils.seeding import seeded
 
 if TYPE_CHECKING:
     from mixwell.mixer.mixer import Mixer
 
+Collate = Callable[[list[Any]], Any]
+_Keys = tuple[dict[str, Indices], int]
+"""The rows of a micro-batch by domain, and a seed for what is random in reading them."""
+
 
 @final
 class MixtureLoader:
-    """Draws rows of several domains; how many of each follows the weights.
+    """Makes batches of several domains; how many rows of each follows the weights.
 
-    See :class:`mixwell.data.sampler.Sampler` for how they are chosen. In several processes
-    (``torch.distributed``) all draw the same batch, and each has its own rows of it
-    (:func:`mixwell.data.sharding.cut`).
+    ::
+
+        loader = MixtureLoader({"web": web, "code": code}, batch_size=64)
+        for batch in loader.follow(mixer):
+            with mixer.batch(batch) as scope:
+                scope.weighted_loss(losses(model, batch.rows)).backward()
+            mixer.step()
+
+    See :class:`mixwell.data.sampler.Sampler` for how rows are chosen. With several ranks (``torch.distributed``)
+    all draw the same rows of a step, and each takes its own part of them. As soon as one dataset is a stream,
+    all are split among the ranks, and each rank draws from its own part.
 
     Args:
-        domains: by name a PyTorch dataset, a tensor, a tuple of tensors, or rows.
-        batch_size: rows of a step, all domains and all processes together.
-        rule: ``"weight"``, ``"equal"``, or ``"noise"`` with what the loop writes to ``loader.sampler.noise``.
-        least: rows that each domain has in every batch; ``None`` for a quarter of an equal share.
+        domains: by name a PyTorch or Hugging Face dataset, a tensor, a tuple of tensors, a list, or an iterable
+            dataset (a stream).
+        batch_size: the rows of a step, all domains, ranks and micro-batches together.
+        micro_batches: the number of micro-batches of a step on each rank (gradient accumulation).
+        collate: makes a batch of a list of rows of all domains. By default rows are collated by PyTorch's
+            ``default_collate``, those of each domain apart.
+        rule: ``"weight"`` or ``"equal"``.
+        least: rows that each domain has in every step; ``None`` for a quarter of an equal share.
         cap: how often rows may be seen; give the same object to the mixer's constraints.
-        seed: of the orders.
-        workers: processes that read rows ahead for :meth:`follow` and :meth:`follow_mixed`, as those of PyTorch's
-            ``DataLoader``. They read to the end of the round, within which the weights stay as they are.
+        block: rows of a stream that are shuffled together; 1 leaves a stream in order.
+        seed: chooses the orders.
+        num_workers: processes that read rows ahead for :meth:`follow`, as those of PyTorch's ``DataLoader``, to
+            the end of the round, within which the weights do not change. Streams are read in the process itself.
+        prefetch_factor: as for ``DataLoader``.
+        multiprocessing_context: as for ``DataLoader``.
+        rank: the rank of this process; by default that of ``torch.distributed``.
+        world_size: the number of ranks; by default that of ``torch.distributed``.
 
     Raises:
-        ValueError: a setting does not fit.
+        ValueError: a dataset or a setting is wrong.
 
     Example:
         >>> loader = MixtureLoader({"web": torch.arange(100), "code": torch.arange(50)}, 8, least=1)
-        >>> {name: len(batch) for name, batch in loader.by_domain(np.array([0.75, 0.25])).items()}
-        {'web': 6, 'code': 2}
-        >>> batch, labels = loader.mixed(np.array([0.75, 0.25]))
-        >>> batch.shape, sorted(labels.tolist())
-        (torch.Size([8]), [0, 0, 0, 0, 0, 0, 1, 1])
+        >>> [batch] = loader.next_step(np.array([0.75, 0.25]))
+        >>> batch.rows.shape, batch.labels.tolist(), batch.expected_counts
+        (torch.Size([8]), [0, 0, 0, 0, 0, 0, 1, 1], {'web': 6.0, 'code': 2.0})
+        >>> [(part.domain, len(part.rows)) for part in batch.by_domain()]
+        [('web', 6), ('code', 2)]
     """
 
     def __init__(
@@ -58,208 +83,292 @@ class MixtureLoader:
         domains: Mapping[str, Any],
         batch_size: int,
         *,
+        micro_batches: int = 1,
+        collate: Collate | None = None,
         rule: Rule = "weight",
         least: int | None = None,
         cap: EpochCap | None = None,
+        block: int = 1024,
         seed: int = 0,
-        workers: int = 0,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        multiprocessing_context: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
-        if workers < 0:
-            raise ValueError(f"the number of workers must not be negative, got {workers}")
-        self._workers = workers
-        self.rows = {name: as_rows(one) for name, one in domains.items()}
-        """The rows of each domain."""
-        sizes = {name: len(one) for name, one in self.rows.items()}
-        self.sampler = Sampler(sizes, batch_size, rule=rule, least=least, cap=cap, seed=seed)
+        if num_workers < 0:
+            raise ValueError(f"the number of workers must not be negative, got {num_workers}")
+        if micro_batches < 1:
+            raise ValueError(f"a step must have at least 1 micro-batch, got {micro_batches}")
+        self._settings: dict[str, Any] = {
+            "rule": rule,
+            "least": least,
+            "cap": cap,
+            "block": block,
+            "seed": seed,
+            "num_workers": num_workers,
+            "prefetch_factor": prefetch_factor,
+            "multiprocessing_context": multiprocessing_context,
+        }
+        self.datasets = dict(domains)
+        """The datasets by domain, as they were given."""
+        self.batch_size, self.micro_batches = batch_size, micro_batches
+        self.rank = distributed.rank() if rank is None else rank
+        self.world_size = distributed.world_size() if world_size is None else world_size
+        self._seed = seed
+        self.streams = any(
+            not isinstance(one, IndexedDataset) and readers.is_stream(one) for one in domains.values()
+        )
+        """Whether there are streams, so that each rank draws from its own part of the data."""
+        if self.streams and cap is not None:
+            raise ValueError("EpochCap needs to know how many rows there are, which a stream does not tell")
+        if self.streams and batch_size % self.world_size:
+            raise ValueError(
+                f"a batch of {batch_size} rows of streams cannot be divided among {self.world_size} ranks"
+            )
+        self._read = _reading(domains, collate, streams=self.streams)
+        sizes = {name: None if self.streams else len(one) for name, one in self._read.datasets.items()}
+        own_size = batch_size // self.world_size if self.streams else batch_size
+        self.sampler = Sampler(sizes, own_size, rule=rule, least=least, cap=cap, seed=seed)
         """Chooses the rows."""
-        self.portions: dict[str, float] = {}
-        """Of the batch that was drawn last, in several processes: give it to ``mixer.portions`` where you call
-        :meth:`by_domain` or :meth:`mixed` yourself."""
-        self._given: dict[str, Any] | None = None
+        if self.streams:
+            place = self.rank, self.world_size
+            self._read.readers = {
+                name: readers.reader(one, name, key=f"seed {seed}", block=block, process=place)
+                for name, one in domains.items()
+            }
+        self._workers: dict[str, Any] = {"num_workers": 0 if self.streams else num_workers}
+        if self._workers["num_workers"]:
+            self._workers["prefetch_factor"] = prefetch_factor
+            self._workers["multiprocessing_context"] = multiprocessing_context
+        self._loader: DataLoader[Any] | None = None
+        self._round = _Round(self._draw)
+        self._steps = 0
+        self._ahead: deque[tuple[RankBatch, dict[str, Any] | None]] = deque()
+        # With workers the place after the step that was given last; else that is where the sampler is.
+        self._given = self._place() if self._workers["num_workers"] else None
 
-    def follow(self, mixer: Mixer) -> Iterator[dict[str, Any]]:
-        """Batches by domain for every step of a mixer, until its budget is spent.
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The domains."""
+        return self.sampler.names
 
-        Args:
-            mixer: whose weights to follow. It is told how often each domain is there, and in several processes
-                how many of its rows are here: call ``scope.scaled_loss(loss).backward()`` then.
+    @property
+    def total_rows(self) -> int | None:
+        """The number of rows of all domains, ``None`` where there are streams."""
+        return None if self.streams else sum(len(one) for one in self._read.datasets.values())
 
-        Yields:
-            By domain what its rows give. Of a domain whose rows are all in other processes there is none, or one
-            that counts nothing where all processes must run the model as often (``fully_shard``).
+    @property
+    def batches_per_epoch(self) -> int:
+        """The number of micro-batches with as many rows as all domains have; a TypeError with streams."""
+        if self.total_rows is None:
+            raise TypeError("streams have no length")
+        return max(self.total_rows // self.batch_size, 1) * self.micro_batches
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """The rows of all ranks in the steps that were given so far, by domain."""
+        taken: dict[str, int] = (self._given or self._place())["sampler"]["taken"]
+        return {name: n * self.world_size if self.streams else n for name, n in taken.items()}
+
+    def follow(self, mixer: Mixer) -> Iterator[MixtureBatch]:
+        """Yield the micro-batches of every step of a mixer, until its budget is spent.
 
         Raises:
             ValueError: the mixer has other domains.
         """
-        yield from self._follow(mixer, requires_equal_forward_passes=mixer.requires_equal_forward_passes)
-
-    def follow_mixed(self, mixer: Mixer) -> Iterator[tuple[Any, Tensor]]:
-        """Mixed batches for every step of a mixer, until its budget is spent.
-
-        Args:
-            mixer: whose weights to follow. It is told how often each domain is there.
-
-        Yields:
-            The rows of all domains, and for each the number of its domain, for ``mixer.batch(labels)``.
-        """
-        places = torch.tensor([mixer.weights.index(name) for name in self.sampler.names])
-        for parts in self._follow(mixer, requires_equal_forward_passes=False):
-            rows, labels = self._labeled(parts)
-            yield rows, places[labels]
-
-    def _follow(self, mixer: Mixer, *, requires_equal_forward_passes: bool) -> Iterator[dict[str, Any]]:
-        names = self.sampler.names
-        if set(names) != set(mixer.weights.names):
+        if set(self.names) != set(mixer.weights.names):
             raise ValueError(
-                f"the loader has the domains {', '.join(names)}, the mixer {', '.join(mixer.weights.names)}"
+                f"the loader has the domains {', '.join(self.names)}, the mixer {', '.join(mixer.weights.names)}"
             )
-        if self._given is not None:  # what was read ahead and not given comes again
-            self.sampler.load_state(self._given)
-        places = [mixer.weights.index(name) for name in names]
-        steps = _Steps(
-            self,
-            mixer,
-            places,
-            requires_equal_forward_passes=requires_equal_forward_passes,
-            ahead=self._workers > 0,
-        )
-        read = _Read(self.rows)
-        reading: DataLoader[Any] | None = None
-        if self._workers:
-            reading = DataLoader(
-                read,
-                None,
-                sampler=steps,
-                num_workers=self._workers,
-                persistent_workers=True,
-                collate_fn=_as_it_is,
-            )
+        order = [mixer.weights.index(name) for name in self.names]
+        if self._ahead:  # rows that were read ahead and not given come again
+            self._ahead.clear()
+            assert self._given is not None
+            self._return_to(self._given)
         while mixer.budget is None or mixer.steps_done < mixer.budget:
-            for batch in map(read.__getitem__, steps) if reading is None else reading:  # to the round's end
-                self._given, often, self.portions = steps.told.popleft()
-                mixer.inclusion, mixer.portions = often, self.portions
-                yield batch
+            yield from self._batches(mixer, order)
 
-    def draw(self, weights: Vector) -> Cut:
-        """This process's rows of the next batch.
+    def next_step(self, weights: Vector, *, equal_forward_passes: bool = False) -> list[MixtureBatch]:
+        """Return this rank's micro-batches of the next step.
 
         Args:
-            weights: of the domains, shape ``(m,)``.
-
-        Returns:
-            Their indices.
+            weights: of the domains, shape ``(m,)``, in the order of :attr:`names`.
+            equal_forward_passes: whether all ranks must run the model equally often (``fully_shard``).
         """
-        drawn = self.sampler.draw(weights)
-        own = cut(drawn, rank=distributed.rank(), processes=distributed.world_size())
-        self.portions = own.portions
-        return own
+        keys = self._draw(weights, equal_forward_passes)
+        own, self._given = self._ahead.popleft()
+        return [
+            self._batch(self._read[one], own, number, equal_forward_passes) for number, one in enumerate(keys)
+        ]
 
-    def by_domain(self, weights: Vector) -> dict[str, Any]:
-        """The next batch, domain by domain.
+    def with_settings(self, batch_size: int, **settings: Any) -> MixtureLoader:
+        """Return a new loader of the same domains, with other settings where they are given."""
+        return MixtureLoader(self.datasets, batch_size, **{**self._settings, **settings})
 
-        Args:
-            weights: of the domains, shape ``(m,)``.
-
-        Returns:
-            By domain what its rows give; domains that are not in this batch are left out.
-        """
-        return {name: self.rows[name].batch(chosen) for name, chosen in self.draw(weights).rows.items()}
-
-    def mixed(self, weights: Vector) -> tuple[Any, Tensor]:
-        """The next batch as one, with a label for each row.
-
-        Args:
-            weights: of the domains, shape ``(m,)``.
-
-        Returns:
-            The rows of all domains one after the other, and the number of each row's domain, shape ``(rows,)``.
-        """
-        return self._labeled(self.by_domain(weights))
-
-    def _labeled(self, parts: Mapping[str, Any]) -> tuple[Any, Tensor]:
-        drawn = {name: self.sampler.names.index(name) for name in parts}
-        labels = [np.full(rows_of(part), drawn[name]) for name, part in parts.items()]
-        return joined(list(parts.values())), torch.from_numpy(np.concatenate(labels))
+    def row_stream(self, weights: Mapping[str, float] | Sequence[float] | None = None) -> MixtureDataset:
+        """Return the rows one by one as an iterable dataset, for PyTorch's ``DataLoader``."""
+        return MixtureDataset(
+            self.datasets,
+            weights,
+            block=self._settings["block"],
+            seed=self._seed,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as plain values: the place after the batch that was given last.
+        """Return what a resumed run needs, as plain values: the place after the step that was given last.
 
-        It is the same in all processes, and for any number of them.
+        Without streams it is the same on all ranks, and for any number of them.
         """
-        return self.sampler.state() if self._given is None else self._given
+        own = {name: one.state() for name, one in self._read.readers.items()}
+        return {"batch_size": self.batch_size, **(self._given or self._place()), "readers": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another loader stopped.
 
-        Args:
-            state: what :meth:`state_dict` gave.
+        Raises:
+            ValueError: the data or the size of a step differ.
         """
-        self.sampler.load_state(state)
-        self._given = None
+        if state["batch_size"] != self.batch_size:
+            raise ValueError(
+                f"a step had {state['batch_size']} rows when the run was saved, and has {self.batch_size}; keep "
+                "batch size x accumulation x processes as it was"
+            )
+        self._return_to(state)
+        for name, one in self._read.readers.items():
+            one.load_state(state["readers"][name])
+        self._ahead.clear()
+        self._given = self._place() if self._workers["num_workers"] else None
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _batches(self, mixer: Mixer, order: list[int]) -> Iterator[MixtureBatch]:
+        """Yield the batches of the next step, or with workers those until the weights may change."""
+        equal = mixer.requires_equal_forward_passes
+        if not self._workers["num_workers"]:
+            weights = mixer.weights.values[order]
+            read: Iterator[Any] = map(self._read.__getitem__, self._draw(weights, equal))
+        else:
+            self._round.follow(mixer, order)
+            read = iter(self._worker_loader())
+        for number, rows in enumerate(read):
+            micro_batch = number % self.micro_batches
+            if not micro_batch:
+                own, self._given = self._ahead.popleft()
+            yield self._batch(rows, own, micro_batch, equal)  # pyright: ignore[reportPossiblyUnboundVariable]
+
+    def _worker_loader(self) -> DataLoader[Any]:
+        if self._loader is None:
+            self._loader = DataLoader(
+                self._read,
+                None,
+                sampler=self._round,
+                persistent_workers=True,
+                collate_fn=_identity,
+                **self._workers,
+            )
+        return self._loader
+
+    def _draw(self, weights: Vector, equal: bool) -> list[_Keys]:
+        """Draw the rows of the next step, and return those of this rank's micro-batches."""
+        probabilities = self.sampler.inclusion(weights)
+        drawn = self.sampler.draw(weights)
+        own = shard_batch(
+            drawn,
+            rank=0 if self.streams else self.rank,
+            world_size=1 if self.streams else self.world_size,
+            micro_batches=self.micro_batches,
+            probabilities=probabilities,
+        )
+        self._steps += 1
+        self._ahead.append((own, self._place() if self._workers["num_workers"] else None))
+        seeds = np.random.SeedSequence([self._seed, self._steps, self.rank])
+        keys = own.micro_batches
+        if equal and self._read.apart:  # where this rank has no rows of a domain, one that does not count
+            keys = [{name: one.get(name, rows[:1]) for name, rows in drawn.items()} for one in keys]
+        return list(zip(keys, seeds.generate_state(self.micro_batches).tolist(), strict=True))
+
+    def _batch(self, rows: Any, own: RankBatch, micro_batch: int, equal: bool) -> MixtureBatch:
+        counts = {name: len(indices) for name, indices in own.micro_batches[micro_batch].items()}
+        numbers = [self.names.index(name) for name in counts]
+        labels = torch.from_numpy(np.repeat(np.array(numbers, dtype=np.int64), list(counts.values())))
+        if not self._read.apart:
+            return MixtureBatch(self.names, labels, own.step, rows, equal_forward_passes=equal)
+        return MixtureBatch(self.names, labels, own.step, None, rows, equal)
+
+    def _place(self) -> dict[str, Any]:
+        return {"sampler": self.sampler.state(), "steps": self._steps}
+
+    def _return_to(self, place: Mapping[str, Any]) -> None:
+        self.sampler.load_state(place["sampler"])
+        self._steps = int(place["steps"])
 
 
 @final
-class _Steps:
-    """The rows of the steps until the weights may change, drawn as they are asked for."""
+class _Round:
+    """Draws the steps until the weights may change, as the workers ask for them."""
 
-    def __init__(
-        self,
-        loader: MixtureLoader,
-        mixer: Mixer,
-        places: list[int],
-        *,
-        requires_equal_forward_passes: bool,
-        ahead: bool,
-    ) -> None:
-        self._loader, self._mixer, self._places = loader, mixer, places
-        self._lockstep, self._ahead = requires_equal_forward_passes, ahead
-        self.told: deque[tuple[dict[str, Any] | None, dict[str, float], dict[str, float]]] = deque()
-        """Of each step that was drawn the state after it where more is drawn ahead, how often domains are there,
-        and portions."""
+    def __init__(self, draw: Callable[[Vector, bool], list[_Keys]]) -> None:
+        self._draw = draw
 
-    def __iter__(self) -> Iterator[dict[str, Indices]]:
-        weights = self._mixer.weights.values[self._places]
-        for _ in range(max(self._mixer.round_left, 1)):
-            often = self._loader.sampler.inclusion(weights)
-            own = self._loader.draw(weights)
-            self.told.append((self._loader.sampler.state() if self._ahead else None, often, own.portions))
-            yield own.requires_equal_forward_passes if self._lockstep else own.rows
+    def follow(self, mixer: Mixer, order: list[int]) -> None:
+        self._weights = mixer.weights.values[order]
+        self._equal = mixer.requires_equal_forward_passes
+        self._length = max(mixer.round_left, 1)
+
+    def __iter__(self) -> Iterator[_Keys]:
+        for _ in range(self._length):
+            yield from self._draw(self._weights, self._equal)
 
 
 @final
 class _Read(Dataset[Any]):
-    """Makes batches of indices, also in workers."""
-
-    def __init__(self, rows: Mapping[str, IndexedDataset]) -> None:
-        self._rows = rows
-
-    def __getitem__(self, chosen: dict[str, Indices]) -> dict[str, Any]:
-        return {name: self._rows[name].batch(indices) for name, indices in chosen.items()}
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def _has_columns(batch: Any) -> bool:
-    """Whether it is several columns, and not one of plain values such as strings."""
-    return isinstance(batch, tuple | list) and isinstance(batch[0], Tensor | Mapping | tuple | list)
-
-
-def joined(batches: list[Any]) -> Any:
-    """Several batches as one.
+    """Reads the rows of a micro-batch, also in workers.
 
     Args:
-        batches: tensors, mappings, tuples or lists, all of the same form.
-
-    Returns:
-        Their rows one after the other, in the same form.
+        datasets: by domain; :class:`IndexedDataset` where rows are collated apart.
+        collate: makes a batch of rows of all domains; ``None`` to collate those of each domain apart.
     """
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return torch.cat(batches)
-    if isinstance(first, Mapping):
-        return {key: joined([one[key] for one in batches]) for key in first}
-    if _has_columns(first):
-        return like_container(first, [joined([one[place] for one in batches]) for place in range(len(first))])
-    return [value for one in batches for value in one]
+
+    def __init__(self, datasets: Mapping[str, Any], collate: Collate | None) -> None:
+        self.datasets, self._collate = dict(datasets), collate
+        self.apart = collate is None
+        self.readers: dict[str, Reader] = {}
+
+    def __getitem__(self, keys: _Keys) -> Any:
+        chosen, seed = keys
+        if self._collate is None:
+            return {name: self.datasets[name].batch(indices) for name, indices in chosen.items()}
+        # The state of global generators depends on the step only, whatever process reads it.
+        with seeded(seed):
+            rows = [row for name, indices in chosen.items() for row in self._rows(name, indices)]
+            return self._collate(rows)
+
+    def _rows(self, name: str, indices: Indices) -> list[Any]:
+        if self.readers:
+            return self.readers[name].take(len(indices))
+        return readers.fetch(self.datasets[name], indices.tolist())
+
+
+def _reading(domains: Mapping[str, Any], collate: Collate | None, *, streams: bool) -> _Read:
+    if collate is None and not streams:
+        return _Read({name: as_rows(one) for name, one in domains.items()}, None)
+    columns = {name: TensorDataset(*one) if _is_columns(one) else one for name, one in domains.items()}
+    for name, one in columns.items():
+        if isinstance(one, IndexedDataset):
+            raise ValueError(
+                f"{name}: {type(one).__name__} makes batches itself, which cannot be collated with those of "
+                "others; leave out collate, or give a dataset of rows"
+            )
+    readers.check_datasets(columns)
+    return _Read(columns, collate or default_collate)
+
+
+def _is_columns(domain: Any) -> bool:
+    return isinstance(domain, tuple) and bool(domain) and all(isinstance(one, Tensor) for one in domain)
+
+
+def _identity(batch: Any) -> Any:
+    return batch

@@ -151,7 +151,7 @@ def is_stream(dataset: Any) -> bool:
     )
 
 
-def check(datasets: Mapping[str, Any]) -> None:
+def check_datasets(datasets: Mapping[str, Any]) -> None:
     """Refuse datasets that cannot be read.
 
     Args:

@@ -14,7 +14,7 @@ from mixwell.data.streams import SequentialCursor
 from mixwell.simplex.repetition import EpochCap
 from mixwell.typing import Indices, Vector
 
-Rule = Literal["weight", "equal", "noise"]
+Rule = Literal["weight", "equal"]
 
 
 @final
@@ -27,8 +27,7 @@ class Sampler:
     whatever the counts, so they are chosen for its variance:
 
     - ``"weight"``: ``n_j ~ w_j``, as an ordinary mixed batch has it;
-    - ``"equal"``: the same number from each domain (the paper's);
-    - ``"noise"``: ``n_j ~ w_j s_j`` with the noise ``s_j`` of the domain's gradient.
+    - ``"equal"``: the same number from each domain (the paper's).
 
     Args:
         sizes: rows by domain; ``None`` for a stream, whose rows are numbered as they come.
@@ -80,8 +79,6 @@ class Sampler:
         self._open = np.ones(len(sizes))
         self._followed: tuple[bytes, ...] = ()
         self._shares, self._inclusion = np.empty(0), dict[str, float]()
-        self.noise = np.full(len(sizes), np.nan)
-        """The standard deviation s_j of the gradient of a row, NaN where it is not known."""
 
     def shares(self, weights: Vector) -> Vector:
         """The share of each domain in the batches.
@@ -157,7 +154,6 @@ class Sampler:
             "taken": self.taken,
             "batches": self._batches,
             "carry": list(self._counts.carry),
-            "noise": [None if np.isnan(s) else float(s) for s in self.noise],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -179,21 +175,16 @@ class Sampler:
         self._batches = int(state["batches"])
         self._spend()
         self._counts.carry = [float(rest) for rest in state["carry"]]
-        self.noise = np.array([np.nan if s is None else s for s in state["noise"]], dtype=np.float64)
 
     def _follow(self, weights: Vector) -> None:
         """Find the shares, and how often each domain is there, unless all that they follow from is as it was."""
         weights = np.asarray(weights, dtype=np.float64)
         high = self._open if self._cap is None else self._cap.bounds(self.names)[1]
-        followed = weights.tobytes(), self.noise.tobytes(), high.tobytes()
+        followed = weights.tobytes(), high.tobytes()
         if followed == self._followed:
             return
-        if self.rule == "equal":
-            shares = np.full(len(self.names), 1 / len(self.names))
-        elif self.rule == "weight":
-            shares = weights
-        else:
-            shares = apportionment.by_weight_and_noise(weights, self.noise)
+        equal = np.full(len(self.names), 1 / len(self.names))
+        shares = equal if self.rule == "equal" else weights
         low = np.full(len(shares), self.least / self.batch_size)
         self._shares = apportionment.within(shares, low, high)
         # A domain that has been used up is never there, so that any number below one will do.

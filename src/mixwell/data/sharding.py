@@ -1,4 +1,4 @@
-"""The rows of a batch, cut among the processes that train together."""
+"""The rows of a step, dealt to ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -6,66 +6,69 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+from mixwell.mixer.batch import StepCounts
 from mixwell.typing import Indices
 
 
 @final
 @dataclass(frozen=True)
-class Cut:
-    """What one of several processes has of a batch.
+class RankBatch:
+    """The rows of a step on one rank.
 
     Args:
-        rows: indices by domain, of those that it has rows of.
-        portions: by domain its rows over the mean of all processes, for :attr:`mixwell.Mixer.portions`; 0 where
-            others have all rows.
-        lockstep: the rows, and one that another process has of each domain of which this one has none; in the same
-            order of the domains in all processes, for models that all must run equally often.
+        micro_batches: for each the indices of its rows by domain, in the order of the domains.
+        step: the number of rows of each domain.
     """
 
-    rows: dict[str, Indices]
-    portions: dict[str, float]
-    requires_equal_forward_passes: dict[str, Indices]
+    micro_batches: list[dict[str, Indices]]
+    step: StepCounts
 
 
-def cut(drawn: Mapping[str, Indices], *, rank: int, processes: int) -> Cut:
-    """Deal the rows of a batch to the processes one by one, domain after domain.
+def shard_batch(
+    drawn: Mapping[str, Indices],
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    micro_batches: int = 1,
+    probabilities: Mapping[str, float] | None = None,
+) -> RankBatch:
+    """Deal the rows of a step to ranks and micro-batches one by one, domain after domain.
 
-    All processes draw the same batch, so that nothing is exchanged: the rows of all together are those that one
-    process alone would have, none comes twice, and no process has more than one row more than another.
+    All ranks draw the same rows, so that nothing is exchanged: those of all together are the rows that a single
+    process would have, none comes twice, and no rank or micro-batch has more than one row more than another.
 
     Args:
-        drawn: indices by domain, the same in all processes.
-        rank: which process it is.
-        processes: how many there are.
-
-    Returns:
-        What this one has.
+        drawn: indices by domain, the same on all ranks.
+        rank: the rank whose rows to return.
+        world_size: the number of ranks.
+        micro_batches: the number of micro-batches of each rank.
+        probabilities: the probability with which a domain is in a step, of those that may be absent.
 
     Raises:
-        ValueError: there are fewer rows than processes.
+        ValueError: there are fewer rows than ranks and micro-batches.
 
     Example:
         >>> import numpy as np
         >>> drawn = {"web": np.array([7, 3, 5]), "code": np.array([2])}
-        >>> first, second = (cut(drawn, rank=rank, processes=2) for rank in range(2))
-        >>> first.rows, second.rows
-        ({'web': array([7, 5])}, {'web': array([3]), 'code': array([2])})
-        >>> second.portions["code"], first.portions["code"]
-        (2.0, 0.0)
+        >>> first, second = (shard_batch(drawn, rank=rank, world_size=2) for rank in range(2))
+        >>> first.micro_batches, second.micro_batches
+        ([{'web': array([7, 5])}], [{'web': array([3]), 'code': array([2])}])
+        >>> first.step.expected
+        {'web': 1.5, 'code': 0.5}
     """
-    if processes == 1:
-        return Cut(dict(drawn), {}, dict(drawn))
-    total = sum(len(indices) for indices in drawn.values())
-    if total < processes:
-        raise ValueError(f"a batch of {total} rows cannot be cut among {processes} processes; make it larger")
-    rows: dict[str, Indices] = {}
-    begin = 0
-    for name, indices in drawn.items():
-        rows[name] = indices[(rank - begin) % processes :: processes]
-        begin += len(indices)
-    portions = {name: processes * len(rows[name]) / len(indices) for name, indices in drawn.items()}
-    return Cut(
-        {name: own for name, own in rows.items() if len(own)},
-        portions,
-        {name: own if len(own) else drawn[name][:1] for name, own in rows.items()},
-    )
+    total, shards = sum(len(indices) for indices in drawn.values()), world_size * micro_batches
+    if total < shards:
+        each = "" if micro_batches == 1 else f" and {micro_batches} micro-batches"
+        raise ValueError(
+            f"a batch of {total} rows cannot be divided among {world_size} ranks{each}; make it larger"
+        )
+    found: list[dict[str, Indices]] = []
+    for number in range(micro_batches):
+        own, begin = dict[str, Indices](), 0
+        for name, indices in drawn.items():
+            own[name] = indices[(number * world_size + rank - begin) % shards :: shards]
+            begin += len(indices)
+        found.append({name: indices for name, indices in own.items() if len(indices)})
+    local = {name: sum(len(own.get(name, ())) for own in found) for name in drawn}
+    counts = {name: len(indices) for name, indices in drawn.items()}
+    return RankBatch(found, StepCounts(counts, local, dict(probabilities or {}), world_size, micro_batches))

@@ -1,126 +1,155 @@
-"""What loops of every kind need of batches: the domain of each row, validation batches, weighed losses."""
+"""What loops of every kind share: the open batch, validation batches, and settings of a mixer of mixed batches."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, final
 
 from torch import Tensor
 
+from mixwell.data.loader import MixtureLoader
+from mixwell.data.mixture_dataset import MixtureDataset
 from mixwell.hypergradient.traces import ProjectedTraces
-from mixwell.integrations.datasets import Interleaved
+from mixwell.mixer.batch import MixtureBatch
 from mixwell.mixer.mixer import Mixer
-from mixwell.mixer.row_batch import RowBatch
+from mixwell.mixer.scopes import BatchScope
 from mixwell.signals import Hypergradient
 from mixwell.simplex.repetition import EpochCap
 
 Labels = Callable[[Any], Sequence[Any]]
 """From a batch the domain of each row."""
+MixtureData = MixtureLoader | MixtureDataset
+"""Training data that follow weights."""
 
 
-def default_settings(given: Mapping[str, Any] | None, *, taken: set[str]) -> dict[str, Any]:
-    """The settings of a mixer of mixed batches.
-
-    Args:
-        given: by the user.
-        taken: settings that are not for the user to choose.
-
-    Returns:
-        Settings by keyword.
+def default_settings(given: Mapping[str, Any] | None, *, reserved: set[str]) -> dict[str, Any]:
+    """Return the settings of a mixer of mixed batches, by keyword.
 
     Raises:
-        ValueError: one was given that is taken.
+        ValueError: a setting was given that the trainer or loop chooses.
     """
     settings = {"signal": Hypergradient(traces=ProjectedTraces()), **(given or {})}
-    wrong = sorted(taken & set(settings))
+    wrong = sorted(reserved & set(settings))
     if wrong:
         raise ValueError(f"mixer: {wrong[0]} is chosen by the trainer or loop; leave it out")
     return settings
 
 
-def settings_for(rows: Interleaved, given: Mapping[str, Any] | None, *, taken: set[str]) -> dict[str, Any]:
-    """The settings of a mixer of interleaved rows, which begins with their weights.
-
-    Args:
-        rows: the training data.
-        given: by the user.
-        taken: settings that are not for the user to choose.
-
-    Returns:
-        Settings by keyword.
+def settings_for(data: MixtureData, given: Mapping[str, Any] | None, *, reserved: set[str]) -> dict[str, Any]:
+    """Return the settings of a mixer of some training data; with a dataset the weights begin with its own.
 
     Raises:
-        ValueError: one was given that is taken, or that needs to know which rows were taken.
+        ValueError: a setting was given that the trainer or loop chooses, or that needs to know which rows were
+            taken.
     """
-    settings = default_settings(given, taken=taken)
+    settings = default_settings(given, reserved=reserved)
+    if isinstance(data, MixtureLoader):
+        return settings
     if any(isinstance(one, EpochCap) for one in settings.get("constraints", ())):
-        raise ValueError("EpochCap has to be told which rows were taken, which is not done here; use Cap")
-    return {"weights": {name: max(weight, 1e-12) for name, weight in rows.weights.items()}, **settings}
+        raise ValueError(
+            "EpochCap needs to know which rows were taken; give a MixtureLoader with it, or use Cap"
+        )
+    return {"weights": {name: max(weight, 1e-12) for name, weight in data.weights.items()}, **settings}
 
 
 @final
-class MixedBatches:
+class FollowedBatches:
+    """The rows of a loader's batches without end, for a trainer that iterates them itself.
+
+    Args:
+        loader: makes the batches.
+    """
+
+    def __init__(self, loader: MixtureLoader) -> None:
+        self.loader = loader
+        self.mixer: Mixer | None = None
+        """The mixer to follow, once there is one."""
+        self._fetched: deque[MixtureBatch] = deque()
+
+    def __len__(self) -> int:
+        return self.loader.batches_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.mixer is None:
+            raise ValueError("there are no batches before training has begun: their domains follow the mixer")
+        self._fetched.clear()
+        for batch in self.loader.follow(self.mixer):
+            self._fetched.append(batch)
+            yield batch.rows
+
+    def next(self) -> MixtureBatch:
+        """Return the batch that the trainer takes next among those that it has fetched."""
+        return self._fetched.popleft()
+
+
+@final
+class OpenBatch:
     """The mixed batch that is open, from before its forward pass to after its backward pass.
 
     Args:
-        rows: the training data, which say how many rows of each domain to expect.
-        labels: from a batch the domain of each row; by default its ``rows.column``, or the last part of a tuple.
+        data: the training data, from which the expected counts follow.
+        labels: from a batch of a :class:`MixtureDataset` the domain of each row; by default its ``data.column``,
+            or the last part of a tuple.
     """
 
-    def __init__(self, rows: Interleaved, labels: Labels | None) -> None:
-        self._rows, self._labels = rows, labels
-        self._opened = ExitStack()
-        self._batch: RowBatch | None = None
+    def __init__(self, data: MixtureData, labels: Labels | None) -> None:
+        self._data, self._labels = data, labels
+        self._stack = ExitStack()
+        self._scope: BatchScope | None = None
+        self._scale = 1
 
     @property
     def is_open(self) -> bool:
-        """Whether the layers are being watched."""
-        return self._batch is not None
+        """Whether the layers are captured."""
+        return self._scope is not None
 
     def open(self, mixer: Mixer, batch: Any) -> None:
-        """Watch the layers from now on.
+        """Capture the layers from now on.
 
         Args:
             mixer: of the loop.
-            batch: about to be trained on.
+            batch: a :class:`mixwell.MixtureBatch`, or the batch of a ``DataLoader``.
         """
-        labels = self._labels_of(batch)
-        counts = self._rows.expected(len(labels))
-        self._batch = self._opened.enter_context(mixer.batch(labels, counts=counts))
+        if isinstance(batch, MixtureBatch):
+            # Trainers divide the loss by the number of micro-batches, as if each were a step.
+            self._scale = batch.step.micro_batches
+            scope = mixer.batch(batch)
+        else:
+            assert isinstance(self._data, MixtureDataset)
+            labels = self._labels_of(self._data.column, batch)
+            scope = mixer.batch(labels, expected_counts=self._data.expected_counts(len(labels)))
+        self._scope = self._stack.enter_context(scope)
 
     def weighted_loss(self, losses: Tensor) -> Tensor:
-        """The loss to differentiate.
+        """Return the loss to differentiate: weighted by the rows' domains where a batch is open, else the mean.
 
         Args:
-            losses: one for each row, or with more dimensions after the first, of which the mean is taken.
-
-        Returns:
-            One number: weighed by the rows' domains where a batch is open, else the mean.
+            losses: one for each row, or with more dimensions after the first, over which the mean is taken.
         """
-        return losses.mean() if self._batch is None else self._batch.weighted_loss(losses)
+        if self._scope is None:
+            return losses.mean()
+        loss = self._scope.weighted_loss(losses)
+        return loss if self._scale == 1 else loss * self._scale
 
     def close(self) -> None:
-        """The backward pass is done; the layers are left alone."""
-        self._batch = None
-        self._opened.close()
+        """End the batch, after its backward pass."""
+        self._scope = None
+        self._stack.close()
 
     def abandon(self, error: BaseException) -> None:
-        """Leave the layers alone after an error.
+        """Remove the hooks after an error."""
+        stack, self._stack, self._scope = self._stack, ExitStack(), None
+        stack.__exit__(type(error), error, error.__traceback__)
 
-        Args:
-            error: what happened.
-        """
-        opened, self._opened, self._batch = self._opened, ExitStack(), None
-        opened.__exit__(type(error), error, error.__traceback__)
-
-    def _labels_of(self, batch: Any) -> Sequence[Any]:
+    def _labels_of(self, column: str, batch: Any) -> Sequence[Any]:
         if self._labels is not None:
             return self._labels(batch)
-        found = batch.get(self._rows.column) if isinstance(batch, Mapping) else batch[-1]
+        found = batch.get(column) if isinstance(batch, Mapping) else batch[-1]
         if found is None:
             raise ValueError(
-                f"the batch has no {self._rows.column!r} that names the domain of each row; keep it when "
+                f"the batch has no {column!r} that names the domain of each row; keep it when "
                 "collating, or give labels=f, where f(batch) returns it"
             )
         return found
@@ -138,39 +167,24 @@ class ValidationBatches:
         self._source = source
         self._rest: Iterator[Any] = iter(())
         self.taken = 0
-        """How many were given."""
+        """The number of batches so far."""
 
     def next(self) -> Any:
-        """The next batch.
-
-        Returns:
-            As the source gives it.
+        """Return the next batch.
 
         Raises:
             ValueError: there are none.
         """
-        found = list(_first(self._rest))
-        if not found:
-            self._rest = iter(self._source)
-            found = list(_first(self._rest))
-        if not found:
-            raise ValueError(
-                "the validation set is empty; give batches that say what the weights should be good for"
-            )
-        self.taken += 1
-        return found[0]
+        for source in (self._rest, self._source):
+            self._rest = iter(source)
+            for batch in self._rest:
+                self.taken += 1
+                return batch
+        raise ValueError(
+            "the validation set is empty; give batches that say what the weights should be good for"
+        )
 
     def skip(self, count: int) -> None:
-        """Pass over batches, so that a resumed run goes on where it was.
-
-        Args:
-            count: how many.
-        """
+        """Skip batches, so that a resumed run continues where it was."""
         for _ in range(count):
             self.next()
-
-
-def _first(batches: Iterator[Any]) -> Iterator[Any]:
-    for batch in batches:
-        yield batch
-        return

@@ -12,39 +12,49 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from mixwell import distributed
+from mixwell.data.loader import MixtureLoader
+from mixwell.data.mixture_dataset import MixtureDataset
 from mixwell.integrations import loggers
-from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, settings_for
-from mixwell.integrations.datasets import Interleaved
+from mixwell.integrations.batches import (
+    FollowedBatches,
+    Labels,
+    MixtureData,
+    OpenBatch,
+    ValidationBatches,
+    settings_for,
+)
 from mixwell.mixer.mixer import Mixer
 
-__all__ = ["Interleaved", "MixerCallback"]
 Loss = Callable[[LightningModule, Any], Tensor]
 
 
 class MixerCallback(Callback):
     """Learns the weights of the domains while a Lightning ``Trainer`` trains.
 
-    Rows come from :class:`mixwell.integrations.datasets.Interleaved`, and the module tells the loss of each::
+    The module gives the loss of each row::
 
-        rows = Interleaved({"web": web, "code": code})
-        mixing = MixerCallback(rows, DataLoader(wanted, batch_size=256))
+        loader = MixtureLoader({"web": web, "code": code}, batch_size=64)
+        mixing = MixerCallback(loader, DataLoader(wanted, batch_size=256))
 
         class Module(LightningModule):
             def training_step(self, batch, index):
                 losses = cross_entropy(self(batch["x"]), batch["y"], reduction="none")
                 return mixing.weighted_loss(losses)                 # in place of losses.mean()
 
-        Trainer(callbacks=[mixing], ...).fit(module, DataLoader(rows, batch_size=64))
+        Trainer(callbacks=[mixing], ...).fit(module, mixing.batches)
         mixing.mixer.weights.average
 
-    Its state is in Lightning's checkpoints, so that a resumed run goes on as if nothing had happened. Workers that
-    read the rows begin anew then, with a warning.
+    Its state is in Lightning's checkpoints, so that a resumed run equals an uninterrupted one.
+
+    The data may also be a :class:`mixwell.data.mixture_dataset.MixtureDataset`, of which ``fit`` is given a
+    ``DataLoader``. Its workers begin anew in a resumed run, with a warning.
 
     Args:
-        rows: the training data, whose weights follow.
+        data: the training data.
         validation: batches, such as a ``DataLoader``; one is taken for every validation gradient (eight in a
             round, by default), from the beginning again at the end. ``mixer.validation_rows`` gives a size.
-        labels: from a batch the domain of each row; by default its ``rows.column``, or the last part of a tuple.
+        labels: from a batch of a ``DataLoader`` the domain of each row; by default its column ``domain``, or the
+            last part of a tuple.
         loss: from the module and a validation batch the mean loss; by default ``training_step`` gives it.
         mixer: settings of :class:`mixwell.Mixer` by keyword, such as ``horizon`` or ``constraints``.
 
@@ -57,17 +67,18 @@ class MixerCallback(Callback):
 
     def __init__(
         self,
-        rows: Interleaved,
+        data: MixtureData,
         validation: Iterable[Any],
         *,
         labels: Labels | None = None,
         loss: Loss | None = None,
         mixer: Mapping[str, Any] | None = None,
     ) -> None:
-        self._settings = settings_for(rows, mixer, taken={"budget", "clip_norm", "inclusion"})
-        self.rows, self._loss = rows, loss
+        self._settings = settings_for(data, mixer, reserved={"budget", "clip_norm"})
+        self.data, self._loss = data, loss
         self._validation = ValidationBatches(validation)
-        self._batches = MixedBatches(rows, labels)
+        self._batch = OpenBatch(data, labels)
+        self._followed = FollowedBatches(data) if isinstance(data, MixtureLoader) else None
         self._stepping = False
         # Lightning fetches one batch ahead: where the data were after the batch in training, and after the next.
         self._places: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -82,7 +93,7 @@ class MixerCallback(Callback):
         Returns:
             One number: in training weighed by the rows' domains, else the mean.
         """
-        return self._batches.weighted_loss(losses)
+        return self._batch.weighted_loss(losses)
 
     # --------------------------------------------------------------------------------- what Lightning calls
 
@@ -115,7 +126,7 @@ class MixerCallback(Callback):
             # As the strategy has wrapped it, which tells how gradients become those of all processes.
             trainer.strategy.model or pl_module,
             trainer.optimizers[0],
-            self.rows.names,
+            self.data.names,
             budget=int(steps),
             clip_norm=trainer.gradient_clip_val or None,
             **self._settings,
@@ -126,8 +137,10 @@ class MixerCallback(Callback):
             own = {name: distributed.from_local(t, here.get(name, t)) for name, t in saved.items()}
             self.mixer.load_state_dict({**self._saved, "tensors": own})
             self._saved = None
-        self.rows.weights = self.mixer.weights.last
-        place = self.rows.state_dict()
+        if self._followed is not None:
+            self._followed.mixer = self.mixer
+        self._set_weights()
+        place = self.data.state_dict()
         self._places = place, place
 
     def on_train_batch_start(
@@ -142,8 +155,8 @@ class MixerCallback(Callback):
             batch_idx: its number.
         """
         assert self._places is not None
-        self._places = self._places[1], self.rows.state_dict()
-        self._batches.open(self.mixer, batch)
+        self._places = self._places[1], self.data.state_dict()
+        self._batch.open(self.mixer, batch if self._followed is None else self._followed.next())
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The gradients are there.
@@ -152,7 +165,7 @@ class MixerCallback(Callback):
             trainer: of the run.
             pl_module: the model.
         """
-        self._batches.close()
+        self._batch.close()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Clip, and fold the step into the traces.
@@ -180,7 +193,7 @@ class MixerCallback(Callback):
         Raises:
             RuntimeError: ``training_step`` gave no loss.
         """
-        if self._batches.is_open:
+        if self._batch.is_open:
             raise RuntimeError(
                 "training_step gave no loss that was differentiated; return mixing.weighted_loss(losses)"
             )
@@ -191,7 +204,7 @@ class MixerCallback(Callback):
             self._validate(trainer, pl_module)
         record = self.mixer.round_ended
         if record is not None and stepped:
-            self.rows.weights = self.mixer.weights.last
+            self._set_weights()
             pl_module.log_dict(loggers.named(record))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -202,20 +215,19 @@ class MixerCallback(Callback):
             pl_module: the model.
             exception: what stopped it.
         """
-        self._batches.abandon(exception)
+        self._batch.abandon(exception)
 
     def state_dict(self) -> dict[str, Any]:
         """The mixer and the place in the data of every process, for Lightning's checkpoints."""
         if not hasattr(self, "mixer"):  # a checkpoint from before the training
             return {}
-        here, ahead = self._places or (self.rows.state_dict(),) * 2
+        here, ahead = self._places or (self.data.state_dict(),) * 2
         # Lightning may save between the micro-batches of a step.
         saved = self.mixer.state_dict(forget_step=True)
         own = {
             # Of tensors that are spread over the processes each gives its part.
             "mixer": {**saved, "tensors": {k: distributed.to_local(t) for k, t in saved["tensors"].items()}},
-            # The next batch was drawn before the weights were updated, if they were.
-            "rows": {**here, "weights": ahead["weights"]},
+            "data": self._place(here, ahead),
             "validated": self._validation.taken,
         }
         return {"processes": distributed.all_gather_object(own)}
@@ -236,14 +248,34 @@ class MixerCallback(Callback):
             raise ValueError(
                 f"the checkpoint is of {len(states)} processes, and there are {distributed.world_size()}; each "
                 "has its own place in the data, so start as many. To go on with another number, begin a new run "
-                "from the checkpoint's model, with the weights of the run: Interleaved(..., weights=...)"
+                "from the checkpoint's model, with the weights of the run: mixer={'weights': ...}"
             )
         own = states[distributed.rank()]
         self._saved = own["mixer"]
-        self.rows.load_state_dict(own["rows"])
+        self.data.load_state_dict(own["data"])
         self._validation.skip(int(own["validated"]) - self._validation.taken)
 
+    @property
+    def batches(self) -> FollowedBatches:
+        """The batches of a :class:`mixwell.MixtureLoader`, for ``Trainer.fit``."""
+        if self._followed is None:
+            raise ValueError(
+                "only a MixtureLoader makes batches; give fit a DataLoader of the MixtureDataset"
+            )
+        return self._followed
+
     # ------------------------------------------------------------------------------------------- inside
+
+    def _set_weights(self) -> None:
+        if isinstance(self.data, MixtureDataset):
+            self.data.weights = self.mixer.weights.last
+
+    def _place(self, here: dict[str, Any], ahead: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(self.data, MixtureDataset):
+            # The next batch was drawn before the weights were updated, if they were.
+            return {**here, "weights": ahead["weights"]}
+        # The rows of a loader with a length are not fetched ahead.
+        return here if self.data.streams else ahead
 
     def _validate(self, trainer: Trainer, module: LightningModule) -> None:
         precision: Any = trainer.precision_plugin

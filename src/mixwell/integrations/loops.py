@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mixwell import distributed
-from mixwell.data.datasets import moved
+from mixwell.data.loader import MixtureLoader
+from mixwell.data.mixture_dataset import MixtureDataset
 from mixwell.hypergradient.responses import unwrap_optimizer
-from mixwell.integrations.batches import Labels, MixedBatches, ValidationBatches, settings_for
-from mixwell.integrations.datasets import Interleaved
+from mixwell.integrations.batches import Labels, MixtureData, OpenBatch, ValidationBatches, settings_for
+from mixwell.mixer.batch import MixtureBatch
 from mixwell.mixer.mixer import Mixer
-
-__all__ = ["Interleaved", "MixerLoop"]
+from mixwell.utils.nested import to_device
 
 
 @final
@@ -26,69 +26,70 @@ class MixerLoop:
 
     ::
 
-        rows = Interleaved({"web": web, "code": code})
-        loader = DataLoader(rows, batch_size=64)
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)     # where Accelerate is used
+        loader = MixtureLoader({"web": web, "code": code}, batch_size=64)
+        model, optimizer = accelerator.prepare(model, optimizer)                     # where Accelerate is used
         loop = MixerLoop(loader, model, optimizer, validation, row_losses, mixer={"budget": 20_000})
-        for batch in loop:                                                           # in place of loader
-            accelerator.backward(loop.weighted_loss(row_losses(model, batch)))               # in place of .mean()
+        for rows in loop:                                                            # in place of loader
+            accelerator.backward(loop.weighted_loss(row_losses(model, rows)))        # in place of .mean()
             optimizer.step()
             optimizer.zero_grad()
         loop.mixer.weights.average
 
-    The model must be run on the batch of the loop within its body. The optimizer tells the mixer when it steps,
-    so that gradient accumulation, as ``accelerator.accumulate(model)`` does it, works. Let the mixer clip the
-    gradient (``mixer={"clip_norm": 1.0}``), which it has to know of. The loop ends with the loader or with the
-    budget.
+    The model must be run on the rows of the loop within its body. A hook of the optimizer notifies the mixer of
+    each step, so that gradient accumulation, as ``accelerator.accumulate(model)`` does it, works (with as many
+    ``micro_batches`` of the loader). Let the mixer clip the gradient (``mixer={"clip_norm": 1.0}``), which changes
+    the traces. The loop ends with the loader or with the budget.
 
-    With several processes do not prepare the loader, and give each process rows of its own (``rank`` and
-    ``processes`` of :class:`Interleaved`). A prepared loader fetches one batch ahead, which a resumed run passes
-    over.
+    The loader may also be a ``DataLoader`` of a :class:`mixwell.data.mixture_dataset.MixtureDataset`. With several
+    ranks do not prepare it, and give each rank rows of its own (``rank`` and ``world_size`` of the dataset). A
+    prepared loader fetches one batch ahead, which a resumed run skips.
 
     Args:
-        loader: batches of an :class:`Interleaved`, with the name of each row's domain.
+        loader: makes the batches.
         model: to be trained, wrapped or not.
         optimizer: trains it, wrapped or not.
         validation: batches, such as a ``DataLoader``; one is taken for every validation gradient (eight in a
             round, by default); ``mixer.validation_rows`` gives a size.
         losses: from the model and a batch the loss of each row.
-        rows: the training data; by default found in ``loader.dataset``.
-        labels: from a batch the domain of each row; by default its column ``domain``, or the last part of a tuple.
+        data: the dataset that a ``DataLoader`` reads; by default found in ``loader.dataset``.
+        labels: from a batch of a ``DataLoader`` the domain of each row; by default its column ``domain``, or the
+            last part of a tuple.
         mixer: settings of :class:`mixwell.Mixer` by keyword, of which ``budget`` or ``horizon`` is needed.
 
     Raises:
-        ValueError: the loader does not read from an :class:`Interleaved`, or a setting is wrong.
+        ValueError: the loader reads neither, or a setting is wrong.
     """
 
     def __init__(
         self,
-        loader: Iterable[Any],
+        loader: MixtureLoader | Iterable[Any],
         model: nn.Module,
         optimizer: Optimizer,
         validation: Iterable[Any],
         losses: Callable[[nn.Module, Any], Tensor],
         *,
-        rows: Interleaved | None = None,
+        data: MixtureDataset | None = None,
         labels: Labels | None = None,
         mixer: Mapping[str, Any] | None = None,
     ) -> None:
         if type(loader).__name__ == "DataLoaderDispatcher" and not distributed.is_single_process():
             raise ValueError(
                 "Accelerate would send batches from one process to the others, and cannot send the names of "
-                "domains; do not prepare the loader, and let each process read rows of its own: Interleaved(..., "
-                "rank=accelerator.process_index, processes=accelerator.num_processes)"
+                "domains; take a MixtureLoader, or do not prepare the loader and let each rank read rows "
+                "of its own: MixtureDataset(..., rank=accelerator.process_index, "
+                "world_size=accelerator.num_processes)"
             )
         if getattr(optimizer, "scaler", None) is not None:
             raise ValueError("fp16 scales the loss, which cannot be mixed; use bf16")
-        self.rows = _found_in(loader) if rows is None else rows
-        """The training data, whose weights follow."""
-        settings = settings_for(self.rows, mixer, taken={"inclusion"})
-        self.mixer = Mixer(model, optimizer, self.rows.names, **settings)
+        self.data: MixtureData = _data_of(loader) if data is None else data
+        """The training data."""
+        settings = settings_for(self.data, mixer, reserved=set())
+        self.mixer = Mixer(model, optimizer, self.data.names, **settings)
         """Learns the weights."""
-        self.rows.weights = self.mixer.weights.last
+        self._set_weights()
         self._loader, self._model, self._losses = loader, model, losses
         self._validation = ValidationBatches(validation)
-        self._batches = MixedBatches(self.rows, labels)
+        self._batch = OpenBatch(self.data, labels)
         self._place: torch.device = next(model.parameters()).device
         self._stepping = unwrap_optimizer(optimizer)
 
@@ -99,17 +100,18 @@ class MixerLoop:
             yield from self._watched()
 
     def _watched(self) -> Iterator[Any]:
-        for batch in self._loader:
+        loader = self._loader
+        for batch in loader.follow(self.mixer) if isinstance(loader, MixtureLoader) else loader:
             if self.mixer.budget is not None and self.mixer.steps_done >= self.mixer.budget:
                 return
-            self._batches.open(self.mixer, batch)
+            self._batch.open(self.mixer, batch)
             try:
-                yield batch
+                yield to_device(batch.rows, self._place) if isinstance(batch, MixtureBatch) else batch
             except BaseException as error:
-                self._batches.abandon(error)
+                self._batch.abandon(error)
                 raise
-            if self._batches.is_open:
-                self._batches.close()
+            if self._batch.is_open:
+                self._batch.close()
 
     def weighted_loss(self, losses: Tensor) -> Tensor:
         """The loss to call ``.backward()`` on.
@@ -120,14 +122,14 @@ class MixerLoop:
         Returns:
             One number.
         """
-        return self._batches.weighted_loss(losses)
+        return self._batch.weighted_loss(losses)
 
     def state_dict(self) -> dict[str, Any]:
         """The mixer and the place in the data of this process; the loop saves the model and the optimizer."""
         return {
             "processes": distributed.world_size(),
             "mixer": self.mixer.state_dict(),
-            "rows": self.rows.state_dict(),
+            "data": self.data.state_dict(),
             "validated": self._validation.taken,
         }
 
@@ -146,11 +148,11 @@ class MixerLoop:
                 f"{distributed.world_size()}; each has its own place in the data, so start as many"
             )
         self.mixer.load_state_dict(state["mixer"])
-        self.rows.load_state_dict(state["rows"])
+        self.data.load_state_dict(state["data"])
         self._validation.skip(int(state["validated"]) - self._validation.taken)
 
     def _before_step(self, *_: Any) -> None:
-        self._batches.close()
+        self._batch.close()
         self.mixer.before_step()
 
     def _after_step(self, *_: Any) -> None:
@@ -158,25 +160,31 @@ class MixerLoop:
         if self.mixer.validation_due:
             self._validate()
         if self.mixer.round_ended is not None:
-            self.rows.weights = self.mixer.weights.last
+            self._set_weights()
+
+    def _set_weights(self) -> None:
+        if isinstance(self.data, MixtureDataset):
+            self.data.weights = self.mixer.weights.last
 
     def _validate(self) -> None:
         training = self._model.training
         self._model.eval()
         with self.mixer.validation() as scope, torch.enable_grad():
-            loss = self._losses(self._model, moved(self._validation.next(), self._place)).mean()
+            loss = self._losses(self._model, to_device(self._validation.next(), self._place)).mean()
             loss.backward()
             scope.record_loss(loss)
         self._model.train(training)
 
 
-def _found_in(loader: Any) -> Interleaved:
+def _data_of(loader: Any) -> MixtureData:
+    if isinstance(loader, MixtureLoader):
+        return loader
     found = getattr(loader, "dataset", None)
-    while found is not None and not isinstance(found, Interleaved):
+    while found is not None and not isinstance(found, MixtureDataset):
         found = getattr(found, "dataset", None)
     if found is None:
         raise ValueError(
-            "the loader does not read from mixwell.integrations.datasets.Interleaved, whose weights could follow; "
-            "make it of one, or give it as rows=..."
+            "the loader is no MixtureLoader, and does not read from a MixtureDataset, whose weights could follow; "
+            "make it of one, or give that as data=..."
         )
     return found

@@ -16,11 +16,11 @@ NonFinitePolicy = Literal["raise", "skip"]
 
 
 @final
-class NonFinite:
+class NonFiniteGuard:
     """Finds non-finite contributions before they are used, and raises or counts. They never become zeros.
 
     Args:
-        policy: ``"raise"``, or ``"skip"``: leave the contribution out, warn once per domain, and count.
+        policy: ``"raise"``, or ``"skip"``: skip the contribution, warn once per domain, and count.
 
     Raises:
         ValueError: the policy is unknown.
@@ -31,29 +31,19 @@ class NonFinite:
             raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {policy!r}")
         self.policy = policy
         self.total: dict[str, int] = {}
+        """The number of skipped contributions by domain."""
         self.in_round: dict[str, int] = {}
+        """The number of those in the current round."""
 
     def accept(
         self, name: str, step: int, parameters: Parameters, gradients: Gradients, loss: Tensor | None
     ) -> bool:
-        """Whether a contribution may be used.
-
-        Args:
-            name: whose it is.
-            step: the number of the step.
-            parameters: what the gradients are of.
-            gradients: one per parameter.
-            loss: the loss, if it was told.
-
-        Returns:
-            False where it must be left out.
-
-        """
-        problem = self._problem(parameters, gradients, loss)
+        """Return whether a contribution is finite; where not, raise or count as the policy says."""
+        problem = _problem(parameters, gradients, loss)
         if self.policy == "skip" and parameters.sharded:
-            # Each process sees a part of the gradient, and all must do the same.
+            # Each rank sees a part of the gradient, and all must do the same.
             found = distributed.any_rank(problem is not None, parameters.device)
-            problem = "gradient in another process" if found and problem is None else problem
+            problem = "gradient on another rank" if found and problem is None else problem
         if problem is None:
             return True
         self.reject(
@@ -64,15 +54,12 @@ class NonFinite:
         return False
 
     def reject(self, name: str, problem: str, remedy: str) -> None:
-        """Raise or count, as the policy says.
+        """Raise a FloatingPointError or count, as the policy says.
 
         Args:
-            name: whose contribution is not used.
-            problem: what is wrong.
-            remedy: what to do.
-
-        Raises:
-            FloatingPointError: the policy is to raise.
+            name: the domain, or another source of contributions, to count for.
+            problem: for the message.
+            remedy: for the message.
         """
         if self.policy == "raise":
             raise FloatingPointError(
@@ -81,13 +68,14 @@ class NonFinite:
             )
         if name not in self.total:
             warnings.warn(
-                f"{problem}: left out, and so will be further ones (they are counted)", stacklevel=5
+                f"{problem}: skipped; later occurrences will be skipped silently and counted", stacklevel=5
             )
         self.total[name] = self.total.get(name, 0) + 1
         self.in_round[name] = self.in_round.get(name, 0) + 1
 
-    def _problem(self, parameters: Parameters, gradients: Gradients, loss: Tensor | None) -> str | None:
-        if loss is not None and not bool(torch.isfinite(loss).all()):
-            return f"loss ({float(loss):g})"
-        parameter = parameters.non_finite(gradients)
-        return None if parameter is None else f"gradient of parameter {parameter}"
+
+def _problem(parameters: Parameters, gradients: Gradients, loss: Tensor | None) -> str | None:
+    if loss is not None and not bool(torch.isfinite(loss).all()):
+        return f"loss ({float(loss):g})"
+    parameter = parameters.non_finite(gradients)
+    return None if parameter is None else f"gradient of parameter {parameter}"

@@ -103,7 +103,7 @@ class RowCounts:
 
 
 @contextmanager
-def counted_inputs(model: nn.Module) -> Generator[list[int]]:
+def count_inputs(model: nn.Module) -> Generator[list[int]]:
     """Count the rows that a model is given: the length of the first tensor of each call.
 
     Args:

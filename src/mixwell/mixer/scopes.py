@@ -1,58 +1,55 @@
-"""Blocks in which ``.backward()`` collects the gradient of one domain, or of validation."""
+"""What ``with mixer.domain(...)``, ``mixer.validation()`` and ``mixer.batch(...)`` return."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mixwell import distributed
-from mixwell.hypergradient.parameters import Parameters
-from mixwell.typing import Gradients
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
+from mixwell.mixer.batch import DomainBatch
+from mixwell.signals.base import Signal
+from mixwell.typing import Gradients, Vector
 
 
 @final
-class Scope:
-    """What ``with mixer.domain(...) as scope`` gives: a place to tell the loss.
+class DomainScope:
+    """Records the loss of one domain, or of validation.
 
     Args:
-        portion: by which the loss counts, where processes have different numbers of rows.
+        batch: the rows that are computed inside.
     """
 
-    def __init__(self, portion: float = 1.0) -> None:
-        self.portion = portion
-        """By which the loss counts; see :attr:`mixwell.Mixer.portions`."""
-        self.weighed = False
-        """Whether :meth:`weigh` was called."""
+    def __init__(self, batch: DomainBatch) -> None:
+        self.batch = batch
+        self.scaled = False
+        """Whether :meth:`scaled_loss` was called."""
         self.loss: Tensor | None = None
+        """The sum of the recorded mean losses."""
         self.losses: list[tuple[Tensor, Tensor | None]] = []
-        """What was told: losses, and those of a reference model on the same."""
+        """The recorded losses, and those of a reference model on the same rows."""
         self.gradients: Gradients = []
 
     def record_loss(self, loss: Tensor | float, *, reference: Tensor | float | None = None) -> None:
-        """Tell the loss, so that it is in the records and its being finite is checked; some signals live by it.
+        """Record the loss, so that it is checked and in the records; some signals require it.
 
         Args:
-            loss: the mean loss, or the losses of the rows (or tokens), whose mean is recorded. Of several in one
-                scope the sum is recorded, as their gradients add up.
-            reference: the losses of a reference model on the same, of the same shape, for signals that need it.
+            loss: the mean loss, or the losses of rows or tokens, of which the mean is recorded. Several losses
+                of one scope are added up, as their gradients are.
+            reference: the losses of a reference model on the same rows, of the same shape.
 
         Raises:
             ValueError: there is no loss, or the reference has another shape.
         """
         losses = torch.as_tensor(loss).detach()
         if not losses.numel():
-            raise ValueError("observe takes the mean loss or the losses of rows; got none")
+            raise ValueError("record_loss takes the mean loss or the losses of rows; got none")
         other = None if reference is None else torch.as_tensor(reference).detach().to(losses)
-        if other is not None and other.shape != losses.shape:
-            raise ValueError(
-                f"the losses have shape {tuple(losses.shape)}, those of the reference model "
-                f"{tuple(other.shape)}; both must be of the same rows"
-            )
+        if other is not None:
+            _expect_same_shape(losses, other)
         self.losses.append((losses, other))
         mean = losses.mean() if losses.is_floating_point() else losses.double().mean()
         self.loss = mean if self.loss is None else self.loss + mean
@@ -60,30 +57,23 @@ class Scope:
     def scaled_loss(
         self, loss: Tensor, *, reference: Tensor | float | None = None, objective: Tensor | None = None
     ) -> Tensor:
-        """Tell the mean loss, and get what to call ``.backward()`` on: the loss times the process's portion.
+        """Record the mean loss and return the loss to call ``.backward()`` on: the loss times the rank scale.
 
-        Needed where processes have different numbers of rows of a domain (:attr:`mixwell.Mixer.portions`);
-        elsewhere it is the loss itself.
+        Required where ranks have different numbers of rows of a domain (``DomainBatch.rank_scale``): gradients
+        may be averaged over ranks during the backward pass. Elsewhere it is the loss itself.
 
         Args:
             loss: the mean loss of the rows that are computed here.
             reference: as in :meth:`record_loss`.
-            objective: what is to be made less in place of the loss.
-
-        Returns:
-            One number.
+            objective: what to minimize in place of the loss.
         """
         self.record_loss(loss, reference=reference)
-        self.weighed = True
-        less = loss if objective is None else objective
-        return less if self.portion == 1 else less * self.portion
+        self.scaled = True
+        minimized = loss if objective is None else objective
+        return minimized if self.batch.rank_scale == 1 else minimized * self.batch.rank_scale
 
-    def told(self) -> tuple[Tensor, Tensor | None]:
-        """The losses that were told, and those of a reference model; of several the sums of their means.
-
-        Returns:
-            Both.
-        """
+    def recorded(self) -> tuple[Tensor, Tensor | None]:
+        """Return the recorded losses and those of a reference model; of several the sums of their means."""
         if len(self.losses) == 1:
             return self.losses[0]
         others = [other.float().mean() for _, other in self.losses if other is not None]
@@ -92,130 +82,89 @@ class Scope:
 
 
 @final
-class Scopes:
-    """Opens one scope at a time, and sees to it that no gradient strays into another.
+class BatchScope:
+    """Weights the losses of a mixed batch's rows.
 
     Args:
-        parameters: whose gradients are collected.
-        graphs: whether gradients come with their graph. PyTorch then warns of a reference cycle, which ends
-            with the block, so the warning is silenced.
+        groups: which rows belong to which domain.
+        expected: the expected count of each domain, shape ``(m,)``.
+        weights: of the domains, shape ``(m,)``.
+        capture: receives the weighted losses.
+        signal: may weight rows by more than their domain.
     """
 
-    def __init__(self, parameters: Parameters, *, graphs: bool) -> None:
-        self._parameters = parameters
-        self._graphs = graphs
-        self._open: str | None = None
+    def __init__(
+        self, groups: RowGroups, expected: Vector, weights: Vector, capture: CaptureContext, signal: Signal
+    ) -> None:
+        self.groups, self.expected = groups, expected
+        self._factors = torch.from_numpy((weights / expected)[groups.labels])
+        self._capture, self._signal = capture, signal
+        self._means: list[tuple[int, int, float]] | None = None
+        self.losses: Tensor | None = None
+        """The loss of every row, shape ``(rows,)``, after :meth:`weighted_loss`."""
+        self.recorded: tuple[Tensor, Tensor | None] | None = None
+        """The losses of rows or tokens and those of a reference model, after :meth:`weighted_loss`."""
 
-    def expect_closed(self, call: str) -> None:
-        """Refuse a call inside a scope.
+    def weighted_loss(
+        self,
+        losses: Tensor,
+        *,
+        reference: Tensor | None = None,
+        objective: Tensor | None = None,
+        data: Any = None,
+    ) -> Tensor:
+        """Return the loss to call ``.backward()`` on, ``sum_i w_d(i) / e_d(i) * loss_i`` with d(i) row i's domain.
 
         Args:
-            call: what was called.
+            losses: one per row, or with more dimensions after the first (tokens), over which the mean is taken.
+            reference: the losses of a reference model, of the same shape, for signals that need it.
+            objective: what to minimize in place of the losses, of the same shape.
+            data: the rows themselves, for signals that weight every row.
 
         Raises:
-            RuntimeError: a scope is open.
+            ValueError: there is not one loss per row.
+            RuntimeError: it is called twice.
         """
-        if self._open is not None:
-            raise RuntimeError(
-                f"{call} was called inside the `with` block of {self._open!r}; call it after the block"
+        if self.losses is not None:
+            raise RuntimeError("weighted_loss was called twice in one block; open a block for each batch")
+        if losses.dim() < 1 or losses.shape[0] != len(self.groups):
+            raise ValueError(
+                f"weighted_loss takes one loss for each of the {len(self.groups)} rows (cross_entropy(..., "
+                f"reduction='none')); got shape {tuple(losses.shape)}"
             )
+        if reference is not None:
+            _expect_same_shape(losses, reference)
+        self.recorded = losses.detach(), None if reference is None else reference.detach()
+        losses, minimized = _by_row(losses), _by_row(losses if objective is None else objective)
+        self.losses = losses.detach()
+        weighted = minimized * self._factors.to(losses)
+        factors = self._signal.row_factors(self.losses, self.groups, data)
+        if factors is not None:
+            weighted = weighted * factors.to(losses)
+        self._capture.weighted(weighted)
+        return weighted.sum()
 
-    @contextmanager
-    def collect(self, name: str, step: int, *, portion: float = 1.0) -> Generator[Scope]:
-        """Collect what ``.backward()`` accumulates inside: the gradient of this process's rows, where possible.
+    def means(self) -> list[tuple[int, int, float]]:
+        """Return for each domain in the batch its number, its rows and their mean loss.
 
-        Args:
-            name: whose gradient it is.
-            step: the number of the step, for messages.
-            portion: by which the loss counts, where processes have different numbers of rows.
-
-        Yields:
-            The scope; its gradients are there when the block has ended.
-
-        Raises:
-            RuntimeError: another scope is open, or there are gradients from before.
-            ValueError: there is no gradient when the block ends, or the loss was not weighed.
+        It copies the losses from their device, which waits for everything before them.
         """
-        self.expect_closed(f"the block of {name!r}")
-        self._expect_no_gradients(name)
-        self._open = name
-        scope = Scope(portion)
-        try:
-            with ExitStack() as stack:
-                if self._graphs:
-                    stack.enter_context(warnings.catch_warnings())
-                    warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
-                stack.enter_context(distributed.no_sync(self._parameters.model))
-                yield scope
-            if portion != 1 and not scope.weighed:
-                raise ValueError(
-                    f"this process has {portion:g} times as many rows of {name!r} as processes have in the mean, "
-                    "and its loss counts so much: call scope.scaled_loss(loss).backward() in "
-                    f"`with mixer.domain({name!r}) as scope:`"
-                )
-            scope.gradients = self._parameters.take_gradients()
-        finally:
-            self._open = None
-            self._parameters.clear_gradients()
-        if all(g is None for g in scope.gradients):
-            raise _no_gradient(name, step)
-
-    @contextmanager
-    def accumulate(self, name: str, step: int, *, first: bool) -> Generator[None]:
-        """Let ``.backward()`` accumulate inside, on the parameters themselves.
-
-        Args:
-            name: what is computed, for messages.
-            step: the number of the step, for messages.
-            first: whether it is the first of the step, before which there must be no gradients.
-
-        Yields:
-            Nothing. Where the block fails, the parameters have no gradients afterwards.
-
-        Raises:
-            ValueError: there is no gradient when the block ends, where that can be known then.
-        """
-        self.expect_closed(f"the block of {name!r}")
-        if first:
-            self._expect_no_gradients(name)
-        self._open = name
-        try:
-            yield
-            # Parameters of fully_shard may have none before the last micro-batch of a step, when it is exchanged.
-            if not self._parameters.sharded:
-                self.expect_gradient(name, step)
-        except BaseException:
-            self._parameters.clear_gradients()
-            raise
-        finally:
-            self._open = None
-
-    def expect_gradient(self, name: str, step: int) -> None:
-        """Refuse a step that no parameter has a gradient of.
-
-        Args:
-            name: what was computed, for the message.
-            step: the number of the step, for the message.
-
-        Raises:
-            ValueError: there is none.
-        """
-        if all(p.grad is None for p in self._parameters.tensors):
-            raise _no_gradient(name, step)
-
-    def _expect_no_gradients(self, name: str) -> None:
-        stray = self._parameters.stray_gradient()
-        if stray is not None:
-            raise RuntimeError(
-                f"parameter {stray} has a gradient before the block of {name!r} begins; it would be counted "
-                "as part of it. Call .backward() inside the mixer's blocks only, or optimizer.zero_grad() "
-                "before them"
-            )
-        self._parameters.clear_gradients()
+        if self.losses is None:
+            return []
+        if self._means is None:
+            losses = self.losses.cpu().double().numpy()
+            sums = np.bincount(self.groups.labels, weights=losses, minlength=len(self.groups.counts))
+            self._means = [(d, end - begin, sums[d] / (end - begin)) for d, begin, end in self.groups.present]
+        return self._means
 
 
-def _no_gradient(name: str, step: int) -> ValueError:
-    return ValueError(
-        f"{name!r} left no gradient on any trained parameter (step {step}): call loss.backward() "
-        "inside the block, on a batch that is not empty"
-    )
+def _by_row(losses: Tensor) -> Tensor:
+    return losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses
+
+
+def _expect_same_shape(losses: Tensor, reference: Tensor) -> None:
+    if reference.shape != losses.shape:
+        raise ValueError(
+            f"the losses have shape {tuple(losses.shape)}, those of the reference model "
+            f"{tuple(reference.shape)}; both must be of the same rows"
+        )

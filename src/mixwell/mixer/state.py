@@ -24,7 +24,7 @@ from mixwell import distributed
 from mixwell.distributed import sharded_checkpoint
 from mixwell.utils import files
 
-FORMAT = 2
+FORMAT = 3
 PLAIN = "mixwell.json"
 State = dict[str, Any]
 """``{"format": int, "settings": {...}, "values": {...}, "tensors": {name: Tensor}}``"""

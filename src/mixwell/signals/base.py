@@ -27,6 +27,16 @@ class Signal(ABC):
     end ``scores``. A signal takes part in what it needs, and says before the run what that is.
     """
 
+    constant: bool = False
+    """Whether the weights never move, so that nothing is measured."""
+    uses_traces: bool = False
+    """Whether the signal keeps traces, whose kind says which batches they take best."""
+
+    @property
+    def takes_products(self) -> bool:
+        """Whether the current step takes products with the Hessian, one with every trace."""
+        return False
+
     @property
     def supports_mixed_batches(self) -> bool:
         """Whether a mixed batch can be told apart by domain."""

@@ -21,6 +21,8 @@ from mixwell.typing import Gradients, Vector
 class ConstantWeights(Signal):
     """Measures nothing and costs nothing, for training with fixed weights: all scores are zero."""
 
+    constant = True
+
     def __repr__(self) -> str:
         return "ConstantWeights()"
 

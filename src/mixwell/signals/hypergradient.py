@@ -70,6 +70,8 @@ class Hypergradient(Signal):
             no points.
     """
 
+    uses_traces = True
+
     def __init__(
         self,
         curvature: Curvature | float | None = None,

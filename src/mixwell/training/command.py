@@ -206,7 +206,7 @@ def _finish(run: Run, *, resuming: bool, report: bool) -> None:
 def _tell(run: Run, trainer: Trainer, console: Console) -> None:
     weights = trainer.mixer.weights
     table = Table("domain", "last weight", "average weight", "rows seen", "epochs", box=None)
-    seen, epochs = trainer.sampler.taken, trainer.sampler.epochs
+    seen, epochs = trainer.loader.sampler.taken, trainer.loader.sampler.epochs
     for name in weights.names:
         last, average = weights.last[name], weights.average[name]
         table.add_row(escape(name), f"{last:.4f}", f"{average:.4f}", f"{seen[name]:,}", f"{epochs[name]:.2f}")

@@ -185,8 +185,8 @@ class BatchConfig(Section):
 
     rows: Whole = 32
     """Of all domains together."""
-    counts: Literal["weight", "equal", "noise"] = "weight"
-    """Rows by weight, equal for all domains (the paper's), or by weight and gradient noise."""
+    counts: Literal["weight", "equal"] = "weight"
+    """Rows by weight, or equal for all domains (the paper's)."""
     least: Annotated[int, Field(ge=0, strict=True)] | Literal["auto"] = "auto"
     """Rows that each domain has in every step; `auto` is a quarter of an equal share; 0 if weights are kept."""
     micro_rows: Whole | None = None
@@ -436,11 +436,6 @@ class Config(Section):
             raise ValueError(
                 f"{name} needs {needs.domains} domains or more, and there is {len(self.domains)}; with one, "
                 "`mixer: {method: fixed}` trains the model"
-            )
-        if self.batch.counts == "noise" and (needs.row_losses or needs.reference):
-            raise ValueError(
-                f"{name} must see a step's rows together, and batch.counts: noise splits them; set it to weight "
-                "or equal"
             )
         if needs.row_losses and self.batch.micro_rows and self.batch.micro_rows < self.batch.rows:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The mixer and the sampler that a config asks for."""
+"""The mixer and the loader that a config asks for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from mixwell import methods
-from mixwell.data.sampler import Sampler
+from mixwell.data.datasets import IndexedDataset
+from mixwell.data.loader import MixtureLoader
 from mixwell.methods import Task
 from mixwell.methods.hypergradient import averaged_signal
 from mixwell.mixer.mixer import Mixer
-from mixwell.signals import ConstantWeights, Hypergradient, Signal
+from mixwell.signals import Hypergradient, Signal
 from mixwell.signals.probes import Probes
 from mixwell.simplex.constraints import Cap, Constraint, Floor, PriorPull
 from mixwell.simplex.repetition import EpochCap
@@ -27,22 +28,20 @@ def build(
     config: Config,
     model: nn.Module,
     optimizer: Optimizer,
-    sizes: Mapping[str, int],
+    domains: Mapping[str, IndexedDataset],
     probes: Probes | None = None,
-) -> tuple[Mixer, Sampler]:
-    """A mixer, and a sampler that shares its caps on epochs.
+) -> tuple[Mixer, MixtureLoader]:
+    """Return a mixer, and a loader that shares its caps on epochs.
 
     Args:
         config: the settings.
         model: to be trained.
         optimizer: trains it.
-        sizes: rows by domain.
+        domains: rows by domain.
         probes: what the method may compute on its own.
-
-    Returns:
-        Both.
     """
     batch, mixing = config.batch, config.mixer
+    sizes = {name: len(rows) for name, rows in domains.items()}
     cap = _epoch_cap(config, sizes)
     method = methods.find(mixing.method)
     recipe = method.recipe(task(config, sizes))
@@ -62,15 +61,15 @@ def build(
         on_nonfinite=mixing.on_nonfinite,
         probes=probes,
     )
-    sampler = Sampler(
-        sizes,
+    loader = MixtureLoader(
+        domains,
         batch.rows,
         rule=batch.counts,
         least=_least(config, recipe.signal) if batch.least == "auto" else batch.least,
         cap=cap,
         seed=config.seed,
     )
-    return mixer, sampler
+    return mixer, loader
 
 
 def expect_possible(config: Config, sizes: Mapping[str, int]) -> None:
@@ -143,7 +142,7 @@ def _least(config: Config, signal: Signal) -> int | None:
 
     Where nothing is measured, rows follow the weights: more of a small domain would only be repeated too often.
     """
-    if isinstance(signal, ConstantWeights):
+    if signal.constant:
         return 0
     room = config.batch.rows // len(config.domains)
     return None if signal.parts == 1 else min(room, max(signal.parts, room // 4))

@@ -166,10 +166,6 @@ def expect_possible(config: Config, *, validation: int) -> None:
         raise ValueError(
             f"batch.rows is {config.batch.rows}, which {count} processes cannot share evenly; make it a multiple"
         )
-    if config.batch.counts == "noise":
-        raise ValueError(
-            f"batch.counts: noise is measured in one process, and there are {count}; use weight or equal"
-        )
     if 0 < validation < count:
         raise ValueError(
             f"a validation gradient of {validation} rows cannot be shared by {count} processes; "

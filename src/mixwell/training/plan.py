@@ -117,7 +117,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     points = len(trainer.mixer.signal.validation_points(horizon))
     computed = updates * (points * trainer.validation_rows + extra.per_round * config.batch.rows)
     weights = trainer.mixer.weights.values
-    shares = dict(zip(trainer.sampler.names, trainer.sampler.shares(weights), strict=True))
+    shares = dict(zip(trainer.loader.sampler.names, trainer.loader.sampler.shares(weights), strict=True))
     needed = config.steps * config.batch.rows
     return Plan(
         parameters=sum(p.numel() for p in trained),

@@ -7,10 +7,11 @@ from typing import Any, final
 
 import torch
 
-from mixwell.data.datasets import IndexedDataset, moved
+from mixwell.data.datasets import IndexedDataset
 from mixwell.data.shuffle import ShuffledCursor
 from mixwell.signals.probes import Probes
 from mixwell.typing import LossFn
+from mixwell.utils.nested import to_device
 
 VALIDATION = "validation"
 
@@ -79,6 +80,6 @@ class ProbeRows:
     def _draws(self, name: str, rows: int) -> Callable[[], Any]:
         def draw() -> Any:
             own = self._rows[name]
-            return moved(own.batch(self._cursors[name].take(min(rows, len(own)))), self._device)
+            return to_device(own.batch(self._cursors[name].take(min(rows, len(own)))), self._device)
 
         return draw

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,25 +49,6 @@ def load_state(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], device: 
     np.random.set_state((kind, tensors["numpy"].numpy().astype(np.uint32), place, has_gauss, gauss))
     version, numbers, gauss_next = plain["python"]
     random.setstate((version, tuple(numbers), gauss_next))
-
-
-@contextmanager
-def seeded(number: int) -> Generator[None]:
-    """Draw from generators with a seed of their own inside, and go on as before afterwards; not on a GPU.
-
-    Args:
-        number: the seed.
-    """
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
 
 
 def seed(number: int) -> None:

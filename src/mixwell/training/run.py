@@ -384,7 +384,7 @@ class Run:
                     self._window.take(),
                     learning_rate=outcome.learning_rate,
                     seconds=self._seconds,
-                    rows=trainer.sampler.taken,
+                    rows=trainer.loader.sampler.taken,
                 )
             if record is not None:
                 watch.weights(record.new_weights)
@@ -428,7 +428,7 @@ class Run:
         if distributed.rank():
             return
         available = {name: len(rows) for name, rows in self.data.domains.items()}
-        taken = trainer.sampler.taken
+        taken = trainer.loader.sampler.taken
         described = mixture.describe(
             trainer.mixer,
             method=self.config.mixer.method,

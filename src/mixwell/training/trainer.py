@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,23 +14,20 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixwell import distributed, methods
-from mixwell.data.datasets import IndexedDataset, moved
-from mixwell.data.loader import joined
-from mixwell.data.sharding import cut
+from mixwell.data.datasets import IndexedDataset
 from mixwell.data.shuffle import ShuffledCursor
 from mixwell.mixer import state
+from mixwell.mixer.batch import MixtureBatch, Piece, pieces
 from mixwell.reference.fidelity import Fidelity, measure_fidelity
-from mixwell.signals import Hypergradient
 from mixwell.signals.probes import FORWARD
 from mixwell.simplex import rounds
-from mixwell.training import checkpoints, mixing, noise, optimization, parallel, randomness, schedules
+from mixwell.training import checkpoints, mixing, optimization, parallel, randomness, schedules
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.probe_data import ProbeRows
 from mixwell.training.trainables import Trainable
 from mixwell.typing import Indices, LossFn
-
-NOISE_MEMORY = 0.7
+from mixwell.utils.nested import to_device
 
 
 @final
@@ -51,24 +47,6 @@ class StepOutcome:
     losses: dict[str, float]
     counts: dict[str, int]
     learning_rate: float
-
-
-@final
-@dataclass(frozen=True)
-class Piece:
-    """Rows that are computed at once.
-
-    Args:
-        rows: their indices.
-        own: how many of them count.
-        share: of what this process computes of them in all.
-        portion: by which their mean loss counts, since processes have different numbers of rows.
-    """
-
-    rows: Indices
-    own: int
-    share: float
-    portion: float
 
 
 @final
@@ -110,14 +88,14 @@ class Trainer:
         if reference is not None:
             reference.model.to(self.device).eval().requires_grad_(False)
         self._optimizer = optimization.build(config.optimizer, self._trained())
-        sizes = {name: len(rows) for name, rows in domains.items()}
         self._probe_rows = ProbeRows(
             domains, validation, rows=config.batch.rows, seed=config.seed, device=self.device
         )
         self._probes = self._probe_rows.probes(
             self.model, self._cast(trainable.loss), self._row_losses and self._cast(self._row_losses)
         )
-        self.mixer, self.sampler = mixing.build(config, shared, self._optimizer, sizes, self._probes)
+        self.mixer, self.loader = mixing.build(config, shared, self._optimizer, domains, self._probes)
+        self._batches: Iterator[MixtureBatch] | None = None
         self._expect_suitable()
         self._mixed = self._takes_mixed_batches()
         self._rows_computed = 0.0
@@ -162,54 +140,34 @@ class Trainer:
     # ------------------------------------------------------------------------------------------- training
 
     def step(self) -> StepOutcome:
-        """One training step, with the validation gradient and the update of the weights that are due after it.
-
-        Returns:
-            What it saw.
-        """
+        """Take one training step, with the validation gradient and the update of the weights that are due."""
         weights = self.mixer.weights.values
         rate = self._set_learning_rate()
-        self.mixer.inclusion = self.sampler.inclusion(weights)
         self.model.train()
-        measuring = self.sampler.rule == "noise" and self._round_begins()
-        drawn = self.sampler.draw(weights)
-        own = cut(drawn, rank=distributed.rank(), processes=distributed.world_size())
-        self.mixer.portions = own.portions
-        losses: dict[str, float] = {}
-        if self._mixed and not measuring:
-            losses = self._mixed_backward(drawn, own.rows)
-        else:
-            for name, indices in (
-                own.requires_equal_forward_passes if self.mixer.requires_equal_forward_passes else own.rows
-            ).items():
-                if measuring and len(indices) > 1:
-                    losses[name] = self._measured_backward(name, indices)
-                else:
-                    losses |= self._backward(name, own.rows.get(name, indices[:0]), drawn[name])
+        if self._batches is None:
+            self._batches = self.loader.follow(self.mixer)
+        batch = next(self._batches)
+        losses = self._mixed_backward(batch) if self._mixed else self._backward(batch)
         self.mixer.step()
         if self.mixer.validation_due:
             self._validate()
-        signal, rows = self.mixer.signal, sum(len(indices) for indices in drawn.values())
-        products = len(weights) if isinstance(signal, Hypergradient) and signal.takes_products else 0
-        self._rows_computed += rows * (1 + 2 * products)
-        present = {name: weights[self.mixer.weights.index(name)] for name in drawn}
-        portions = {name: len(one) / len(drawn[name]) for name, one in own.rows.items()}
-        loss = sum(losses[name] * present[name] * portions[name] for name in losses) / sum(present.values())
-        counts = {name: len(indices) for name, indices in own.rows.items()}
-        return StepOutcome(float(loss), losses, counts, rate)
+        total, local = batch.step.total, batch.step.local
+        products = len(weights) if self.mixer.signal.takes_products else 0
+        self._rows_computed += sum(total.values()) * (1 + 2 * products)
+        present = {name: weights[self.mixer.weights.index(name)] for name in total}
+        parts = sum(losses[name] * present[name] * (local[name] / total[name]) for name in losses)
+        return StepOutcome(float(parts / sum(present.values())), losses, batch.counts, rate)
 
     def _validate(self) -> None:
-        """The validation gradient that is due."""
+        """Compute the validation gradient that is due."""
         assert self._cursor is not None
         assert self._validation is not None
         self.model.eval()
         distributed.broadcast_tensors(self.model.buffers())
         indices, rows = self._cursor.take(self.validation_rows), self._validation
-        own = indices[distributed.rank() :: distributed.world_size()]
-        for piece in self._pieces(own, indices, most=self._most_rows):
-            self.mixer.portions = {"validation": piece.portion}
-            with self.mixer.validation(share=piece.share) as scope:
-                scope.scaled_loss(self._mean_loss(self._forward, rows.batch(piece.rows))).backward()
+        for chosen, piece in self._own_pieces(indices):
+            with self.mixer.validation(fraction=piece.fraction, rank_scale=piece.rank_scale) as scope:
+                scope.scaled_loss(self._mean_loss(self._forward, rows.batch(chosen))).backward()
         self._rows_computed += len(indices)
 
     @torch.no_grad()
@@ -226,14 +184,12 @@ class Trainer:
         self.model.eval()
         distributed.broadcast_tensors(self.model.buffers())
         chosen = np.sort(ShuffledCursor(len(rows), "evaluation").take(min(at_most, len(rows))))
-        own = chosen[distributed.rank() :: distributed.world_size()]
         # Not the wrapper of data parallelism, in which processes would wait for each other.
         model = self._forward if distributed.is_single_process() else self.model
         total = 0.0
         with torch.random.fork_rng(devices=[]):
-            for piece in self._pieces(own, chosen, most=self._most_rows):
-                if piece.own or self.mixer.requires_equal_forward_passes:
-                    total += float(self._mean_loss(model, rows.batch(piece.rows))) * piece.own
+            for indices, piece in self._own_pieces(chosen):
+                total += float(self._mean_loss(model, rows.batch(indices))) * (piece.end - piece.begin)
         return float(distributed.all_reduce_sum(np.array([total]), self.device)[0]) / len(chosen)
 
     def fidelity(self, *, steps: int, replicates: int = 0) -> Fidelity:
@@ -263,13 +219,13 @@ class Trainer:
             self._optimizer,
             self._loss,
             self._batches_of_all("fidelity", steps),
-            moved(self._validation.batch(chosen), self.device),
+            to_device(self._validation.batch(chosen), self.device),
             signal=lambda: mixing.hypergradient(self._config),
             weights=self.mixer.weights.last,
             clip_norm=self._config.optimizer.clip_norm,
             replicates=[self._replicate(k, steps, wanted) for k in range(replicates)],
             held_out=[
-                moved(self._validation.batch(part), self.device)
+                to_device(self._validation.batch(part), self.device)
                 for part in self._parts(held_out, at_most=self._most_rows)
             ],
         )
@@ -278,7 +234,7 @@ class Trainer:
         assert self._validation is not None
         key = f"fidelity, replicate {number}"
         rows = self._validation.batch(ShuffledCursor(len(self._validation), key).take(wanted))
-        return self._batches_of_all(key, steps), moved(rows, self.device)
+        return self._batches_of_all(key, steps), to_device(rows, self.device)
 
     def _batches_of_all(self, key: str, steps: int) -> list[dict[str, Any]]:
         """For every step as many rows of each domain, drawn by a key."""
@@ -286,7 +242,7 @@ class Trainer:
         cursors = {name: ShuffledCursor(len(own), f"{key}, {name}") for name, own in self._domains.items()}
         return [
             {
-                name: moved(own.batch(cursors[name].take(rows)), self.device)
+                name: to_device(own.batch(cursors[name].take(rows)), self.device)
                 for name, own in self._domains.items()
             }
             for _ in range(steps)
@@ -307,7 +263,7 @@ class Trainer:
         parts = {"mixer": mixer.pop("tensors"), "optimizer": moments, "random": generators}
         plain = {
             "optimizer": remembered,
-            "sampler": self.sampler.state(),
+            "loader": self.loader.state_dict(),
             "validation_taken": 0 if self._cursor is None else self._cursor.taken,
             "probes": self._probe_rows.state(),
             "rows_computed": self._rows_computed,
@@ -349,7 +305,8 @@ class Trainer:
         saved = checkpoint.own
         mixer = state.own_of([one["mixer"] for one in saved])
         self.mixer.load_state_dict({**mixer, "tensors": part("mixer")})
-        self.sampler.load_state(plain["sampler"])
+        self.loader.load_state_dict(plain["loader"])
+        self._batches = None
         if self._cursor is not None:
             self._cursor.taken = int(plain["validation_taken"])
         self._probe_rows.load_state(plain["probes"])
@@ -368,54 +325,41 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------- inside
 
-    def _backward(self, name: str, indices: Indices, drawn: Indices) -> dict[str, float]:
-        """The gradient of a domain: of this process's rows among those that all drew."""
-        total, portions = 0.0, self.mixer.portions
-        signal = self.mixer.signal
-        most = min(self._config.batch.micro_rows or len(drawn), -(-len(drawn) // signal.parts))
-        for piece in self._pieces(indices, drawn, most=most):
-            rows = moved(self._domains[name].batch(piece.rows), self.device)
-            reference = None
+    def _backward(self, batch: MixtureBatch) -> dict[str, float]:
+        """Compute the gradient of each domain; return the mean loss of this rank's rows of each."""
+        signal, totals = self.mixer.signal, dict[str, float]()
+        for part in batch.by_domain(max_rows=self._config.batch.micro_rows, min_parts=signal.parts):
+            assert part.count is not None
+            rows, reference = to_device(part.rows, self.device), None
             if signal.needs_reference:
                 assert self._reference is not None
-                reference = self._referred(self._reference.loss, rows, piece.own)
-            self.mixer.portions = portions | {name: piece.portion}
-            with self.mixer.domain(name, share=piece.share, rows=piece.own) as scope:
+                reference = self._referred(self._reference.loss, rows, part.count)
+            with self.mixer.domain(part) as scope:
                 with self._autocast(), self._differentiable_twice():
                     loss = self._loss(self._forward, rows)
-                less = loss
+                objective = loss
                 if reference is not None and signal.objective == "excess":
-                    less = (loss - reference).clamp(min=0)
-                counted = scope.scaled_loss(loss, objective=less, reference=reference)
-                counted.backward(create_graph=self.mixer.needs_graph)
-            total += float(loss.detach()) * piece.own
-        self.mixer.portions = portions
-        return {name: total / len(indices)} if len(indices) else {}
+                    objective = (loss - reference).clamp(min=0)
+                scaled = scope.scaled_loss(loss, objective=objective, reference=reference)
+                scaled.backward(create_graph=self.mixer.needs_graph)
+            totals[part.domain] = totals.get(part.domain, 0.0) + float(loss.detach()) * part.count
+        return {name: totals[name] / count for name, count in batch.counts.items()}
 
-    def _mixed_backward(self, drawn: Mapping[str, Indices], own: Mapping[str, Indices]) -> dict[str, float]:
-        """One backward pass over the rows of all domains, or several over parts of them."""
-        assert self._row_losses is not None
-        names = self.mixer.weights.names
-        labels = np.concatenate([np.full(len(one), names.index(name)) for name, one in own.items()])
-        indices = np.concatenate(list(own.values()))
-        often = self.mixer.inclusion
-        counts = {name: len(one) * often[name] / distributed.world_size() for name, one in drawn.items()}
+    def _mixed_backward(self, batch: MixtureBatch) -> dict[str, float]:
+        """Run one backward pass over the rows of all domains, or several over parts of them."""
         found: list[Tensor] = []
-        places = np.arange(len(labels))
-        parts = self._parts(places, at_most=self._config.batch.micro_rows or len(places))
+        parts = batch.split(self._config.batch.micro_rows or len(batch))
         for number, part in enumerate(parts):
-            chosen = [(name, indices[part[labels[part] == names.index(name)]]) for name in own]
-            rows = joined([self._domains[name].batch(some) for name, some in chosen if len(some)])
-            rows = moved(rows, self.device)
-            # Processes average what all parts have left, with the last one.
+            rows = to_device(part.rows, self.device)
+            # Ranks average the gradient of all parts, with the last one.
             last = number == len(parts) - 1
             averaging = nullcontext() if last else distributed.no_sync(self._forward)
-            with averaging, self.mixer.batch(labels[part], counts=counts) as batch:
+            with averaging, self.mixer.batch(part) as scope:
                 losses, reference, objective = self._element_losses(rows, len(part))
-                batch.weighted_loss(losses, reference=reference, objective=objective, data=rows).backward()
+                scope.weighted_loss(losses, reference=reference, objective=objective, data=rows).backward()
             found.append(losses.detach().flatten(1).mean(dim=1) if losses.dim() > 1 else losses.detach())
-        each = torch.cat(found).float().cpu().numpy()
-        return {name: float(each[labels == names.index(name)].mean()) for name in own}
+        each, labels = torch.cat(found).float().cpu().numpy(), batch.labels.numpy()
+        return {name: float(each[labels == batch.names.index(name)].mean()) for name in batch.counts}
 
     def _element_losses(self, rows: Any, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Losses of rows, those of the reference model, and what is made less where it is not the losses."""
@@ -442,29 +386,9 @@ class Trainer:
         with self._autocast():
             return loss(self._reference.model, rows)
 
-    def _measured_backward(self, name: str, indices: Indices) -> float:
-        def backward(half: Indices) -> float:
-            total = 0.0
-            for part in self._parts(half, at_most=self._config.batch.micro_rows or len(half)):
-                batch = self._domains[name].batch(part)
-                loss = self._mean_loss(self._forward, batch) * (len(part) / len(indices))
-                loss.backward()
-                total += float(loss.detach())
-            return total
-
-        first, second = np.array_split(indices, 2)
-        with self.mixer.domain(name) as scope:
-            loss, spread = noise.backward_with_noise(self._trained(), backward, first, second)
-            scope.record_loss(loss)
-        place = self.sampler.names.index(name)
-        before = self.sampler.noise[place]
-        keep = 0.0 if np.isnan(before) else NOISE_MEMORY
-        self.sampler.noise[place] = keep * np.nan_to_num(before) + (1 - keep) * spread
-        return loss
-
     def _takes_mixed_batches(self) -> bool:
         """Whether a step is one batch of all domains' rows, as in plain training; else it is one for each."""
-        traced = isinstance(self.mixer.signal, Hypergradient)
+        traced = self.mixer.signal.uses_traces
         if traced and self._config.traces != "projected":
             return False
         if traced and self._row_losses is None:
@@ -476,8 +400,6 @@ class Trainer:
 
     def _expect_suitable(self) -> None:
         name = f"mixer.method: {self._config.mixer.method}"
-        if self._config.batch.counts == "noise" and self.mixer.signal.parts > 1:
-            raise ValueError(f"{name} splits batches in its own way; set batch.counts to weight or equal")
         if self.mixer.needs_graph and self._config.compile:
             raise ValueError(
                 f"{name} with options.curvature: exact differentiates twice, which a compiled model cannot; set "
@@ -516,7 +438,7 @@ class Trainer:
 
     def _mean_loss(self, model: nn.Module, batch: Any) -> Tensor:
         with self._autocast():
-            return self._loss(model, moved(batch, self.device))
+            return self._loss(model, to_device(batch, self.device))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._config.precision == "float32":
@@ -531,27 +453,21 @@ class Trainer:
     def _parts(indices: Indices, *, at_most: int) -> list[Indices]:
         return [indices[i : i + at_most] for i in range(0, len(indices), at_most)]
 
-    def _pieces(self, own: Indices, drawn: Indices, *, most: int) -> list[Piece]:
-        """This process's rows among those that all drew, no more than some at once.
+    def _own_pieces(self, drawn: Indices) -> list[tuple[Indices, Piece]]:
+        """Return this rank's rows among those that all ranks drew, and how each piece of them counts.
 
-        Where all processes must run the model equally often, one that has no rows left runs one that does not
-        count.
+        Where all ranks must run the model equally often, one that has no rows left runs one that does not count.
         """
         count = distributed.world_size()
-        if not self.mixer.requires_equal_forward_passes:
-            portion = count * len(own) / len(drawn)
-            parts = self._parts(own, at_most=most)
-            return [Piece(part, len(part), len(part) / len(own), portion) for part in parts]
-        number = math.ceil(math.ceil(len(drawn) / count) / most)
-        return [
-            Piece(
-                part if len(part) else drawn[:1],
-                len(part),
-                1 / number,
-                number * count * len(part) / len(drawn),
-            )
-            for part in np.array_split(own, number)
-        ]
+        own = drawn[distributed.rank() :: count]
+        found = pieces(
+            len(own),
+            len(drawn),
+            self._most_rows,
+            world_size=count,
+            equal_forward_passes=self.mixer.requires_equal_forward_passes,
+        )
+        return [(own[p.begin : p.end] if p.end > p.begin else drawn[:1], p) for p in found]
 
     @property
     def _most_rows(self) -> int:
@@ -562,11 +478,6 @@ class Trainer:
     def _own_seed(self) -> int:
         """Of what is random in this process alone."""
         return self._config.seed + 1_000_003 * distributed.rank()
-
-    def _round_begins(self) -> bool:
-        rounds = self.mixer.rounds
-        begin = rounds[-1].first_step + rounds[-1].steps if rounds else self._config.mixer.warmup
-        return self.steps_done == begin
 
 
 def validation_rows(config: Config, horizon: int, *, points: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixwell.data.apportionment import ROUNDING, Apportionment, by_weight_and_noise, within
+from mixwell.data.apportionment import ROUNDING, Apportionment, within
 
 
 def shares(m: int) -> st.SearchStrategy[np.ndarray]:
@@ -137,24 +137,6 @@ def test_a_target_of_more_than_a_row_does_not_delay_the_others() -> None:
 def test_a_batch_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="a batch of 4 rows has no room for 2 of each of 3 domains"):
         Apportionment(4, 3, least=2)
-
-
-def test_neyman_allocation_has_the_least_variance() -> None:
-    """Against all whole allocations of 12 rows to 3 domains."""
-    weights, noise, total = np.array([0.5, 0.3, 0.2]), np.array([1.0, 4.0, 2.0]), 12
-
-    def variance(n: np.ndarray) -> float:
-        return float((weights**2 * noise**2 / n).sum())
-
-    found = variance(total * by_weight_and_noise(weights, noise))
-    others = [np.array([a, b, total - a - b]) for a in range(1, 11) for b in range(1, 12 - a)]
-    assert found <= min(variance(n) for n in others)
-
-
-def test_unknown_noise_is_taken_for_the_mean() -> None:
-    mixed = by_weight_and_noise(np.array([0.25, 0.25, 0.5]), np.array([1.0, 3.0, np.nan]))
-    assert mixed.tolist() == pytest.approx([0.125, 0.375, 0.5])
-    assert by_weight_and_noise(np.array([0.4, 0.6]), np.full(2, np.nan)).tolist() == pytest.approx([0.4, 0.6])
 
 
 @settings(deadline=None)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
+from problems import labeled_batch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -464,7 +465,7 @@ def test_micro_batches_with_the_counts_of_the_step() -> None:
     )
     for x, y in steps:
         for part in (slice(0, 3), slice(3, 6)):
-            with mixer.batch(LABELS[part], counts={"a": 2, "b": 1, "c": 3}) as batch:
+            with mixer.batch(LABELS[part], expected_counts={"a": 2, "b": 1, "c": 3}) as batch:
                 batch.weighted_loss(row_losses(twin, (x[part], y[part]))).backward()
         mixer.step()
         if mixer.validation_due:
@@ -478,7 +479,7 @@ def test_rows_drawn_by_the_weights_are_an_ordinary_mean() -> None:
     mixer = new_mixer(model, weights={"a": 0.5, "b": 0.25, "c": 0.25})
     batch = signals(6)
     expected = {name: 6 * weight for name, weight in mixer.weights.last.items()}
-    with mixer.batch(["a", "a", "a", "a", "b", "a"], counts=expected) as rows:
+    with mixer.batch(["a", "a", "a", "a", "b", "a"], expected_counts=expected) as rows:
         losses = row_losses(model, batch)
         loss = rows.weighted_loss(losses)
         assert loss.item() == pytest.approx(losses.mean().item())
@@ -486,17 +487,17 @@ def test_rows_drawn_by_the_weights_are_an_ordinary_mean() -> None:
     mixer.step()
 
 
-def test_inclusion_divides_by_how_often_a_domain_is_there() -> None:
+def test_losses_are_divided_by_the_probability_of_a_domain() -> None:
     model = Signals().double()
-    mixer = new_mixer(model, inclusion={"c": 0.25})
-    with mixer.batch([0, 0, 1]) as rows:
+    mixer = new_mixer(model)
+    with mixer.batch(labeled_batch("aab", DOMAINS, {"c": 0.25})) as rows:
         losses = row_losses(model, signals(3))
         assert rows.weighted_loss(losses).item() == pytest.approx(
             (losses[:2].mean() / 3 + losses[2] / 3).item()
         )
         losses.sum().backward()
     mixer.step()
-    with mixer.batch([0, 1, 2, 2]) as rows:
+    with mixer.batch(labeled_batch("abcc", DOMAINS, {"c": 0.25})) as rows:
         losses = row_losses(model, signals(4))
         wanted = losses[0] / 3 + losses[1] / 3 + 4 * losses[2:].mean() / 3
         assert rows.weighted_loss(losses).item() == pytest.approx(wanted.item())
@@ -979,9 +980,9 @@ def test_errors_for_people() -> None:
     with pytest.raises(ValueError, match="one loss for each of the 6 rows"):
         give(losses=torch.ones(()))
     with pytest.raises(ValueError, match="how many rows of 'c'"):
-        give(counts={"a": 2, "b": 1})
-    with pytest.raises(ValueError, match="unknown domain 'x' in counts"):
-        give(counts={"x": 2})
+        give(expected_counts={"a": 2, "b": 1})
+    with pytest.raises(ValueError, match="unknown domain 'x' in expected_counts"):
+        give(expected_counts={"x": 2})
     with pytest.raises(ValueError, match="left no gradient"), mixer.batch(LABELS) as rows:
         rows.weighted_loss(row_losses(model, batch))
     with pytest.raises(RuntimeError, match="twice"), mixer.batch(LABELS) as rows:

@@ -46,8 +46,6 @@ WRONG_SETTINGS = {
     r"step size of the weights must be positive and finite, got -1": {"update": -1.0},
     r"clip_norm must be positive and finite, got 0": {"clip_norm": 0.0},
     r"on_nonfinite must be 'raise' or 'skip', got 'zero'": {"on_nonfinite": "zero"},
-    r"unknown domain 'sea'; the domains are d0, d1, d2": {"inclusion": {"sea": 0.5}},
-    r"inclusion probability of 'd1' must be in \(0, 1\], got 0": {"inclusion": {"d1": 0}},
     r"the floors of 3 domains sum to 1.2, more than 1": {"constraints": [mixwell.Floor(0.4)]},
     r"the caps of 3 domains sum to 0.9, less than 1": {"constraints": [mixwell.Cap(0.3)]},
     r"floor names unknown domains \['sea'\]": {"constraints": [mixwell.Floor({"sea": 0.1})]},
@@ -109,10 +107,10 @@ def test_domain_given_twice() -> None:
     model = two_layer(0)
     mixer = make(model)
     give(mixer, model, "d1")
-    with pytest.raises(ValueError, match=r"'d1' is given twice in step 0: its shares sum to 2"):
+    with pytest.raises(ValueError, match=r"'d1' is given twice in step 0: its fractions sum to 2"):
         give(mixer, model, "d1")
-    with pytest.raises(ValueError, match=r"share of a batch must be in \(0, 1\], got 0 for 'd0'"):
-        give(mixer, model, "d0", share=0)
+    with pytest.raises(ValueError, match=r"fraction of a batch must be in \(0, 1\], got 0 for 'd0'"):
+        give(mixer, model, "d0", fraction=0)
 
 
 def test_missing_domain_and_missing_share() -> None:
@@ -120,12 +118,12 @@ def test_missing_domain_and_missing_share() -> None:
     mixer = make(model)
     give(mixer, model, "d0")
     give(mixer, model, "d2")
-    with pytest.raises(ValueError, match=r"domain 'd1' is missing in step 0: .*mixer.inclusion"):
+    with pytest.raises(ValueError, match=r"domain 'd1' is missing in step 0: .*DomainBatch"):
         mixer.step()
-    give(mixer, model, "d1", share=0.5)
-    with pytest.raises(ValueError, match=r"shares of domain 'd1' in step 0 sum to 0\.5, not 1"):
+    give(mixer, model, "d1", fraction=0.5)
+    with pytest.raises(ValueError, match=r"fractions of domain 'd1' in step 0 sum to 0\.5, not 1"):
         mixer.step()
-    give(mixer, model, "d1", share=0.5)
+    give(mixer, model, "d1", fraction=0.5)
     mixer.step()
 
 
@@ -237,18 +235,20 @@ def test_wrong_order() -> None:
         mixer.step()
     with pytest.raises(RuntimeError, match=due), mixer.batch(["d0"]):
         pass
-    with mixer.validation(share=0.5):
+    with mixer.validation(fraction=0.5):
         mse(model, validation).backward()
     assert mixer.validation_due
     assert mixer.round_ended is None
-    with pytest.raises(RuntimeError, match=r"due after step 2 \(shares that sum to 0\.5 of 1 were given\)"):
+    with pytest.raises(
+        RuntimeError, match=r"due after step 2 \(fractions that sum to 0\.5 of 1 were given\)"
+    ):
         mixer.step()
     with (
         pytest.raises(ValueError, match="'validation' is given twice in step 2"),
-        mixer.validation(share=0.6),
+        mixer.validation(fraction=0.6),
     ):
         pass
-    with mixer.validation(share=0.5):
+    with mixer.validation(fraction=0.5):
         mse(model, validation).backward()
     assert mixer.round_ended is mixer.rounds[0]
     not_due = r"no validation gradient is due \(step 2, round 1"
@@ -389,7 +389,7 @@ def test_a_signal_serves_one_mixer() -> None:
 def test_observing_something_else_than_a_number() -> None:
     model = two_layer(0)
     mixer = make(model)
-    with pytest.raises(ValueError, match=r"observe takes the mean loss or the losses of rows; got none"):
+    with pytest.raises(ValueError, match=r"record_loss takes the mean loss or the losses of rows; got none"):
         with mixer.domain("d0") as scope:
             scope.record_loss(torch.zeros(0))
     with pytest.raises(ValueError, match=r"shape \(2,\), those of the reference model \(3,\)"):

@@ -65,13 +65,13 @@ def test_micro_batches_average_to_the_whole_batch(shares: list[float], kind) -> 
         for share in shares:  # interleaved: all domains' first parts, then all second parts, ...
             stop = start + round(16 * share)
             for name, (x, y) in step.items():
-                with mixer.domain(name, share=share):
+                with mixer.domain(name, fraction=share):
                     mse(parts, (x[start:stop], y[start:stop])).backward()
             start = stop
         mixer.step()
         if mixer.validation_due:
             for part in range(2):
-                with mixer.validation(share=0.5):
+                with mixer.validation(fraction=0.5):
                     mse(parts, (validation[0][part::2], validation[1][part::2])).backward()
     assert mixer.rounds[0].points == 2
     np.testing.assert_allclose(mixer.weights.log, reference.weights.log, rtol=1e-6)
@@ -83,15 +83,14 @@ def test_an_absent_domain_stays_unbiased() -> None:
     """With learning rate zero the trace is the plain sum of gradients, so its mean is known exactly."""
     model = Point(torch.tensor([1.0, -2.0], dtype=torch.float64))
     probability, steps = 0.3, 4000
-    mixer = make(
-        model, 2, lr=1e-12, horizon=steps, update=1.0, inclusion={"d1": probability}, signal=_no_decay()
-    )
+    mixer = make(model, 2, lr=1e-12, horizon=steps, update=1.0, signal=_no_decay())
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        with mixer.domain("d0"):
+        present = bool(torch.rand((), generator=generator) < probability)
+        with mixer.domain(mixwell.DomainBatch("d0", absent=frozenset() if present else frozenset({"d1"}))):
             model.theta.sum().backward()
-        if torch.rand((), generator=generator) < probability:
-            with mixer.domain("d1"):
+        if present:
+            with mixer.domain(mixwell.DomainBatch("d1", probability=probability)):
                 (3 * model.theta[0]).backward()
         mixer.step()
     with mixer.validation():
@@ -155,10 +154,10 @@ def test_skipping_leaves_a_contribution_out_and_counts_it() -> None:
     # Never zeros, never NaN: as if the domain had been absent in that step and nothing else had changed.
     reference = make(clean)
     for t, step in enumerate(batches):
-        reference.inclusion = {"d2": 1 - 1e-12} if t == 1 else {}
+        absent = frozenset({"d2"} if t == 1 else ())
         for name, batch in step.items():
             if (t, name) != (1, "d2"):
-                with reference.domain(name):
+                with reference.domain(mixwell.DomainBatch(name, absent=absent)):
                     mse(clean, batch).backward()
         reference.step()
         if reference.validation_due:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import mixwell
-from mixwell.mixer.row_counts import counted_inputs, effective_rows
+from mixwell.mixer.row_counts import count_inputs, effective_rows
 
 SCRIPT = [0.0, 1.0, 1.0]  # scores by domain: the first gains in every round
 
@@ -83,7 +83,7 @@ def test_all_micro_batches_of_a_domain_are_counted() -> None:
         for _ in range(4):
             for name, parts in {"a": 1, "b": 1, "c": 24}.items():
                 for _ in range(parts):
-                    with mixer.domain(name, share=1 / parts):
+                    with mixer.domain(name, fraction=1 / parts):
                         model(torch.randn(2, 4)).square().mean().backward()
             mixer.step()
 
@@ -131,7 +131,7 @@ def test_counting_leaves_no_hook_and_sees_keyword_inputs() -> None:
             return input_ids.float()
 
     model = Model()
-    with counted_inputs(model) as found:
+    with count_inputs(model) as found:
         model(input_ids=torch.zeros(5, 3))
     assert found == [5]
     model(input_ids=torch.zeros(7, 3))

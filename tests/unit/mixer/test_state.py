@@ -177,7 +177,7 @@ def test_a_file_of_the_format_before_is_refused(tmp_path: Path) -> None:
     state.write(tmp_path / "old", old)
     with pytest.raises(
         ValueError,
-        match="the state has format 1, this version of mixwell reads format 2; load it with the version",
+        match="the state has format 1, this version of mixwell reads format 3; load it with the version",
     ):
         mixer.load(tmp_path / "old")
 
@@ -190,11 +190,11 @@ def test_no_state_between_the_parts_of_a_validation_gradient() -> None:
         with mixer.domain(name):
             mse(model, batch).backward()
     mixer.step()
-    with mixer.validation(share=0.5):
+    with mixer.validation(fraction=0.5):
         mse(model, validation).backward()
     with pytest.raises(RuntimeError, match=r"after the block of mixer.validation\(\)"):
         mixer.state_dict()
-    with mixer.validation(share=0.5):
+    with mixer.validation(fraction=0.5):
         mse(model, validation).backward()
     assert mixer.state_dict()["values"]["points"]
 
@@ -263,7 +263,6 @@ def test_many_rounds_and_odd_numbers_can_be_saved(tmp_path: Path) -> None:
         horizon=np.int64(2),
         budget=np.int64(10),
         clip_norm=np.float32(0.5),
-        inclusion={"d1": np.float32(0.5)},
     )
     train(mixer, model, batches[:4], validation)
     mixer.rounds *= 40_000
@@ -284,7 +283,7 @@ def test_no_state_in_the_middle_of_a_step() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.update(format=99), r"format 99, this version of mixwell reads format 2"),
+        (lambda s: s.update(format=99), r"format 99, this version of mixwell reads format 3"),
         (
             lambda s: s["settings"].update(domains=["web", "code", "wiki"]),
             r"domains: \['web', 'code', 'wiki'\] in the state, \['d0', 'd1', 'd2'\] here",

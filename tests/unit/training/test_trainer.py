@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mixwell.data.datasets import TensorRows
-from mixwell.training import config_io, noise, optimization, randomness
+from mixwell.training import config_io, optimization, randomness
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
@@ -99,7 +99,6 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
     [
         {},
         {"optimizer": {"kind": "sgd", "momentum": 0.9, "lr": 0.05}},
-        {"batch": {"rows": 12, "counts": "noise"}},
         {"batch": {"rows": 12, "counts": "equal", "micro_rows": 2}},
         {"mixer": {"horizon": 7, "traces": "bfloat16", "warmup": 3, "floor": 0.05, "max_epochs": 4}},
         {"mixer": {"method": "fixed", "weights": {"a": 1, "b": 2, "c": 3}}},
@@ -146,7 +145,7 @@ def test_a_step_is_the_weighted_gradient_of_the_rows_that_were_drawn() -> None:
     before = [p.detach().clone() for p in one.model.parameters()]
     twin = nn.Linear(4, 1)
     twin.load_state_dict(one.model.state_dict())
-    drawn = trainer(model=nn.Linear(4, 1)).sampler.draw(np.full(3, 1 / 3))
+    drawn = trainer(model=nn.Linear(4, 1)).loader.sampler.draw(np.full(3, 1 / 3))
     total = sum(loss(twin, one._domains[name].batch(rows)) / 3 for name, rows in drawn.items())
     total.backward()  # type: ignore[union-attr]
     outcome = one.step()
@@ -154,54 +153,6 @@ def test_a_step_is_the_weighted_gradient_of_the_rows_that_were_drawn() -> None:
     for start, now, parameter in zip(before, one.model.parameters(), twin.parameters(), strict=True):
         assert parameter.grad is not None
         assert torch.allclose(now, start - 0.1 * parameter.grad, atol=1e-6)
-
-
-def _backward(
-    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, rows: np.ndarray, *, whole: int
-) -> float:
-    part = loss(model, (inputs[rows], targets[rows])) * (len(rows) / whole)
-    part.backward()
-    return float(part.detach())
-
-
-def test_noise_is_the_standard_deviation_of_a_rows_gradient() -> None:
-    """Against per-row gradients of a linear model, which are known."""
-    torch.manual_seed(0)
-    model = nn.Linear(5, 1, bias=False)
-    inputs, targets = torch.randn(4000, 5), torch.randn(4000, 1)
-    rows = 2 * (model(inputs) - targets).detach() * inputs
-    exact = float((rows - rows.mean(0)).square().sum(1).mean().sqrt())
-    found = []
-    for begin in range(0, 4000, 20):
-        model.zero_grad()
-        halves = np.arange(begin, begin + 10), np.arange(begin + 10, begin + 20)
-        _, spread = noise.backward_with_noise(
-            list(model.parameters()), lambda rows: _backward(model, inputs, targets, rows, whole=20), *halves
-        )
-        found.append(spread**2)
-    assert np.sqrt(np.mean(found)) == pytest.approx(exact, rel=0.05)
-
-
-def test_noise_leaves_the_gradient_of_the_whole_batch() -> None:
-    model = nn.Linear(5, 1)
-    inputs, targets = torch.randn(9, 5), torch.randn(9, 1)
-    expected = torch.autograd.grad(loss(model, (inputs, targets)), list(model.parameters()))
-    mean, _ = noise.backward_with_noise(
-        list(model.parameters()),
-        lambda rows: _backward(model, inputs, targets, rows, whole=9),
-        np.arange(4),
-        np.arange(4, 9),
-    )
-    assert mean == pytest.approx(float(loss(model, (inputs, targets)).detach()))
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        assert torch.allclose(parameter.grad, gradient, atol=1e-6)
-
-
-def test_counts_follow_noise() -> None:
-    one = trainer(batch={"rows": 24, "counts": "noise", "least": 1})
-    one.sampler.noise = np.array([1.0, 1.0, 4.0])
-    drawn = one.sampler.draw(np.full(3, 1 / 3))
-    assert [len(rows) for rows in drawn.values()] == [4, 4, 16]
 
 
 def test_evaluation_changes_nothing_and_is_the_mean_over_rows() -> None:
@@ -234,7 +185,7 @@ def test_an_epoch_cap_holds_the_weight_down() -> None:
     """Domain a is alone useful, but its 64 rows may be seen once: 64 of 360 rows."""
     one = trainer(steps=30, batch={"rows": 12, "least": 0}, mixer={"horizon": 3, "max_epochs": {"a": 1}})
     advance(one, 30)
-    assert one.sampler.taken["a"] <= 64
+    assert one.loader.taken["a"] <= 64
     assert max(record.new_weights["a"] for record in one.mixer.rounds[:-1]) < 0.5
 
 

@@ -1,6 +1,5 @@
-"""Mixing in transformers: :class:`MixerTrainer`, and weights from losses alone for those who cannot subclass."""
+"""Mixing in transformers, TRL and PEFT: :class:`MixerTrainer`."""
 
-from mixwell.integrations.transformers.loss_callback import DomainLossCallback
 from mixwell.integrations.transformers.trainer import MixerTrainer
 
-__all__ = ["DomainLossCallback", "MixerTrainer"]
+__all__ = ["MixerTrainer"]

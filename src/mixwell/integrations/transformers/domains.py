@@ -28,7 +28,7 @@ def by_domain(dataset: Any, column: str) -> dict[str, Any]:
     """
     if isinstance(dataset, Mapping):
         datasets = dict(cast("Mapping[str, Any]", dataset))
-        readers.check(datasets)
+        readers.check_datasets(datasets)
         return datasets
     if dataset is None:
         raise ValueError(

@@ -15,15 +15,17 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from mixwell import distributed
 from mixwell.data import readers
+from mixwell.data.loader import MixtureLoader
 from mixwell.integrations import loggers
 from mixwell.integrations.batches import default_settings
 from mixwell.integrations.transformers import checkpoints, refusals
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.domains import CollateWithout, by_domain
-from mixwell.integrations.transformers.feed import LABELS, Cut, Feed
+from mixwell.integrations.transformers.feed import BATCH, TrainerFeed
 from mixwell.mixer.mixer import Mixer
 from mixwell.simplex.repetition import EpochCap, EpochPace
-from mixwell.training import mixture, randomness
+from mixwell.training import mixture
+from mixwell.utils.seeding import seeded
 
 RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """From the model and a batch one loss for each row, shape ``(rows,)``."""
@@ -92,7 +94,7 @@ class MixerTrainer(Trainer):
         refusals.refuse_settings(self, knows_rows=row_losses is not None)
         self._domains = by_domain(self.train_dataset, domain_column)
         self._column = domain_column
-        self._settings = default_settings(mixer, taken={"budget", "clip_norm", "inclusion"})
+        self._settings = default_settings(mixer, reserved={"budget", "clip_norm"})
         # Another method's signal comes with what that method says, and given constraints are all there are.
         self._paced = not {"signal", "constraints"} & set(mixer or {})
         refusals.refuse_validation(validation_dataset, validation_rows)
@@ -150,37 +152,33 @@ class MixerTrainer(Trainer):
         Returns:
             A ``DataLoader``.
         """
-        args = self.args
-        cut = Cut(
-            rows=int(self._train_batch_size),
-            batches=args.gradient_accumulation_steps,
-            process=self._process,
-        )
-        workers: dict[str, Any] = {"num_workers": args.dataloader_num_workers}
-        if args.dataloader_num_workers:
-            workers["prefetch_factor"] = args.dataloader_prefetch_factor
-            workers["multiprocessing_context"] = args.dataloader_multiprocessing_context
+        args, process = self.args, self._process
         seed = args.seed if args.data_seed is None else args.data_seed
-        self._feed = Feed(
+        caps = (one for one in self._settings.get("constraints", ()) if isinstance(one, EpochCap))
+        self._step_rows = self._train_batch_size * args.gradient_accumulation_steps * process[1]
+        self._loader = MixtureLoader(
             self._domains,
-            cut,
-            self._collator("training"),
+            self._step_rows,
+            micro_batches=args.gradient_accumulation_steps,
+            collate=self._collator("training"),
             least=self._least,
+            cap=next(caps, None),
             block=self._block,
             seed=seed,
-            workers=workers,
-            cap=next(
-                (one for one in self._settings.get("constraints", ()) if isinstance(one, EpochCap)), None
-            ),
+            num_workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+            rank=process[0],
+            world_size=process[1],
         )
+        self._feed = TrainerFeed(self._loader)
         key = f"seed {seed}"
         self._streamed = readers.is_stream(self._validation)
         # Of rows that have numbers the processes draw the same, and each reads its own of them.
-        source, process = (
-            (self._validation, cut.process) if self._streamed else (range(len(self._validation)), (0, 1))
+        source, place = (
+            (self._validation, process) if self._streamed else (range(len(self._validation)), (0, 1))
         )
-        self._reader = readers.reader(source, "the validation set", key=key, process=process)
-        self._step_rows = cut.step_rows
+        self._reader = readers.reader(source, "the validation set", key=key, process=place)
         pin = args.dataloader_pin_memory and torch.cuda.is_available()
         return DataLoader(self._feed, batch_size=None, collate_fn=_as_it_is, pin_memory=pin)
 
@@ -194,7 +192,7 @@ class MixerTrainer(Trainer):
             Their number.
         """
         if self._feed is not None and getattr(dataloader, "dataset", None) is self._feed:
-            return self._feed.rows or super().num_examples(dataloader)
+            return self._loader.total_rows or super().num_examples(dataloader)
         return super().num_examples(dataloader)
 
     def training_step(
@@ -210,19 +208,19 @@ class MixerTrainer(Trainer):
         Returns:
             The weighted loss.
         """
-        labels = inputs.pop(LABELS)
+        mixture_batch = inputs.pop(BATCH)
         prepared: dict[str, Any] = self._prepare_inputs(inputs)
         self._check_losses(model, prepared)
         model.train()
         optimizer: Any = self.optimizer
         if callable(getattr(optimizer, "train", None)):  # as schedule-free optimizers want it
             optimizer.train()
-        with self.mixer.batch(labels, counts=self._feed.now.counts) as batch:
+        with self.mixer.batch(mixture_batch) as scope:
             with self.compute_loss_context_manager():
                 losses = self._losses(model, prepared)
-            loss = batch.weighted_loss(losses)
+            loss = scope.weighted_loss(losses)
             self.accelerator.backward(loss)
-        for place, rows, mean in batch.means():
+        for place, rows, mean in scope.means():
             self._sums[:, place] += mean * rows, rows
         return loss.detach()
 
@@ -241,7 +239,7 @@ class MixerTrainer(Trainer):
             found = {name: total[k] / rows[k] for k, name in enumerate(self._domains) if rows[k]}
             logs = {
                 **logs,
-                **loggers.named_step(losses=found, rows=self._feed.taken),
+                **loggers.named_step(losses=found, rows=self._loader.taken),
                 **loggers.named_weights(self.mixer.weights.last),
             }
         super().log(logs, *args, **kwargs)
@@ -257,7 +255,7 @@ class MixerTrainer(Trainer):
             sizes = {name: len(rows) for name, rows in self._domains.items()}
             settings["constraints"] = [EpochPace(sizes, batch_size=self._step_rows, budget=steps)]
         self.mixer = Mixer(model, optimizer, tuple(self._domains), budget=steps, **settings)
-        self._feed.follow(self.mixer)
+        self._feed.mixer = self.mixer
         self._checked = self._resumed is not None
         if self._resumed is not None:
             self._load(Path(self._resumed))
@@ -270,8 +268,7 @@ class MixerTrainer(Trainer):
 
     def validate(self) -> None:
         """The validation gradient that is due."""
-        rows, portion = self._validation_batch()
-        self.mixer.portions = {"validation": portion}
+        rows, rank_scale = self._validation_batch()
         model: Any = self.model_wrapped
         # Models of transformers keep all activations outside of training, whatever checkpointing was asked for.
         model.train(self.args.gradient_checkpointing)
@@ -279,13 +276,12 @@ class MixerTrainer(Trainer):
         collate, size = self._collator("evaluation"), min(self.args.eval_batch_size, self._train_batch_size)
         for first in range(0, len(rows), size):
             part = rows[first : first + size]
-            with randomness.seeded(self.mixer.steps_done + first):
+            with seeded(self.mixer.steps_done + first):
                 inputs = collate(part)
-            with self.mixer.validation(share=len(part) / len(rows)) as scope:
+            with self.mixer.validation(fraction=len(part) / len(rows), rank_scale=rank_scale) as scope:
                 with self.compute_loss_context_manager():
                     loss = self._losses(model, self._prepare_inputs(dict(inputs))).mean()
                 self.accelerator.backward(scope.scaled_loss(loss))
-        self.mixer.portions = {}
         model.train()
 
     def save_mixing(self, folder: Path) -> None:
@@ -295,10 +291,10 @@ class MixerTrainer(Trainer):
             folder: of the checkpoint.
         """
         plain = {
-            "feed": self._feed.state(),
+            "loader": self._loader.state_dict(),
             "validation": self._reader.state(),
             "losses": self._sums.tolist(),
-            "streams": self._streamed or not self._feed.shared,
+            "streams": self._streamed or self._loader.streams,
         }
         checkpoints.write(folder, self.mixer, plain)
         self.save_mixture(folder)
@@ -312,7 +308,7 @@ class MixerTrainer(Trainer):
         if self.is_world_process_zero():
             rows = {name: len(one) for name, one in self._domains.items() if not readers.is_stream(one)}
             described = mixture.describe(
-                self.mixer, method="mixwell", seed=self.args.seed, rows=rows, taken=self._feed.taken
+                self.mixer, method="mixwell", seed=self.args.seed, rows=rows, taken=self._loader.taken
             )
             mixture.write(folder, described)
 
@@ -361,11 +357,12 @@ class MixerTrainer(Trainer):
 
     def _load(self, folder: Path) -> None:
         plain = checkpoints.read_places(folder)
-        per_epoch = len(self._feed) // self.args.gradient_accumulation_steps if self._feed.rows else 0
+        per_epoch = len(self._feed) // self.args.gradient_accumulation_steps if self._loader.total_rows else 0
         done = self.state.global_step % (per_epoch or self.state.max_steps)
         passed_over = 0 if self.args.ignore_data_skip else done * self.args.gradient_accumulation_steps
         # First, since its message about another batch size is the clearer one.
-        self._feed.load_state(plain["feed"], passed_over=passed_over)
+        self._loader.load_state_dict(plain["loader"])
+        self._feed.passed_over = passed_over
         checkpoints.load_mixer(folder, self.mixer)
         self._reader.load_state(plain["validation"])
         self._sums[:] = plain["losses"]

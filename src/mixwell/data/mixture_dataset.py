@@ -3,7 +3,7 @@
 In place of ``datasets.interleave_datasets(..., probabilities=...)``, whose probabilities are fixed
 (huggingface/datasets#7387)::
 
-    rows = Interleaved({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
+    rows = MixtureDataset({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
     loader = DataLoader(rows, batch_size=32)
     ...
     rows.weights = mixer.weights.last
@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mixwell.data.apportionment import Apportionment
-from mixwell.data.readers import Reader, check, reader
+from mixwell.data.readers import Reader, check_datasets, reader
 from mixwell.typing import Vector
 
 _WORKERS = 1024
@@ -30,7 +30,7 @@ Stop = Literal["never", "first", "all"]
 
 
 @final
-class Interleaved(IterableDataset[Any]):
+class MixtureDataset(IterableDataset[Any]):
     """Rows of several datasets, one after the other, as often as their weights say.
 
     The share of every dataset is exact: after n rows it has given ``n w_j`` of them, within one row
@@ -48,14 +48,14 @@ class Interleaved(IterableDataset[Any]):
             dataset with weight has ended, or ``"all"`` have.
         block: rows of a stream that are shuffled together; 1 leaves a stream in order.
         seed: of the orders.
-        rank: of this process, where each process is to read rows of its own.
-        processes: how many there are.
+        rank: the rank of this process; each rank reads rows of its own.
+        world_size: the number of ranks.
 
     Raises:
         ValueError: a dataset is empty or cannot be read, or a setting is wrong.
 
     Example:
-        >>> rows = Interleaved({"a": [{"x": 1}], "b": [{"x": 2}]}, weights={"a": 3, "b": 1})
+        >>> rows = MixtureDataset({"a": [{"x": 1}], "b": [{"x": 2}]}, weights={"a": 3, "b": 1})
         >>> read = iter(rows)
         >>> [next(read)["domain"] for _ in range(8)]
         ['a', 'a', 'b', 'a', 'a', 'a', 'b', 'a']
@@ -71,19 +71,19 @@ class Interleaved(IterableDataset[Any]):
         block: int = 1024,
         seed: int = 0,
         rank: int = 0,
-        processes: int = 1,
+        world_size: int = 1,
     ) -> None:
         if stop not in get_args(Stop):
             raise ValueError(f"stop must be one of {', '.join(get_args(Stop))}, got {stop!r}")
-        if not 0 <= rank < processes:
-            raise ValueError(f"rank must be below the number of processes, got {rank} of {processes}")
-        check(datasets)
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be below the world size, got {rank} of {world_size}")
+        check_datasets(datasets)
         self._datasets = dict(datasets)
         self.names = tuple(datasets)
         """The names of the datasets."""
         self.column = column
         self._stop: Stop = stop
-        self._block, self._seed, self._rank, self._processes = block, seed, rank, processes
+        self._block, self._seed, self._rank, self._world_size = block, seed, rank, world_size
         # In shared memory, so that workers see what is written to it.
         self._weights = torch.zeros(len(self.names), dtype=torch.float64).share_memory_()
         self.weights = dict.fromkeys(self.names, 1.0) if weights is None else weights
@@ -120,15 +120,8 @@ class Interleaved(IterableDataset[Any]):
         readers = {} if self._reading is None else self._reading.readers
         return {name: readers[name].taken if readers else 0 for name in self.names}
 
-    def expected(self, rows: int) -> dict[str, float]:
-        """How many of some rows each dataset gives on average, for ``mixer.batch(labels, counts=...)``.
-
-        Args:
-            rows: of a training step.
-
-        Returns:
-            Numbers by name, of those that have weight.
-        """
+    def expected_counts(self, rows: int) -> dict[str, float]:
+        """Return how many of ``rows`` rows each dataset with weight gives on average, for ``mixer.batch``."""
         return {name: weight * rows for name, weight in self.weights.items() if weight}
 
     def set_epoch(self, epoch: int) -> None:
@@ -214,7 +207,7 @@ class Interleaved(IterableDataset[Any]):
         """
         worker = get_worker_info()
         place = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        key, process = self._key(), (self._rank, self._processes)
+        key, process = self._key(), (self._rank, self._world_size)
         if time is None:
             time = 0
             if worker is not None and self._stop == "never":

@@ -1,0 +1,323 @@
+"""Batches as a mixer takes them: rows, the domain of each, and the expected number of rows of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mixwell.hypergradient.capture.row_groups import Labels
+from mixwell.typing import Vector
+from mixwell.utils import nested
+
+RowLabels = Tensor | NDArray[Any] | Sequence[Any]
+"""For every row the name of its domain, or its number in the order of the domains."""
+
+
+@final
+@dataclass(frozen=True)
+class DomainBatch:
+    """Rows of one domain, for ``mixer.domain(batch)``.
+
+    With ``n`` rows of the domain in the step, all ranks together, of which this rank has ``n_r``, and the
+    probability ``p`` with which the domain is in a step, the mean loss of ``c`` rows counts ``c R / (n p) =
+    fraction * rank_scale / probability`` in the mean over the R ranks, so that the domain's gradient is unbiased.
+
+    Args:
+        domain: the name of the domain.
+        rows: the rows, as the model takes them.
+        count: the number of rows that count, if known; 0 for rows that are run only because all ranks must run the
+            model equally often.
+        fraction: the fraction ``c / n_r`` of the domain's rows on this rank in the step.
+        probability: ``p``.
+        rank_scale: ``R n_r / n``. Where it is not 1, call ``scope.scaled_loss(loss).backward()``.
+        absent: domains that have no rows on this rank in the step.
+    """
+
+    domain: str
+    rows: Any = None
+    count: int | None = None
+    fraction: float = field(default=1.0, kw_only=True)
+    probability: float = field(default=1.0, kw_only=True)
+    rank_scale: float = field(default=1.0, kw_only=True)
+    absent: frozenset[str] = field(default=frozenset(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(
+                f"the fraction of a batch must be in (0, 1], got {self.fraction} for {self.domain!r}"
+            )
+        if not 0 < self.probability <= 1:
+            raise ValueError(f"the probability of {self.domain!r} must be in (0, 1], got {self.probability}")
+        if not 0 <= self.rank_scale < math.inf:
+            raise ValueError(
+                f"the rank scale of {self.domain!r} must be finite and not negative, got {self.rank_scale}"
+            )
+
+
+@final
+@dataclass(frozen=True)
+class StepCounts:
+    """The number of rows of each domain in a training step.
+
+    Args:
+        total: rows of all ranks and micro-batches, by domain, of the domains that are in the step.
+        local: rows of this rank, all micro-batches together.
+        probabilities: the probability with which a domain is in a step, of those that may be absent.
+        world_size: the number of ranks that ``total`` is divided among.
+        micro_batches: the number of micro-batches of the step.
+    """
+
+    total: Mapping[str, int]
+    local: Mapping[str, int]
+    probabilities: Mapping[str, float] = field(default_factory=dict[str, float])
+    world_size: int = 1
+    micro_batches: int = 1
+
+    def probability(self, name: str) -> float:
+        """Return the probability with which a domain is in a step."""
+        return self.probabilities.get(name, 1.0)
+
+    @property
+    def expected(self) -> dict[str, float]:
+        """``e_d = n_d p_d / R``: the loss of a row counts ``w_d / e_d``, and ranks are averaged."""
+        return {name: n * self.probability(name) / self.world_size for name, n in self.total.items()}
+
+
+@final
+@dataclass(frozen=True)
+class MixtureBatch:
+    """One micro-batch of one rank, as a :class:`mixwell.MixtureLoader` makes it.
+
+    Args:
+        names: the domains.
+        labels: the number of each row's domain in the order of ``names``, shape ``(rows,)``, increasing.
+        step: the rows of the step that the micro-batch belongs to.
+        collated: the rows as one batch, where they were collated together.
+        parts: else the rows of each domain.
+        equal_forward_passes: whether all ranks must run the model equally often, so that :meth:`by_domain` has
+            rows of every domain of the step; those that this rank has none of do not count.
+    """
+
+    names: tuple[str, ...]
+    labels: Tensor
+    step: StepCounts
+    collated: Any = None
+    parts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    equal_forward_passes: bool = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def expected_counts(self) -> dict[str, float]:
+        """By domain the number by which the sum over its rows is divided; see :class:`StepCounts`."""
+        return self.step.expected
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of the step that the micro-batch is."""
+        return 1 / self.step.micro_batches
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The number of rows of each domain in this micro-batch, of those that have any."""
+        counts = torch.bincount(self.labels, minlength=len(self.names)).tolist()
+        return {name: count for name, count in zip(self.names, counts, strict=True) if count}
+
+    @cached_property
+    def rows(self) -> Any:
+        """The rows as one batch, in the order of the labels."""
+        if self.collated is not None:
+            return self.collated
+        return nested.concat_batches([self.parts[name] for name in self.counts])
+
+    def to(self, device: torch.device | str, **_: Any) -> MixtureBatch:
+        """Return the batch with its rows on a device. Labels stay where they are."""
+        place = torch.device(device)
+        return replace(
+            self,
+            collated=nested.to_device(self.collated, place),
+            parts={name: nested.to_device(part, place) for name, part in self.parts.items()},
+        )
+
+    def split(self, max_rows: int) -> list[MixtureBatch]:
+        """Return micro-batches of at most ``max_rows`` rows, with the expected counts of the whole step."""
+        if len(self) <= max_rows:
+            return [self]
+        begins = range(0, len(self), max_rows)
+        step = replace(self.step, micro_batches=self.step.micro_batches * len(begins))
+        return [
+            MixtureBatch(
+                self.names,
+                self.labels[begin : begin + max_rows],
+                step,
+                nested.slice_rows(self.rows, begin, begin + max_rows),
+            )
+            for begin in begins
+        ]
+
+    def by_domain(self, *, max_rows: int | None = None, min_parts: int = 1) -> list[DomainBatch]:
+        """Return the rows of each domain, for ``mixer.domain``.
+
+        Args:
+            max_rows: the greatest number of rows of a part; ``None`` for no limit.
+            min_parts: the least number of parts of a domain, where it has as many rows (on all ranks together).
+        """
+        present = self.step.total if self.equal_forward_passes else self.step.local
+        absent = frozenset(self.names) - {name for name, count in present.items() if count}
+        found: list[DomainBatch] = []
+        for name, total in self.step.total.items():
+            if name not in self.counts and not self.equal_forward_passes:
+                continue
+            most = min(max_rows or total, -(-total // min_parts))
+            found += [
+                DomainBatch(
+                    name,
+                    self._rows_of(name, begin, end),
+                    end - begin,
+                    fraction=fraction,
+                    probability=self.step.probability(name),
+                    rank_scale=rank_scale,
+                    absent=absent,
+                )
+                for begin, end, fraction, rank_scale in pieces(
+                    self.counts.get(name, 0),
+                    total,
+                    most,
+                    local=self.step.local[name],
+                    world_size=self.step.world_size,
+                    micro_batches=self.step.micro_batches,
+                    equal_forward_passes=self.equal_forward_passes,
+                )
+            ]
+        return found
+
+    def _rows_of(self, name: str, begin: int, end: int) -> Any:
+        if self.collated is not None:
+            if not end - begin:
+                raise ValueError(
+                    f"this rank has no rows of {name!r}, and with fully_shard all ranks must run the model "
+                    "equally often; take mixed batches (mixer.batch), or a loader without collate"
+                )
+            offset = int((self.labels < self.names.index(name)).sum())
+            return nested.slice_rows(self.collated, offset + begin, offset + end)
+        part, own = self.parts[name], self.counts.get(name, 0)
+        if begin == end:  # any row will do: it does not count
+            begin, end = 0, 1
+        return part if (begin, end) == (0, max(own, 1)) else nested.slice_rows(part, begin, end)
+
+
+class Piece(NamedTuple):
+    """Rows that are computed at once: where they begin and end, and as in :class:`DomainBatch`."""
+
+    begin: int
+    end: int
+    fraction: float
+    rank_scale: float
+
+
+def pieces(
+    own: int,
+    total: int,
+    most: int,
+    *,
+    world_size: int,
+    local: int | None = None,
+    micro_batches: int = 1,
+    equal_forward_passes: bool = False,
+) -> list[Piece]:
+    """Divide the rows of one domain on one rank into pieces of at most ``most`` rows.
+
+    Args:
+        own: the rows of this micro-batch on this rank.
+        total: the rows of the step on all ranks.
+        most: the greatest number of rows of a piece.
+        world_size: the number of ranks.
+        local: the rows of the step on this rank; by default ``own``.
+        micro_batches: the number of micro-batches of the step.
+        equal_forward_passes: whether all ranks must have the same number of pieces; some may then be empty.
+    """
+    local = own if local is None else local
+    if not equal_forward_passes:
+        return [
+            Piece(begin, min(begin + most, own), min(most, own - begin) / local, world_size * local / total)
+            for begin in range(0, own, most)
+        ]
+    number = math.ceil(math.ceil(total / (world_size * micro_batches)) / most)
+    ends = np.cumsum([len(part) for part in np.array_split(np.arange(own), number)]).tolist()
+    return [
+        Piece(
+            begin,
+            end,
+            1 / (number * micro_batches),
+            number * micro_batches * world_size * (end - begin) / total,
+        )
+        for begin, end in zip([0, *ends], ends, strict=False)
+    ]
+
+
+def domain_numbers(labels: RowLabels, names: Sequence[str]) -> Labels:
+    """Return the number of every row's domain, shape ``(rows,)``.
+
+    Raises:
+        ValueError: there is no row, or a label is not that of a domain.
+    """
+    numbers = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if numbers.dtype.kind == "U":
+        index = {name: number for number, name in enumerate(names)}
+        unknown = sorted(set(numbers.tolist()) - set(index))
+        if unknown:
+            raise ValueError(f"unknown domain {unknown[0]!r}; the domains are {', '.join(names)}")
+        numbers = np.array([index[label] for label in numbers.tolist()])
+    if numbers.ndim != 1 or not len(numbers):
+        raise ValueError(
+            f"labels must have one entry for every row, and there must be rows; got shape {numbers.shape}"
+        )
+    if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= len(names):
+        raise ValueError(
+            f"labels must be names of domains, or whole numbers from 0 to {len(names) - 1}; got "
+            f"{numbers.min()} to {numbers.max()} ({numbers.dtype})"
+        )
+    return numbers.astype(np.int64)
+
+
+def resolve_expected(
+    counts: NDArray[np.int64], names: Sequence[str], given: Mapping[str, float] | None
+) -> Vector:
+    """Return the number by which the sum over the rows of each domain is divided.
+
+    Args:
+        counts: the rows of each domain in the batch, shape ``(m,)``; the result where nothing is given.
+        names: the domains.
+        given: the expected numbers by domain.
+
+    Returns:
+        Shape ``(m,)``; NaN where a domain has neither rows nor an expected number.
+
+    Raises:
+        ValueError: a number is missing or not positive, or of an unknown domain.
+    """
+    if given is None:
+        return np.where(counts > 0, counts, np.nan)
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise ValueError(
+            f"unknown domain {unknown[0]!r} in expected_counts; the domains are {', '.join(names)}"
+        )
+    expected = np.array([given.get(name, np.nan) for name in names], dtype=np.float64)
+    wrong = (counts > 0) & ~(np.isfinite(expected) & (expected > 0))
+    if wrong.any():
+        name = names[int(np.flatnonzero(wrong)[0])]
+        raise ValueError(
+            f"expected_counts must say how many rows of {name!r} a step has, as it is in the batch; got "
+            f"{given.get(name)}"
+        )
+    return expected
