@@ -114,7 +114,7 @@ def test_universal_generalization_needs_no_validation(horizon: int) -> None:
     script = long_script(2)
     script.validation = None
     signal = Alignment(universal=True)
-    assert not signal.needs_validation
+    assert not signal.requirements.validation
     played = play(script, signal, doge(0.2), horizon=horizon, lr=LR)
     expected = published(script, mu=0.2, horizon=horizon, universal=True)
     np.testing.assert_allclose(played.weights, expected, rtol=1e-9)

@@ -170,7 +170,7 @@ def test_the_last_excess_survives_a_stop() -> None:
 
 def test_a_reference_is_needed() -> None:
     model, mixer = token_mixer(ExcessLosses())
-    with pytest.raises(ValueError, match=r"needs the losses of a reference model: scope\.observe"):
+    with pytest.raises(ValueError, match=r"needs the losses of a reference model: scope\.record_loss"):
         with mixer.domain("d0") as scope:
             model.theta.sum().backward()
             scope.record_loss(torch.ones(2))
@@ -236,9 +236,9 @@ def test_the_recipe_is_the_rule() -> None:
     played = play(script, recipe.signal, recipe.update)
     excess = np.maximum(0, script.losses - referred(script))
     np.testing.assert_allclose(played.weights, published(excess, 0.5, 0.1, absent="zero"), rtol=1e-12)
-    assert recipe.signal.objective == "excess"
+    assert recipe.signal.requirements.objective == "excess"
     official = METHOD.recipe(task())
-    assert official.signal.objective == "losses"
+    assert official.signal.requirements.objective == "losses"
     assert repr(official.signal) == "ExcessLosses('element', absent='last', objective='losses')"
     assert repr(official.update) == "UniformSmoothing(MirrorDescent(1.0), 0.001)"
     assert METHOD.horizon is not None

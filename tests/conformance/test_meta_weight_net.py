@@ -214,10 +214,10 @@ def test_the_recipe() -> None:
     method = methods.find("meta-weight-net")
     made = method.recipe(task())
     assert repr(made.signal) == (
-        "LossNetwork('rows', normalize=False, hidden=100, learning_rate=0.001, weight_decay=0.0001, seed=3)"
+        "LossNetwork(level='rows', normalize=False, hidden=100, learning_rate=0.001, seed=3, weight_decay=0.0001)"
     )
     assert isinstance(made.update, MirrorDescent)
-    assert not made.signal.needs_validation
+    assert not made.signal.requirements.validation
     domains = method.recipe(task(level="domains", normalize=True, hidden=5))
     assert isinstance(domains.update, SoftmaxWeights)
     assert "'domains', normalize=True, hidden=5" in repr(domains.signal)

@@ -398,7 +398,7 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"give Mixer\(..., probes=Probes\("):
         mixer(None)
     own = {name: feed.draw(j) for j, name in enumerate(names(M))}
-    with pytest.raises(ValueError, match="needs a validation set"):
+    with pytest.raises(ValueError, match=r"validation=\.\.\."):
         mixer(Probes(model, mse, own))
     with pytest.raises(ValueError, match="have none of d0"):
         mixer(Probes(model, mse, {k: v for k, v in own.items() if k != "d0"}, feed.draw(M)))

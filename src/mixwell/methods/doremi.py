@@ -23,7 +23,7 @@ from mixwell.methods.base import (
     every_step,
     steps_of,
 )
-from mixwell.signals.probes import FORWARD
+from mixwell.utils.costs import FORWARD
 
 
 class DoremiOptions(Options):

@@ -16,7 +16,7 @@ from mixwell.methods.base import (
 )
 from mixwell.methods.doremi import trained_reference
 from mixwell.methods.pike import hundredth
-from mixwell.signals.probes import FORWARD
+from mixwell.utils.costs import FORWARD
 
 
 class DynamicLoadingOptions(Options):

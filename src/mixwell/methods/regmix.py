@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Stages, Steps, Task, Whole
-from mixwell.signals.probes import FORWARD
+from mixwell.utils.costs import FORWARD
 
 
 class ProxyOptions(Options):

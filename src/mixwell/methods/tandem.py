@@ -14,7 +14,7 @@ from mixwell.methods.base import (
     batch_of_each,
     validation_batch,
 )
-from mixwell.signals.probes import FORWARD
+from mixwell.utils.costs import FORWARD
 
 
 class TandemOptions(Options):

@@ -27,6 +27,7 @@ from mixwell.mixer.row_batch import RowBatch, RowStep, places_of, rows_expected
 from mixwell.mixer.row_counts import RowCounts, counted_inputs
 from mixwell.mixer.scopes import Scope, Scopes
 from mixwell.signals import Hypergradient, Signal
+from mixwell.signals.base import DomainFactors, LinearSignal
 from mixwell.signals.probes import Probes
 from mixwell.simplex import horizons, rounds
 from mixwell.simplex.constraints import Constraint
@@ -138,9 +139,9 @@ class Mixer:
         # Gradients of domains are averaged over processes when they are combined: once, and not for each.
         self._averaging = distributed.is_ddp(model)
         self._sum = WeightedSum(
-            self._parameters, lazy=self._signal.supports_mixed_batches, shared=self._averaging
+            self._parameters, lazy=not self._signal.requirements.domain_batches, shared=self._averaging
         )
-        self._scopes = Scopes(self._parameters, graphs=self._signal.needs_graph)
+        self._scopes = Scopes(self._parameters, graphs=self._signal.requirements.graph)
         self._row_counts = RowCounts(self.weights.names)
         self._round_begun = False
         self._clear_step()
@@ -214,12 +215,12 @@ class Mixer:
     @property
     def needs_validation(self) -> bool:
         """Whether the signal needs validation gradients; where not, none is ever due."""
-        return self._signal.needs_validation
+        return self._signal.requirements.validation
 
     @property
     def needs_graph(self) -> bool:
         """Whether domains need ``backward(create_graph=True)``, as exact Hessian products do."""
-        return self._signal.needs_graph
+        return self._signal.requirements.graph
 
     @property
     def signal(self) -> Signal:
@@ -305,7 +306,7 @@ class Mixer:
                 self._losses.add(name, scope.loss, share * portion)
                 if self._step_begun and scope.losses:
                     losses, reference = scope.told()
-                    self._signal.record_loss(index, losses, share=share * portion, reference=reference)
+                    self._signal.record_loss(index, losses, fraction=share * portion, reference=reference)
             scope.gradients = []  # so that a kept scope does not keep its gradient alive
         self._shares.give(name, share)
 
@@ -345,7 +346,7 @@ class Mixer:
                 self._shares.check(names[place], 1.0, self.steps_done)
         weights = np.maximum(self.weights.values, _LEAST_WEIGHT)
         watching = (
-            self._signal.rows(segments, weights) if self._begin_step() else nullcontext(CaptureContext())
+            self._signal.capture(segments, weights) if self._begin_step() else nullcontext(CaptureContext())
         )
         first = not self._rows.given
         self._rows.given = True
@@ -456,7 +457,8 @@ class Mixer:
                     self._validation = self._new_validation()
                 # A part's score needs its gradient of all processes, which is had of the whole only.
                 only = len(self._due_points) == 1
-                if share < 1 and only and self._signal.linear and distributed.is_single_process():
+                linear = isinstance(self._signal, LinearSignal)
+                if share < 1 and only and linear and distributed.is_single_process():
                     self._scores.add_part(share, self._signal.scores(scope.gradients))
                 self._validation.take(scope.gradients, share)
                 self._losses.add(_VALIDATION, scope.loss, share * portion)
@@ -631,12 +633,12 @@ class Mixer:
         self._round_begun = True
 
     def _expect_recorded(self, name: str, scope: Scope) -> None:
-        if self._signal.needs_losses and not scope.losses:
+        if self._signal.requirements.losses and not scope.losses:
             raise ValueError(
-                f"{self._signal!r} lives by the losses: call scope.record_loss(loss) in `with "
+                f"{self._signal!r} requires the losses: call scope.record_loss(loss) in `with "
                 f"mixer.domain({name!r}) as scope:`"
             )
-        if self._signal.needs_reference and any(other is None for _, other in scope.losses):
+        if self._signal.requirements.reference and any(other is None for _, other in scope.losses):
             raise ValueError(
                 f"{self._signal!r} needs the losses of a reference model: scope.record_loss(losses, reference=...)"
             )
@@ -646,7 +648,8 @@ class Mixer:
         weight = float(self.weights.values[index])
         if self._begin_step():
             self._signal.fold(index, gradients, scale=scale, weight=weight, rows=rows)
-        self._sum.add(gradients, weight * scale * self._signal.domain_factor(index))
+        factor = self._signal.domain_factor(index) if isinstance(self._signal, DomainFactors) else 1.0
+        self._sum.add(gradients, weight * scale * factor)
 
     def _begin_step(self) -> bool:
         """Whether the step belongs to a round; the signal then knows that it has begun."""
@@ -662,7 +665,8 @@ class Mixer:
     def _look_at(self, batch: RowBatch, expected: Vector) -> None:
         """Keep the losses of a mixed batch, and leave its step out where something is not finite."""
         names = self.weights.names
-        found = self._signal.non_finite() if self._step_begun else None
+        signal = self._signal
+        found = signal.non_finite() if self._step_begun and isinstance(signal, LinearSignal) else None
         problems = {names[place]: "gradient" for place in found or []}
         for place, rows, mean in batch.means():
             if np.isfinite(mean):
@@ -687,12 +691,12 @@ class Mixer:
         self, observed: tuple[Tensor, Tensor | None], segments: RowGroups, expected: Vector
     ) -> None:
         losses, reference = observed
-        if self._signal.needs_reference and reference is None:
+        if self._signal.requirements.reference and reference is None:
             raise ValueError(
                 f"{self._signal!r} needs the losses of a reference model: "
                 "batch.weighted_loss(losses, reference=...)"
             )
-        if not self._signal.needs_losses:
+        if not self._signal.requirements.losses:
             return
         losses, reference = segments.sorted(losses), None if reference is None else segments.sorted(reference)
         for place, begin, end in segments.present:
@@ -700,7 +704,7 @@ class Mixer:
             self._signal.record_loss(
                 place,
                 losses[begin:end],
-                share=(end - begin) * often / float(expected[place]),
+                fraction=(end - begin) * often / float(expected[place]),
                 reference=None if reference is None else reference[begin:end],
             )
 
@@ -836,7 +840,7 @@ class Mixer:
             )
 
     def _expect_validation_due(self) -> None:
-        if not self._signal.needs_validation:
+        if not self._signal.requirements.validation:
             raise RuntimeError(
                 f"{self._signal!r} needs no validation gradient; call mixer.validation() only where "
                 "mixer.validation_due is true"

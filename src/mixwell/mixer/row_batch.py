@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import Labels, RowGroups
-from mixwell.signals.base import Signal
+from mixwell.signals.base import RowFactors, Signal
 from mixwell.typing import Vector
 
 
@@ -96,7 +96,9 @@ class RowBatch:
         losses, made_less = _by_row(losses), _by_row(losses if objective is None else objective)
         self.losses = losses.detach()
         weighted = made_less * self._factors.to(losses)
-        factors = self._signal.row_factors(self.losses, self.segments, data)
+        factors = None
+        if isinstance(self._signal, RowFactors):
+            factors = self._signal.row_factors(self.losses, self.segments, data)
         if factors is not None:
             weighted = weighted * factors.to(losses)
         self._watch.weighted(weighted)

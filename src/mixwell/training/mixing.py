@@ -146,7 +146,8 @@ def _least(config: Config, signal: Signal) -> int | None:
     if isinstance(signal, ConstantWeights):
         return 0
     room = config.batch.rows // len(config.domains)
-    return None if signal.parts == 1 else min(room, max(signal.parts, room // 4))
+    parts = signal.requirements.parts
+    return None if parts == 1 else min(room, max(parts, room // 4))
 
 
 def _epoch_cap(config: Config, sizes: Mapping[str, int]) -> EpochCap | None:

@@ -230,7 +230,7 @@ def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
         signal = mixing.hypergradient(chosen)
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
         if (
-            signal.supports_mixed_batches and kind != "projected"
+            not signal.requirements.domain_batches and kind != "projected"
         ):  # one batch per domain, whose gradients are summed up
             found[kind] += sum(p.nbytes for p in parameters)
     return found

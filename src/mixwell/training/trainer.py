@@ -22,7 +22,6 @@ from mixwell.data.shuffle import ShuffledCursor
 from mixwell.mixer import state
 from mixwell.reference.fidelity import Fidelity, measure_fidelity
 from mixwell.signals import Hypergradient
-from mixwell.signals.probes import FORWARD
 from mixwell.simplex import rounds
 from mixwell.training import checkpoints, mixing, noise, optimization, parallel, randomness, schedules
 from mixwell.training.checkpoints import Checkpoint
@@ -30,6 +29,7 @@ from mixwell.training.config import Config
 from mixwell.training.probe_data import ProbeRows
 from mixwell.training.trainables import Trainable
 from mixwell.typing import Indices, LossFn
+from mixwell.utils.costs import FORWARD
 
 NOISE_MEMORY = 0.7
 
@@ -124,7 +124,7 @@ class Trainer:
         self._cursor: ShuffledCursor | None = None
         self.validation_rows = 0
         """Rows of one validation gradient; 0 where none is needed."""
-        if validation is not None and self.mixer.signal.needs_validation:
+        if validation is not None and self.mixer.signal.requirements.validation:
             self._cursor = ShuffledCursor(len(validation), f"seed {config.seed}, validation set")
             points = len(self.mixer.signal.validation_points(self.mixer.horizon))
             rows = validation_rows(config, self.mixer.horizon, points=points)
@@ -372,11 +372,11 @@ class Trainer:
         """The gradient of a domain: of this process's rows among those that all drew."""
         total, portions = 0.0, self.mixer.portions
         signal = self.mixer.signal
-        most = min(self._config.batch.micro_rows or len(drawn), -(-len(drawn) // signal.parts))
+        most = min(self._config.batch.micro_rows or len(drawn), -(-len(drawn) // signal.requirements.parts))
         for piece in self._pieces(indices, drawn, most=most):
             rows = moved(self._domains[name].batch(piece.rows), self.device)
             reference = None
-            if signal.needs_reference:
+            if signal.requirements.reference:
                 assert self._reference is not None
                 reference = self._referred(self._reference.loss, rows, piece.own)
             self.mixer.portions = portions | {name: piece.portion}
@@ -384,7 +384,7 @@ class Trainer:
                 with self._autocast(), self._differentiable_twice():
                     loss = self._loss(self._forward, rows)
                 less = loss
-                if reference is not None and signal.objective == "excess":
+                if reference is not None and signal.requirements.objective == "excess":
                     less = (loss - reference).clamp(min=0)
                 counted = scope.scaled_loss(loss, objective=less, reference=reference)
                 counted.backward(create_graph=self.mixer.needs_graph)
@@ -420,7 +420,7 @@ class Trainer:
     def _element_losses(self, rows: Any, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Losses of rows, those of the reference model, and what is made less where it is not the losses."""
         assert self._row_losses is not None
-        if not self.mixer.signal.needs_reference:
+        if not self.mixer.signal.requirements.reference:
             with self._autocast():
                 return self._row_losses(self._forward, rows), None, None
         assert self._reference is not None
@@ -431,7 +431,7 @@ class Trainer:
         with self._autocast():
             losses = own(self._forward, rows)
         reference = self._referred(other, rows, count)
-        excess = self.mixer.signal.objective == "excess"
+        excess = self.mixer.signal.requirements.objective == "excess"
         return losses, reference, (losses - reference).clamp(min=0) if excess else None
 
     @torch.no_grad()
@@ -472,11 +472,11 @@ class Trainer:
                 "mixer.traces: projected needs the loss of every row: let the Python function give (model, loss, "
                 "row_losses), or mixwell.train(..., row_losses=...), or choose dense traces"
             )
-        return self._row_losses is not None and self.mixer.signal.supports_mixed_batches
+        return self._row_losses is not None and not self.mixer.signal.requirements.domain_batches
 
     def _expect_suitable(self) -> None:
         name = f"mixer.method: {self._config.mixer.method}"
-        if self._config.batch.counts == "noise" and self.mixer.signal.parts > 1:
+        if self._config.batch.counts == "noise" and self.mixer.signal.requirements.parts > 1:
             raise ValueError(f"{name} splits batches in its own way; set batch.counts to weight or equal")
         if self.mixer.needs_graph and self._config.compile:
             raise ValueError(
