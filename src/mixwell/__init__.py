@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         TraceError,
         Traces,
     )
-    from mixwell.methods.recipes import recipe
     from mixwell.mixer.mixer import Mixer
     from mixwell.mixer.records import RoundRecord
     from mixwell.reference.fidelity import Fidelity, measure_fidelity
@@ -60,8 +59,7 @@ _ROOMS = {
     # batches and whole runs
     "data.loader": ("MixtureLoader",),
     "training.api": ("train",),
-    # every method of the field
-    "methods.recipes": ("recipe",),
+    # methods that compute outside of the training step
     "signals.probes": ("Probes",),
     # what a mixer is made of
     "signals": ("Hypergradient", "Signal", "ConstantWeights"),
@@ -141,7 +139,6 @@ __all__ = [
     "Weights",
     "__version__",
     "measure_fidelity",
-    "recipe",
     "train",
 ]
 

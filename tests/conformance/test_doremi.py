@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 import mixwell
 from mixwell import methods
-from mixwell.methods import Outcome, Task
+from mixwell.methods import MethodContext, Outcome
 from mixwell.signals.excess_losses import ExcessLosses
 from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 from scripted import Point, Script, names, play
@@ -207,16 +206,22 @@ def test_what_is_wrong_is_said(settings, said: str) -> None:
 METHOD = methods.find("doremi")
 
 
-def task(**options) -> Task:
-    mixer = SimpleNamespace(weights={"a": 1.0, "b": 3.0})
-    return Task(("a", "b"), {"a": 10, "b": 30}, 8, 100, 0, mixer, METHOD.options(**options))
+def task(**options) -> MethodContext:
+    return MethodContext(
+        domains=("a", "b"),
+        rows={"a": 10, "b": 30},
+        batch_rows=8,
+        steps=100,
+        weights={"a": 1.0, "b": 3.0},
+        options=METHOD.options(**options),
+    )
 
 
 def outcome(folder: str) -> Outcome:
     return Outcome(folder=Path(folder), loss=1.0, average={"a": 0.25, "b": 0.75})
 
 
-def staged(one: Task):
+def staged(one: MethodContext):
     """The trials that were asked for, and what the stages returned."""
     assert METHOD.stages is not None
     stages, trials = METHOD.stages(one), []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 import mixwell
 from mixwell import methods
-from mixwell.methods import Extra, Task
+from mixwell.methods import Extra, MethodContext
 from mixwell.signals.domain_losses import DomainLosses
 from mixwell.simplex.updates import MirrorDescent
 from scripted import Point, Script, names, play
@@ -212,13 +212,13 @@ def test_the_method() -> None:
     assert method.horizon(1000) == 1
     assert not method.needs.validation
     options = method.options.model_validate({"eta": 0.3, "size_adjustment": 3.0})
-    task = Task(tuple(ROWS), ROWS, 8, 10, 0, SimpleNamespace(), options)
+    task = MethodContext(domains=tuple(ROWS), rows=ROWS, batch_rows=8, steps=10, options=options)
     recipe = method.recipe(task)
     script = Script.random(3, steps=5)
     played = play(script, recipe.signal, recipe.update)
     expected = published(script.losses, 0.3, 3 / np.sqrt([100, 25, 400]), np.full(3, 1 / 3))
     np.testing.assert_allclose(played.weights, expected, rtol=1e-12)
     assert method.extra(task) == Extra()
-    plain = method.recipe(Task(tuple(ROWS), ROWS, 8, 10, 0, SimpleNamespace(), method.options()))
+    plain = method.recipe(replace(task, options=method.options()))
     assert repr(plain.signal) == "DomainLosses(0.0, None, absent='zero')"
     assert repr(plain.update) == "MirrorDescent(0.01)"

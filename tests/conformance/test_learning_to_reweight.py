@@ -14,7 +14,7 @@ from torch.nn import functional
 import mixwell
 from mixwell import methods
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.methods import Task
+from mixwell.methods import MethodContext
 from mixwell.signals.directional import Derivatives
 from mixwell.signals.probes import Probes, rows_of
 from mixwell.signals.row_alignment import RowAlignment
@@ -255,9 +255,11 @@ def test_what_it_computes_is_what_the_method_says() -> None:
     assert run.mixer.nbytes >= run.signal.nbytes == sum(p.nbytes for p in run.model.parameters())
 
 
-def task(level: str) -> Task:
+def task(level: str) -> MethodContext:
     options = methods.find("learning-to-reweight").options.model_validate({"level": level})
-    return Task(NAMES, dict.fromkeys(NAMES, 100), 12, 50, 3, None, options)
+    return MethodContext(
+        domains=NAMES, rows=dict.fromkeys(NAMES, 100), batch_rows=12, steps=50, seed=3, options=options
+    )
 
 
 def test_the_recipe() -> None:

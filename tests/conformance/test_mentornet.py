@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 import mixwell
 from mixwell import methods
-from mixwell.methods import Task
+from mixwell.methods import MethodContext
 from mixwell.signals.learned_curriculum import LearnedRowCurriculum
 from mixwell.signals.probes import Probes
 from mixwell.signals.row_curriculum import GivenRowCurriculum, _percentile
@@ -328,9 +327,17 @@ def test_what_it_computes_is_what_the_method_says() -> None:
     assert (given.before, given.per_step, given.per_round) == (0, 0, 0)
 
 
-def task(name: str, **settings: Any) -> Task:
+def task(name: str, **settings: Any) -> MethodContext:
     options = methods.find(name).options.model_validate(settings)
-    return Task(NAMES, dict.fromkeys(NAMES, 100), 12, 50, 3, SimpleNamespace(warmup=10), options)
+    return MethodContext(
+        domains=NAMES,
+        rows=dict.fromkeys(NAMES, 100),
+        batch_rows=12,
+        steps=50,
+        seed=3,
+        warmup=10,
+        options=options,
+    )
 
 
 def test_the_recipes() -> None:

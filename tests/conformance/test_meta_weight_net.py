@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mixwell
 from mixwell import methods
-from mixwell.methods import Task
+from mixwell.methods import MethodContext
 from mixwell.signals.loss_network import LossNetwork
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
@@ -205,9 +205,11 @@ def test_what_it_computes_is_what_the_method_says() -> None:
     assert run.signal.nbytes == 3 * 301 * 8 + 4 * 4
 
 
-def task(**settings: Any) -> Task:
+def task(**settings: Any) -> MethodContext:
     options = methods.find("meta-weight-net").options.model_validate(settings)
-    return Task(NAMES, dict.fromkeys(NAMES, 100), 12, 50, 3, None, options)
+    return MethodContext(
+        domains=NAMES, rows=dict.fromkeys(NAMES, 100), batch_rows=12, steps=50, seed=3, options=options
+    )
 
 
 def test_the_recipe() -> None:

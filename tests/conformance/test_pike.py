@@ -15,10 +15,9 @@ from scipy.optimize import minimize
 
 import mixwell
 from mixwell import methods
-from mixwell.methods import Extra, Task
+from mixwell.methods import Extra, MethodContext
 from mixwell.signals.gradient_moments import DescentBound, GradientMoments, least_on_simplex
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
-from mixwell.training.config import MixerConfig
 from scripted import Point, Script, names, play
 
 LR, BATCH = 0.1, 12
@@ -420,14 +419,13 @@ def test_a_bound_without_curvature_is_refused() -> None:
 # ------------------------------------------------------------------------------------------------- the methods
 
 
-def task(name: str, **options) -> Task:
-    return Task(
+def task(name: str, **options) -> MethodContext:
+    return MethodContext(
         domains=tuple(names(3)),
         rows=dict.fromkeys(names(3), 1000),
         batch_rows=BATCH,
         steps=9,
         seed=0,
-        mixer=MixerConfig(method=name),
         options=methods.find(name).options.model_validate(options),
     )
 

@@ -15,12 +15,11 @@ from hypothesis.extra.numpy import arrays
 
 import mixwell
 from mixwell import methods
-from mixwell.methods import Extra, Task
+from mixwell.methods import Extra, MethodContext
 from mixwell.signals import influence_solvers as search
 from mixwell.signals.influence import Influence
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import SoftmaxWeights
-from mixwell.training.config import MixerConfig
 from scripted import Point, Script, names, play
 
 LR = 0.1
@@ -452,14 +451,13 @@ def test_a_missing_package_is_named(package: str, candidates: int, monkeypatch: 
 # ------------------------------------------------------------------------------------------------- the methods
 
 
-def task(name: str, batch_rows: int = 6, **options) -> Task:
-    return Task(
+def task(name: str, batch_rows: int = 6, **options) -> MethodContext:
+    return MethodContext(
         domains=tuple(names(3)),
         rows={"d0": 1000, "d1": 1000, "d2": 1},
         batch_rows=batch_rows,
         steps=60,
         seed=5,
-        mixer=MixerConfig(method=name),
         options=methods.find(name).options.model_validate(options),
     )
 

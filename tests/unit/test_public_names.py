@@ -14,7 +14,7 @@ PUBLIC = {
     "MeasuredCurvature", "MirrorDescent", "Mixer", "MixtureLoader", "PerTensorCurvature", "PriorPull",
     "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord", "SelfTunedMirrorDescent", "Signal",
     "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "SubsetTraces", "TraceError", "Traces",
-    "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity", "recipe", "train",
+    "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity", "train",
 }  # fmt: skip
 
 

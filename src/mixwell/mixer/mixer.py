@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from mixwell.hypergradient.traces.base import Combined
 from mixwell.mixer import agreement, state
 from mixwell.mixer.accumulation import LossMeans, RoundScores, Shares, WeightedSum
 from mixwell.mixer.nonfinite import NonFinite, NonFinitePolicy
+from mixwell.mixer.recipes import METHODS
 from mixwell.mixer.records import RoundRecord
 from mixwell.mixer.row_batch import RowBatch, RowStep, places_of, rows_expected
 from mixwell.mixer.row_counts import RowCounts, counted_inputs
@@ -146,6 +147,89 @@ class Mixer:
         self._round_begun = False
         self._clear_step()
         self._clear_round()
+
+    @classmethod
+    def from_method(
+        cls,
+        method: str,
+        model: nn.Module,
+        optimizer: Optimizer,
+        domains: Sequence[str],
+        *,
+        budget: int,
+        horizon: int | Literal["auto", "long"] = "auto",
+        options: Mapping[str, Any] | None = None,
+        rows: Mapping[str, int] | None = None,
+        batch_rows: int = 0,
+        step_size: float | Literal["auto"] = "auto",
+        seed: int = 0,
+        constraints: Sequence[Constraint] = (),
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        warmup: int = 0,
+        clip_norm: float | None = None,
+        inclusion: Mapping[str, float] | None = None,
+        on_nonfinite: NonFinitePolicy = "raise",
+        probes: Probes | None = None,
+    ) -> Self:
+        """Return a mixer with the signal, update and constraints of a named method.
+
+        With ``doge`` and ``doremi`` they are the rule by which their proxies learn. Methods that compute outside
+        of the training step also need ``probes``, those that use losses ``scope.record_loss(loss)``, and those
+        that weight rows ``batch.weighted_loss(losses, data=rows)``.
+
+        Args:
+            method: its name; ``mixwell methods`` lists them.
+            model: as for :class:`Mixer`, like all arguments that are not named here.
+            optimizer: trains it.
+            domains: the names of the domains.
+            budget: N, training steps of the run.
+            horizon: T; ``"auto"`` is the T of the method's authors, ``"long"`` is ``ceil(sqrt(N log N))``.
+            options: the method's settings; ``mixwell methods NAME`` lists them.
+            rows: the number of rows by domain, for methods that use the domains' sizes.
+            batch_rows: the rows of a training step over all domains, for methods that use it.
+            step_size: alpha, for methods that descend along a hypergradient; ``"auto"`` tunes it.
+            seed: of the method's random numbers.
+            weights: initial weights; by default those of the method, or uniform.
+
+        Raises:
+            ValueError: a name or setting is wrong, a package is missing, or the method trains proxies on many
+                mixtures, which only :func:`mixwell.train` and ``mixwell run`` do.
+
+        Example:
+            >>> model = nn.Linear(2, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> mixer = Mixer.from_method("doge", model, optimizer, ["web", "code"], budget=100, horizon="long")
+            >>> mixer.horizon
+            22
+        """
+        found = METHODS.get(method)
+        recipe = found.loop_recipe(
+            domains,
+            budget=budget,
+            horizon=horizon,
+            options=options or {},
+            rows=rows or {},
+            batch_rows=batch_rows,
+            warmup=warmup,
+            step_size=step_size,
+            seed=seed,
+        )
+        return cls(
+            model,
+            optimizer,
+            domains,
+            budget=budget,
+            horizon=found.round_length(horizon, budget),
+            signal=recipe.signal,
+            update=recipe.update,
+            constraints=[*constraints, *recipe.constraints],
+            weights=recipe.weights if weights is None else weights,
+            warmup=warmup,
+            clip_norm=clip_norm,
+            inclusion=inclusion,
+            on_nonfinite=on_nonfinite,
+            probes=probes,
+        )
 
     def __repr__(self) -> str:
         return f"Mixer({self.weights!r}, {self._clock!r}, {self._signal!r}, {self._outer.update!r})"

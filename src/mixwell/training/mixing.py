@@ -9,7 +9,7 @@ from torch import nn
 
 from mixwell import methods
 from mixwell.data.sampler import Sampler
-from mixwell.methods import Task
+from mixwell.methods import MethodContext
 from mixwell.methods.hypergradient import averaged_signal
 from mixwell.mixer.mixer import Mixer
 from mixwell.signals import ConstantWeights, Hypergradient, Signal
@@ -17,7 +17,7 @@ from mixwell.signals.probes import Probes
 from mixwell.simplex.constraints import Cap, Constraint, Floor, PriorPull
 from mixwell.simplex.repetition import EpochCap
 from mixwell.simplex.weight_updater import WeightUpdater
-from mixwell.training.config import Config, MixerConfig, method_options
+from mixwell.training.config import Config, MixerConfig
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -45,7 +45,7 @@ def build(
     batch, mixing = config.batch, config.mixer
     cap = _epoch_cap(config, sizes)
     method = methods.find(mixing.method)
-    recipe = method.recipe(task(config, sizes))
+    recipe = method.recipe(method_context(config, sizes))
     learned = method.kind != "static"
     mixer = Mixer(
         model,
@@ -84,26 +84,31 @@ def expect_possible(config: Config, sizes: Mapping[str, int]) -> None:
     WeightUpdater(None, constraints).start(tuple(sizes), _initial_weights(config.mixer, sizes))
 
 
-def task(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> Task:
-    """What a method may look at.
+def method_context(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> MethodContext:
+    """Return the context of a method's recipe.
 
     Args:
         config: the settings.
         sizes: rows by domain.
-        held_out: rows of the validation set, where that is known.
-
-    Returns:
-        The task of its recipe.
+        held_out: rows of the validation set, where known.
     """
-    return Task(
+    mixer = config.mixer
+    return MethodContext(
         domains=tuple(sizes),
         rows=sizes,
         batch_rows=config.batch.rows,
         steps=config.steps,
         seed=config.seed,
-        mixer=config.mixer,
-        options=method_options(methods.find(config.mixer.method), config.mixer.options),
+        options=methods.find(mixer.method).parse_options(mixer.options),
+        weights=mixer.weights,
+        horizon=mixer.horizon,
+        warmup=mixer.warmup,
+        step_size=mixer.step_size,
+        curvature=mixer.curvature,
         traces=config.traces,
+        rank=mixer.rank,
+        sketch_size=mixer.sketch_size,
+        validation_rows=mixer.validation_rows,
         held_out=held_out,
         evaluated=None if held_out is None else min(held_out, config.output.evaluate_rows),
     )
@@ -118,7 +123,7 @@ def horizon(config: Config) -> int:
     Returns:
         Steps of a round; all of them where the weights never change.
     """
-    return methods.find(config.mixer.method).length(config.mixer.horizon, config.steps)
+    return methods.find(config.mixer.method).round_length(config.mixer.horizon, config.steps)
 
 
 def hypergradient(config: Config) -> Hypergradient:
@@ -135,7 +140,7 @@ def hypergradient(config: Config) -> Hypergradient:
     plain = config.model_copy(
         update={"mixer": mixer.model_copy(update={"method": "mixwell", "options": own})}
     )
-    return averaged_signal(task(plain, dict.fromkeys(config.domains, 1)))
+    return averaged_signal(method_context(plain, dict.fromkeys(config.domains, 1)))
 
 
 def _least(config: Config, signal: Signal) -> int | None:

@@ -36,7 +36,7 @@ def resolve_stages(config: Config, sizes: Mapping[str, int], folder: Path, do: D
     method = methods.find(config.mixer.method)
     if method.stages is None:
         return config
-    stages = method.stages(mixing.task(config, sizes))
+    stages = method.stages(mixing.method_context(config, sizes))
     try:
         trials = next(stages)
         while True:
