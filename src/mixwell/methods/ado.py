@@ -1,4 +1,4 @@
-"""ADO: domains whose loss falls fastest, by scaling laws that are fitted on the way, get more weight."""
+"""ADO: domains with the fastest falling loss, by scaling laws fitted in training, get more weight."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""DoGE: domains whose gradients align with the target's get more weight."""
+"""DoGE: domains with gradients that align with the target's get more weight."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from mixwell.methods import base
+from mixwell.methods import base, proxies
 from mixwell.methods.base import Extra, MethodContext, Recipe, Stages
 from mixwell.simplex.rounds import validation_rows
 
 
-class DogeOptions(base.ProxyOptions):
+class DogeOptions(proxies.ProxyOptions):
     """Settings of DoGE."""
 
     mu: base.Positive = 0.01
@@ -44,7 +44,7 @@ def stages(context: MethodContext) -> Stages:
     options = context.options_as(DogeOptions)
     if not options.transfer:
         return {}
-    return (yield from base.train_proxy(context, options.in_run("doge")))
+    return (yield from proxies.train_proxy(context, options.in_run("doge")))
 
 
 def extra(context: MethodContext) -> Extra:

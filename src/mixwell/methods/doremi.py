@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mixwell.methods import base
+from mixwell.methods import base, proxies
 from mixwell.methods.base import Extra, MethodContext, Recipe, Stages
 
 
-class DoremiOptions(base.ReferenceOptions, base.ProxyOptions):
+class DoremiOptions(proxies.ReferenceOptions, proxies.ProxyOptions):
     """Settings of DoReMi. The learned weights begin uniform."""
 
     eta: base.Positive = 1.0
@@ -38,11 +38,11 @@ def recipe(context: MethodContext) -> Recipe:
 def stages(context: MethodContext) -> Stages:
     """Train a reference model, then a proxy that is compared with it, and return the average of its weights."""
     options = context.options_as(DoremiOptions)
-    reference = yield from base.train_reference(context, model=options.proxy_model)
+    reference = yield from proxies.train_reference(context, model=options.proxy_model)
     online = options.in_run("doremi", reference=reference)
     if not options.transfer:
         return {} if options.reference is not None else online
-    return (yield from base.train_proxy(context, online))
+    return (yield from proxies.train_proxy(context, online))
 
 
 def extra(context: MethodContext) -> Extra:
@@ -50,8 +50,8 @@ def extra(context: MethodContext) -> Extra:
     options = context.options_as(DoremiOptions)
     before = options.reference_cost(context)
     if not options.transfer:
-        return Extra(before=before, per_step=base.REFERENCE_COST)
-    return Extra(before=before + context.trial_steps(options.proxy_steps) * (1 + base.REFERENCE_COST))
+        return Extra(before=before, per_step=proxies.REFERENCE_COST)
+    return Extra(before=before + context.trial_steps(options.proxy_steps) * (1 + proxies.REFERENCE_COST))
 
 
 base.register(

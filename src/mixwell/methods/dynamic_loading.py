@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mixwell.methods import base
+from mixwell.methods import base, proxies
 from mixwell.methods.base import Extra, MethodContext, Recipe, Stages
 
 
-class DynamicLoadingOptions(base.ReferenceOptions):
+class DynamicLoadingOptions(proxies.ReferenceOptions):
     """Settings of dynamic batch loading."""
 
     step_size: base.Positive = 1.0
@@ -29,14 +29,14 @@ def stages(context: MethodContext) -> Stages:
     options = context.options_as(DynamicLoadingOptions)
     if options.reference is not None:
         return {}
-    reference = yield from base.train_reference(context)
+    reference = yield from proxies.train_reference(context)
     return {"options": {**options.model_dump(), "reference": reference}}
 
 
 def extra(context: MethodContext) -> Extra:
     """Return the cost of the reference model and of its forward passes."""
     before = context.options_as(DynamicLoadingOptions).reference_cost(context)
-    return Extra(before=before, per_step=base.REFERENCE_COST)
+    return Extra(before=before, per_step=proxies.REFERENCE_COST)
 
 
 DYNAMIC_LOADING = base.register(

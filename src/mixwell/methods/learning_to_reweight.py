@@ -1,4 +1,4 @@
-"""Learning to Reweight: rows whose gradients help the validation set count, and no others."""
+"""Learning to Reweight: only rows with gradients that help the validation set count."""
 
 from __future__ import annotations
 

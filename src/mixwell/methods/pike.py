@@ -1,4 +1,4 @@
-"""PiKE: domains whose gradients are large and not noisy get more weight; there is no target."""
+"""PiKE: domains with large and not noisy gradients get more weight; there is no target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TANDEM: weight for domains whose loss falls where a twin of the model also learns from the validation set."""
+"""TANDEM: domains with losses that fall where a twin also learns from the validation set get more weight."""
 
 from __future__ import annotations
 

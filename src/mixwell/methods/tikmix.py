@@ -1,4 +1,4 @@
-"""TiKMiX: the mixture whose gradients have most influence on the target, at a few milestones."""
+"""TiKMiX: the mixture with the most influence of its gradients on the target, at a few milestones."""
 
 from __future__ import annotations
 
