@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mixwell.hypergradient.traces import SubsetTraces as SubsetTraces
     from mixwell.hypergradient.traces import TraceError as TraceError
     from mixwell.hypergradient.traces import Traces as Traces
-    from mixwell.methods.recipes import recipe as recipe
     from mixwell.mixer.batch import DomainBatch as DomainBatch
     from mixwell.mixer.batch import MixtureBatch as MixtureBatch
     from mixwell.mixer.mixer import Mixer as Mixer
@@ -68,8 +67,7 @@ _ROOMS = {
     "data.mixture_dataset": ("MixtureDataset",),
     "mixer.batch": ("DomainBatch", "MixtureBatch"),
     "training.api": ("train",),
-    # every method of the field
-    "methods.recipes": ("recipe",),
+    # methods that compute outside of the training step
     "signals.probes": ("Probes",),
     # what a mixer is made of
     "signals": ("Hypergradient", "Signal", "ConstantWeights"),

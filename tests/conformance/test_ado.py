@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from scipy.optimize import minimize
 import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
-from mixwell.methods import Extra, Task
+from mixwell.methods import Extra, MethodContext
 from mixwell.signals.power_laws import Law, fit_law
 from mixwell.signals.scaling_law import ScalingLaws
 from mixwell.simplex.updates import SoftmaxWeights
@@ -316,10 +315,12 @@ def test_a_prior_of_other_domains_is_refused() -> None:
 # ---------------------------------------------------------------------------------------------- the method
 
 
-def task(**options) -> Task:
+def task(**options) -> MethodContext:
     method = methods.find("ado")
     rows = {"d0": 50, "d1": 30, "d2": 20}
-    return Task(tuple(rows), rows, 8, 240, 0, SimpleNamespace(warmup=0), method.options(**options))
+    return MethodContext(
+        domains=tuple(rows), rows=rows, batch_rows=8, steps=240, options=method.options(**options)
+    )
 
 
 def test_the_method_begins_with_the_rows_and_follows_the_rule() -> None:

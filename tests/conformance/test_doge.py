@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import torch
 import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
-from mixwell.methods import Extra, Outcome, Task
+from mixwell.methods import Extra, MethodContext, Outcome
 from mixwell.signals.alignment import Alignment
 from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
-from mixwell.training.config import MixerConfig
 
 LR = 0.1
 
@@ -65,16 +65,17 @@ def long_script(seed: int, *, steps: int = 9) -> Any:
     return script
 
 
-def task(steps: int = 50, batch_rows: int = 16, mixer: MixerConfig | None = None, **options) -> Task:
+def task(
+    steps: int = 50, batch_rows: int = 16, mixer: Mapping[str, Any] | None = None, **options
+) -> MethodContext:
     method: Any = methods.find("doge")
-    return Task(
+    return MethodContext(
         domains=("web", "code"),
         rows={"web": 1000, "code": 1000},
         batch_rows=batch_rows,
         steps=steps,
-        seed=0,
-        mixer=mixer or MixerConfig(method="doge"),
         options=method.options.model_validate(options),
+        **mixer or {},
     )
 
 
@@ -114,7 +115,7 @@ def test_universal_generalization_needs_no_validation(horizon: int) -> None:
     script = long_script(2)
     script.validation = None
     signal = Alignment(universal=True)
-    assert not signal.needs_validation
+    assert not signal.requirements.validation
     played = play(script, signal, doge(0.2), horizon=horizon, lr=LR)
     expected = published(script, mu=0.2, horizon=horizon, universal=True)
     np.testing.assert_allclose(played.weights, expected, rtol=1e-9)
@@ -302,11 +303,11 @@ def test_what_the_proxy_costs() -> None:
     assert extra(task()) == Extra(before=100)
     assert extra(task(target="domains")) == Extra(before=50)
     # 20 steps, a validation gradient of half a batch after every 6th: 4 of them.
-    mixer = MixerConfig(method="doge", horizon=6, validation_rows=8)
+    mixer = {"horizon": 6, "validation_rows": 8}
     assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 4 / 2)
     # With a warm-up of 8 there are 2, of one batch: a twentieth of 10 steps is less.
-    mixer = MixerConfig(method="doge", horizon=10, warmup=8)
+    mixer = {"horizon": 10, "warmup": 8}
     assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 2)
     # Of rounds of 40 steps a twentieth is 2 batches.
-    mixer = MixerConfig(method="doge", horizon=40)
+    mixer = {"horizon": 40}
     assert extra(task(proxy_steps=80, mixer=mixer)) == Extra(before=80 + 2 * 2)

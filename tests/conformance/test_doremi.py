@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import torch
 import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
-from mixwell.methods import Outcome, Task
+from mixwell.methods import MethodContext, Outcome
 from mixwell.signals.excess_losses import ExcessLosses
 from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 
@@ -171,7 +170,7 @@ def test_the_last_excess_survives_a_stop() -> None:
 
 def test_a_reference_is_needed() -> None:
     model, mixer = token_mixer(ExcessLosses())
-    with pytest.raises(ValueError, match=r"needs the losses of a reference model: scope\.observe"):
+    with pytest.raises(ValueError, match=r"needs the losses of a reference model: scope\.record_loss"):
         with mixer.domain("d0") as scope:
             model.theta.sum().backward()
             scope.record_loss(torch.ones(2))
@@ -208,16 +207,22 @@ def test_what_is_wrong_is_said(settings, said: str) -> None:
 METHOD = methods.find("doremi")
 
 
-def task(**options) -> Task:
-    mixer = SimpleNamespace(weights={"a": 1.0, "b": 3.0})
-    return Task(("a", "b"), {"a": 10, "b": 30}, 8, 100, 0, mixer, METHOD.options(**options))
+def task(**options) -> MethodContext:
+    return MethodContext(
+        domains=("a", "b"),
+        rows={"a": 10, "b": 30},
+        batch_rows=8,
+        steps=100,
+        weights={"a": 1.0, "b": 3.0},
+        options=METHOD.options(**options),
+    )
 
 
 def outcome(folder: str) -> Outcome:
     return Outcome(folder=Path(folder), loss=1.0, average={"a": 0.25, "b": 0.75})
 
 
-def staged(one: Task):
+def staged(one: MethodContext):
     """The trials that were asked for, and what the stages returned."""
     assert METHOD.stages is not None
     stages, trials = METHOD.stages(one), []
@@ -237,9 +242,9 @@ def test_the_recipe_is_the_rule() -> None:
     played = play(script, recipe.signal, recipe.update)
     excess = np.maximum(0, script.losses - referred(script))
     np.testing.assert_allclose(played.weights, published(excess, 0.5, 0.1, absent="zero"), rtol=1e-12)
-    assert recipe.signal.objective == "excess"
+    assert recipe.signal.requirements.objective == "excess"
     official = METHOD.recipe(task())
-    assert official.signal.objective == "losses"
+    assert official.signal.requirements.objective == "losses"
     assert repr(official.signal) == "ExcessLosses('element', absent='last', objective='losses')"
     assert repr(official.update) == "UniformSmoothing(MirrorDescent(1.0), 0.001)"
     assert METHOD.horizon is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,19 @@ import pytest
 
 from helpers.scripted_training import Script, names, play
 from mixwell import methods
-from mixwell.methods import Outcome, Recipe, Task
+from mixwell.methods import MethodContext, Outcome, Recipe
 
 
-def task(steps: int, horizon: int, **options: Any) -> Task:
-    mixer = SimpleNamespace(horizon=horizon, weights="uniform", warmup=0)
+def task(steps: int, horizon: int, **options: Any) -> MethodContext:
     chosen = methods.find("dynamic-loading").options.model_validate(options)
-    return Task(names(3), dict.fromkeys(names(3), 100), 12, steps, 0, mixer, chosen)
+    return MethodContext(
+        domains=tuple(names(3)),
+        rows=dict.fromkeys(names(3), 100),
+        batch_rows=12,
+        steps=steps,
+        horizon=horizon,
+        options=chosen,
+    )
 
 
 def recipe(steps: int, horizon: int, **options: Any) -> Recipe:

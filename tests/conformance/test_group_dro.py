@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import torch
 import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
-from mixwell.methods import Extra, Task
+from mixwell.methods import Extra, MethodContext
 from mixwell.signals.domain_losses import DomainLosses
 from mixwell.simplex.updates import MirrorDescent
 
@@ -179,7 +179,7 @@ def test_a_step_that_is_left_out_leaves_no_loss() -> None:
 
 def test_losses_must_be_told() -> None:
     model, mixer = row_mixer()
-    with pytest.raises(ValueError, match=r"lives by the losses: call scope\.observe"):
+    with pytest.raises(ValueError, match=r"requires the losses: call scope\.record_loss"):
         with mixer.domain("d0"):
             model.theta.sum().backward()
 
@@ -202,7 +202,7 @@ def test_what_is_wrong_is_said(make, said: str) -> None:
 def test_a_signal_serves_one_mixer() -> None:
     signal = DomainLosses()
     row_mixer(signal)
-    with pytest.raises(ValueError, match="this Losses is in use by another mixer"):
+    with pytest.raises(ValueError, match="this DomainLosses is in use by another mixer"):
         row_mixer(signal)
 
 
@@ -212,13 +212,13 @@ def test_the_method() -> None:
     assert method.horizon(1000) == 1
     assert not method.needs.validation
     options = method.options.model_validate({"eta": 0.3, "size_adjustment": 3.0})
-    task = Task(tuple(ROWS), ROWS, 8, 10, 0, SimpleNamespace(), options)
+    task = MethodContext(domains=tuple(ROWS), rows=ROWS, batch_rows=8, steps=10, options=options)
     recipe = method.recipe(task)
     script = Script.random(3, steps=5)
     played = play(script, recipe.signal, recipe.update)
     expected = published(script.losses, 0.3, 3 / np.sqrt([100, 25, 400]), np.full(3, 1 / 3))
     np.testing.assert_allclose(played.weights, expected, rtol=1e-12)
     assert method.extra(task) == Extra()
-    plain = method.recipe(Task(tuple(ROWS), ROWS, 8, 10, 0, SimpleNamespace(), method.options()))
+    plain = method.recipe(replace(task, options=method.options()))
     assert repr(plain.signal) == "DomainLosses(0.0, None, absent='zero')"
     assert repr(plain.update) == "MirrorDescent(0.01)"

@@ -7,7 +7,6 @@ import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -379,15 +378,13 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(kind: str, stop: int, tm
 )
 def test_what_methods_make_and_cost(name: str, options: dict, step_size) -> None:
     method = methods.find(name)
-    settings = SimpleNamespace(step_size=step_size)
-    asked = methods.Task(
-        tuple(names(M)),
-        dict.fromkeys(names(M), 9),
-        M,
-        6,
-        0,
-        settings,
-        method.options.model_validate(options),
+    asked = methods.MethodContext(
+        domains=tuple(names(M)),
+        rows=dict.fromkeys(names(M), 9),
+        batch_rows=M,
+        steps=6,
+        step_size=step_size,
+        options=method.options.model_validate(options),
     )
     recipe = method.recipe(asked)
     assert recipe.update == (None if step_size == "auto" else 0.5)

@@ -15,7 +15,7 @@ import mixwell
 from helpers.row_weighting import LR, NAMES, Batch, Run, copies, losses_at, mean_loss, network, row_losses
 from mixwell import methods
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.methods import Task
+from mixwell.methods import MethodContext
 from mixwell.signals.directional import Derivatives
 from mixwell.signals.probes import Probes, rows_of
 from mixwell.signals.row_alignment import RowAlignment
@@ -255,18 +255,20 @@ def test_what_it_computes_is_what_the_method_says() -> None:
     assert run.mixer.nbytes >= run.signal.nbytes == sum(p.nbytes for p in run.model.parameters())
 
 
-def task(level: str) -> Task:
+def task(level: str) -> MethodContext:
     options = methods.find("learning-to-reweight").options.model_validate({"level": level})
-    return Task(NAMES, dict.fromkeys(NAMES, 100), 12, 50, 3, None, options)
+    return MethodContext(
+        domains=NAMES, rows=dict.fromkeys(NAMES, 100), batch_rows=12, steps=50, seed=3, options=options
+    )
 
 
 def test_the_recipe() -> None:
     method = methods.find("learning-to-reweight")
     rows, domains = method.recipe(task("rows")), method.recipe(task("domains"))
-    assert repr(rows.signal) == "RowAlignment('rows')"
+    assert repr(rows.signal) == "RowAlignment(level='rows')"
     assert isinstance(rows.update, MirrorDescent)
     assert isinstance(domains.update, SoftmaxWeights)
-    assert repr(domains.signal) == "RowAlignment('domains')"
+    assert repr(domains.signal) == "RowAlignment(level='domains')"
     assert method.horizon is not None
     assert method.horizon(500) == 1
 
@@ -276,7 +278,7 @@ def test_it_says_what_it_lacks() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     given = {name: (lambda: None) for name in NAMES}
     lacking = [
-        (None, "row_losses=..., validation=..."),
+        (None, "validation=..., row_losses=..."),
         (Probes(model, mean_loss, given, lambda: None), "row_losses=..."),
         (Probes(model, mean_loss, given, None, row_losses), "validation=..."),
     ]
@@ -284,13 +286,16 @@ def test_it_says_what_it_lacks() -> None:
         with pytest.raises(ValueError, match=f"probes=Probes.*{named}"):
             mixwell.Mixer(model, optimizer, NAMES, horizon=1, signal=RowAlignment(), probes=probes)
     other = Probes(network(), mean_loss, given, lambda: None, row_losses)
-    with pytest.raises(ValueError, match=r"no parameter 0\.weight .* same model"):
+    with pytest.raises(ValueError, match=r"0\.weight is not in it.* same model"):
         mixwell.Mixer(model, optimizer, NAMES, horizon=1, signal=RowAlignment(), probes=other)
     with pytest.raises(ValueError, match="'rows' or 'domains', got 'row'"):
         RowAlignment("row")  # type: ignore[arg-type]
     run = Run(RowAlignment())
     batch, labels = run.batch(0)
-    with pytest.raises(ValueError, match=r"weigh\(losses, data=rows\)"), run.mixer.batch(labels) as rows:
+    with (
+        pytest.raises(ValueError, match=r"weighted_loss\(losses, data=rows\)"),
+        run.mixer.batch(labels) as rows,
+    ):
         rows.weighted_loss(row_losses(run.model, batch))
     half = batch[0][:6], batch[1][:6]
     with pytest.raises(ValueError, match="12 losses and data of 6 rows"), run.mixer.batch(labels) as rows:

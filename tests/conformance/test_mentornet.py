@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from helpers.row_weighting import (
     row_losses,
 )
 from mixwell import methods
-from mixwell.methods import Task
+from mixwell.methods import MethodContext
 from mixwell.signals.learned_curriculum import LearnedRowCurriculum
 from mixwell.signals.probes import Probes
 from mixwell.signals.row_curriculum import GivenRowCurriculum, _percentile
@@ -70,7 +69,7 @@ def linear(losses: np.ndarray, pace: float) -> np.ndarray:
 @pytest.mark.parametrize(("curriculum", "rule"), [("self-paced", self_paced), ("linear", linear)])
 def test_rows_are_weighted_by_their_losses(curriculum: Any, rule: Any, normalize: bool, horizon: int) -> None:
     signal = GivenRowCurriculum(
-        curriculum, steps=12, percentile=0.6, decay=0.8, burn_in=0.25, normalize=normalize
+        curriculum=curriculum, steps=12, percentile=0.6, decay=0.8, burn_in=0.25, normalize=normalize
     )
     run = Run(signal, horizon=horizon, budget=12)
     theta, pace = copies(run.model), Pace(0.6, 0.8)
@@ -107,7 +106,7 @@ def test_numbers_by_hand() -> None:
         torch.optim.SGD(model.parameters(), lr=0.0),
         ["a", "b"],
         horizon=2,
-        signal=GivenRowCurriculum("linear", steps=2, percentile=0.75, decay=0.5, burn_in=0.0),
+        signal=GivenRowCurriculum(curriculum="linear", steps=2, percentile=0.75, decay=0.5, burn_in=0.0),
         update=1.0,
     )
     seen = []
@@ -142,17 +141,17 @@ def test_the_percentile_counts_rows_by_their_measure() -> None:
 
 
 def test_losses_of_zero_and_non_finite_ones() -> None:
-    signal = GivenRowCurriculum("linear", steps=1, burn_in=0.0)
+    signal = GivenRowCurriculum(curriculum="linear", steps=1, burn_in=0.0)
     zeros = torch.tensor([0.0, 1.0], dtype=torch.float64)
     assert signal._curriculum(zeros, 0.0, None).tolist() == [1.0, 0.0]  # type: ignore[arg-type]
-    paced = GivenRowCurriculum("self-paced", steps=1)
+    paced = GivenRowCurriculum(curriculum="self-paced", steps=1)
     found = paced._curriculum(torch.tensor([math.nan, 0.0]), 1.0, None)  # type: ignore[arg-type]
     assert found.isnan().tolist() == [True, False]
 
 
 def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
     def run() -> Run:
-        signal = GivenRowCurriculum("linear", steps=6, burn_in=0.0)
+        signal = GivenRowCurriculum(curriculum="linear", steps=6, burn_in=0.0)
         return Run(signal, horizon=3, on_nonfinite="skip")
 
     broken, plain = run(), run()
@@ -167,7 +166,9 @@ def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
 
 
 def test_given_curricula_of_domains() -> None:
-    signal = GivenRowCurriculum("linear", "domains", steps=6, percentile=0.9, decay=0.5, burn_in=0.0)
+    signal = GivenRowCurriculum(
+        "domains", curriculum="linear", steps=6, percentile=0.9, decay=0.5, burn_in=0.0
+    )
     run = Run(signal, SoftmaxWeights(), horizon=3, rows=(2, 6, 4), weights=[2, 1, 1])
     first, counts = np.array([0.5, 0.25, 0.25]), np.array([2, 6, 4])
     theta, average, sums, weights = copies(run.model), 0.0, np.zeros(3), first
@@ -265,7 +266,7 @@ def test_a_network_learns_which_rows_help(horizon: int) -> None:
 @pytest.mark.parametrize("learned", [False, True])
 def test_permuted_and_duplicate_domains(learned: bool) -> None:
     def final(**settings: Any) -> dict[str, float]:
-        signal: Any = GivenRowCurriculum("linear", "domains", steps=6, burn_in=0.0)
+        signal: Any = GivenRowCurriculum("domains", curriculum="linear", steps=6, burn_in=0.0)
         if learned:
             signal = LearnedRowCurriculum("domains", steps=6, burn_in=0.0, learning_rate=0.1, network_steps=1)
         return Run(signal, SoftmaxWeights(), horizon=2, **settings).go(6).mixer.weights.last
@@ -287,7 +288,7 @@ def test_permuted_and_duplicate_domains(learned: bool) -> None:
 # ----------------------------------------------------------------------------------------- around it
 
 KINDS: dict[str, Any] = {
-    "given": lambda level: GivenRowCurriculum("linear", level, steps=8, burn_in=0.2),
+    "given": lambda level: GivenRowCurriculum(level, curriculum="linear", steps=8, burn_in=0.2),
     "learned": lambda level: LearnedRowCurriculum(level, steps=8, burn_in=0.2),
 }
 
@@ -337,29 +338,38 @@ def test_what_it_computes_is_what_the_method_says() -> None:
     assert (given.before, given.per_step, given.per_round) == (0, 0, 0)
 
 
-def task(name: str, **settings: Any) -> Task:
+def task(name: str, **settings: Any) -> MethodContext:
     options = methods.find(name).options.model_validate(settings)
-    return Task(NAMES, dict.fromkeys(NAMES, 100), 12, 50, 3, SimpleNamespace(warmup=10), options)
+    return MethodContext(
+        domains=NAMES,
+        rows=dict.fromkeys(NAMES, 100),
+        batch_rows=12,
+        steps=50,
+        seed=3,
+        warmup=10,
+        options=options,
+    )
 
 
 def test_the_recipes() -> None:
     given = methods.find("mentornet")
     made = given.recipe(task("mentornet", curriculum="linear"))
     assert repr(made.signal) == (
-        "GivenRowCurriculum('linear', 'rows', steps=40, percentile=0.7, decay=0.9, burn_in=0.2, normalize=False)"
+        "GivenRowCurriculum(level='rows', normalize=False, steps=40, percentile=0.7, decay=0.9, burn_in=0.2, "
+        "curriculum='linear')"
     )
     assert isinstance(made.update, MirrorDescent)
-    assert not made.signal.needs_validation
+    assert not made.signal.requirements.validation
     assert not given.needs.validation
     learned = methods.find("mentornet-dd")
     made = learned.recipe(task("mentornet-dd", level="domains"))
     assert repr(made.signal) == (
-        "LearnedRowCurriculum('domains', steps=40, percentile=0.7, decay=0.9, burn_in=0.2, normalize=False, "
-        "hidden=20, learning_rate=0.001, network_steps=50, seed=3)"
+        "LearnedRowCurriculum(level='domains', normalize=False, steps=40, percentile=0.7, decay=0.9, burn_in=0.2, "
+        "hidden=20, learning_rate=0.001, seed=3, network_steps=50)"
     )
     assert isinstance(made.update, SoftmaxWeights)
     assert learned.needs.validation
-    assert made.signal.needs_validation
+    assert made.signal.requirements.validation
 
 
 def test_it_says_what_is_wrong() -> None:

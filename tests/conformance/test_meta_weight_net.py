@@ -23,7 +23,7 @@ from helpers.row_weighting import (
     row_losses,
 )
 from mixwell import methods
-from mixwell.methods import Task
+from mixwell.methods import MethodContext
 from mixwell.signals.loss_network import LossNetwork
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
@@ -216,19 +216,21 @@ def test_what_it_computes_is_what_the_method_says() -> None:
     assert run.signal.nbytes == 3 * 301 * 8 + 4 * 4
 
 
-def task(**settings: Any) -> Task:
+def task(**settings: Any) -> MethodContext:
     options = methods.find("meta-weight-net").options.model_validate(settings)
-    return Task(NAMES, dict.fromkeys(NAMES, 100), 12, 50, 3, None, options)
+    return MethodContext(
+        domains=NAMES, rows=dict.fromkeys(NAMES, 100), batch_rows=12, steps=50, seed=3, options=options
+    )
 
 
 def test_the_recipe() -> None:
     method = methods.find("meta-weight-net")
     made = method.recipe(task())
     assert repr(made.signal) == (
-        "LossNetwork('rows', normalize=False, hidden=100, learning_rate=0.001, weight_decay=0.0001, seed=3)"
+        "LossNetwork(level='rows', normalize=False, hidden=100, learning_rate=0.001, seed=3, weight_decay=0.0001)"
     )
     assert isinstance(made.update, MirrorDescent)
-    assert not made.signal.needs_validation
+    assert not made.signal.requirements.validation
     domains = method.recipe(task(level="domains", normalize=True, hidden=5))
     assert isinstance(domains.update, SoftmaxWeights)
     assert "'domains', normalize=True, hidden=5" in repr(domains.signal)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixwell import methods
-from mixwell.methods import Outcome, Task
+from mixwell.methods import MethodContext, Outcome
 from mixwell.methods.mixing_laws import MixingLawsOptions
 from mixwell.methods.search import laws, mixtures, proposals
 from mixwell.methods.search.laws import Law
@@ -166,12 +166,14 @@ def test_one_term_ends_in_a_corner() -> None:
 NAMES = ("a", "b", "c", "d")
 
 
-def task(seed: int = 0, rows: tuple[int, ...] = (100, 100, 100, 100), **options: object) -> Task:
+def task(seed: int = 0, rows: tuple[int, ...] = (100, 100, 100, 100), **options: object) -> MethodContext:
     sizes = dict(zip(NAMES, rows, strict=True))
-    return Task(NAMES, sizes, 8, 640, seed, mixer=None, options=MixingLawsOptions(**options))
+    return MethodContext(
+        domains=NAMES, rows=sizes, batch_rows=8, steps=640, seed=seed, options=MixingLawsOptions(**options)
+    )
 
 
-def search(one: Task, law: Planted) -> np.ndarray:
+def search(one: MethodContext, law: Planted) -> np.ndarray:
     method = methods.find("mixing-laws")
     assert method.stages is not None
     stages = method.stages(one)

@@ -8,7 +8,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ import mixwell
 from helpers.commands import PATIENCE
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
-from mixwell.methods import Extra, Task
+from mixwell.methods import Extra, MethodContext
 from mixwell.signals.loss_rewards import LossRewards
 from mixwell.simplex.updates import SoftmaxWeights
 
@@ -196,7 +195,9 @@ def test_the_method() -> None:
     assert method.horizon(1000) == 1
     assert not method.needs.validation
     options = method.options.model_validate({"decay": 0.5})
-    task = Task(("a", "b", "c"), {"a": 1, "b": 1, "c": 1}, 8, 10, 0, SimpleNamespace(), options)
+    task = MethodContext(
+        domains=("a", "b", "c"), rows={"a": 1, "b": 1, "c": 1}, batch_rows=8, steps=10, options=options
+    )
     recipe = method.recipe(task)
     script = Script.random(3, steps=9)
     played = play(script, recipe.signal, recipe.update)

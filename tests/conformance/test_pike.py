@@ -16,10 +16,9 @@ from scipy.optimize import minimize
 import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
-from mixwell.methods import Extra, Task
+from mixwell.methods import Extra, MethodContext
 from mixwell.signals.gradient_moments import DescentBound, GradientMoments, least_on_simplex
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
-from mixwell.training.config import MixerConfig
 
 LR, BATCH = 0.1, 12
 
@@ -73,8 +72,8 @@ def published(script: Any, zeta1: float, zeta2: float, *, horizon: int = 1, unbi
 def test_the_golden_trajectory(horizon: int, unbiased: bool) -> None:
     script = halves(0)
     signal = GradientMoments(0.2, 0.5, batch_rows=BATCH, unbiased=unbiased)
-    assert not signal.needs_validation
-    assert not signal.needs_losses
+    assert not signal.requirements.validation
+    assert not signal.requirements.losses
     played = play(script, signal, MirrorDescent(1.0), horizon=horizon, lr=LR)
     expected, _ = published(script, 0.2, 0.5, horizon=horizon, unbiased=unbiased)
     np.testing.assert_allclose(played.weights, expected, rtol=1e-9)
@@ -97,7 +96,7 @@ def test_one_step_by_hand() -> None:
 def test_the_balanced_variant(horizon: int, tau: float) -> None:
     script = halves(1)
     signal = GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=tau)
-    assert signal.needs_losses
+    assert signal.requirements.losses
     played = play(script, signal, MirrorDescent(1.0), horizon=horizon, lr=LR)
     weights, factors = published(script, 0.2, 0.5, horizon=horizon, unbiased=True, tau=tau)
     np.testing.assert_allclose(played.weights, weights, rtol=1e-9)
@@ -367,7 +366,7 @@ def test_memory_is_one_gradient_per_domain() -> None:
 
 def test_what_is_not_told_is_asked_for() -> None:
     model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=1.0), horizon=1)
-    with pytest.raises(ValueError, match="lives by the losses"):
+    with pytest.raises(ValueError, match="requires the losses"):
         with mixer.domain("d0", rows=2):
             model.theta.sum().backward()
     model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH), horizon=1)
@@ -420,14 +419,13 @@ def test_a_bound_without_curvature_is_refused() -> None:
 # ------------------------------------------------------------------------------------------------- the methods
 
 
-def task(name: str, **options) -> Task:
-    return Task(
+def task(name: str, **options) -> MethodContext:
+    return MethodContext(
         domains=tuple(names(3)),
         rows=dict.fromkeys(names(3), 1000),
         batch_rows=BATCH,
         steps=9,
         seed=0,
-        mixer=MixerConfig(method=name),
         options=methods.find(name).options.model_validate(options),
     )
 

@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 
 import mixwell
 from mixwell import methods
-from mixwell.methods import Outcome, Task, Trial
+from mixwell.methods import MethodContext, Outcome, Trial
 from mixwell.methods.regmix import RegMixOptions
 from mixwell.methods.search import mixtures, proposals, regression
 from mixwell.methods.search.regression import Model
@@ -222,9 +222,11 @@ BEST = np.array([0.7, 0.3, 0.0])
 """Training ends at the weighted mean of the centers, which is what is wanted for these weights alone."""
 
 
-def task(seed: int = 0, steps: int = 3200, **options: object) -> Task:
+def task(seed: int = 0, steps: int = 3200, **options: object) -> MethodContext:
     rows = {"web": 300, "code": 600, "noise": 900}
-    return Task(DOMAINS, rows, 8, steps, seed, mixer=None, options=RegMixOptions(**options))
+    return MethodContext(
+        domains=DOMAINS, rows=rows, batch_rows=8, steps=steps, seed=seed, options=RegMixOptions(**options)
+    )
 
 
 def trained(trial: Trial) -> float:

@@ -6,7 +6,6 @@ import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -303,15 +302,15 @@ def test_mixtures_are_unmixed(smoothing: float, chained: bool) -> None:
     assert found == pytest.approx(-(affinity / affinity.sum()).sum(axis=1), abs=1e-12)
 
 
-def task(method: methods.Method, **options) -> methods.Task:
-    return methods.Task(
-        tuple(names(M)),
-        dict.fromkeys(names(M), 500),
-        15,
-        12,
-        3,
-        SimpleNamespace(horizon=4, step_size="auto"),
-        method.options.model_validate(options),
+def task(method: methods.Method, **options) -> methods.MethodContext:
+    return methods.MethodContext(
+        domains=tuple(names(M)),
+        rows=dict.fromkeys(names(M), 500),
+        batch_rows=15,
+        steps=12,
+        seed=3,
+        horizon=4,
+        options=method.options.model_validate(options),
     )
 
 
@@ -591,11 +590,11 @@ def test_errors_say_what_to_do() -> None:
 
     with pytest.raises(ValueError, match=r"give Mixer\(..., probes=Probes\("):
         mixer(OnlineAffinity(), None)
-    with pytest.raises(ValueError, match="needs a validation set"):
+    with pytest.raises(ValueError, match=r"validation=\.\.\."):
         mixer(OnlineAffinity(), Probes(model, mse, own))
     signal = OnlineAffinity(targets="domains")
     mixer(signal, Probes(model, mse, own))
-    with pytest.raises(ValueError, match="this FreshAffinity is in use by another mixer"):
+    with pytest.raises(ValueError, match="this OnlineAffinity is in use by another mixer"):
         mixer(signal, Probes(model, mse, own))
     with pytest.raises(ValueError, match="affinity must be finite"):
         mixer(SkillAffinity(affinity=[[float("nan")]] * M), feed.probes(model, mse))

@@ -6,7 +6,6 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -336,8 +335,14 @@ def test_an_optimizer_with_a_scheduler_and_mixed_batches() -> None:
 def test_what_it_costs() -> None:
     method = methods.find("tandem")
     options = method.options.model_validate({"probe_steps": 3})
-    settings = SimpleNamespace(horizon=4)
-    task = methods.Task(tuple(names(M)), dict.fromkeys(names(M), 500), 15, 12, 0, settings, options)
+    task = methods.MethodContext(
+        domains=tuple(names(M)),
+        rows=dict.fromkeys(names(M), 500),
+        batch_rows=15,
+        steps=12,
+        horizon=4,
+        options=options,
+    )
     recipe = method.recipe(task)
     model, _, mixer, _ = build(recipe.signal)
     probes = recipe.signal._probes
@@ -398,7 +403,7 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"give Mixer\(..., probes=Probes\("):
         mixer(None)
     own = {name: feed.draw(j) for j, name in enumerate(names(M))}
-    with pytest.raises(ValueError, match="needs a validation set"):
+    with pytest.raises(ValueError, match=r"validation=\.\.\."):
         mixer(Probes(model, mse, own))
     with pytest.raises(ValueError, match="have none of d0"):
         mixer(Probes(model, mse, {k: v for k, v in own.items() if k != "d0"}, feed.draw(M)))

@@ -16,12 +16,11 @@ from hypothesis.extra.numpy import arrays
 import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
-from mixwell.methods import Extra, Task
+from mixwell.methods import Extra, MethodContext
 from mixwell.signals import influence_solvers as search
 from mixwell.signals.influence import Influence
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import SoftmaxWeights
-from mixwell.training.config import MixerConfig
 
 LR = 0.1
 CELLS = 160
@@ -429,7 +428,7 @@ def test_memory_is_a_gradient_per_domain_and_one_more() -> None:
 
 
 def test_candidates_need_probes() -> None:
-    with pytest.raises(ValueError, match=r"probes=Probes\(...\)"):
+    with pytest.raises(ValueError, match=r"probes=Probes\(model, loss, domains\)"):
         build(Influence(candidates=8))
 
 
@@ -452,14 +451,13 @@ def test_a_missing_package_is_named(package: str, candidates: int, monkeypatch: 
 # ------------------------------------------------------------------------------------------------- the methods
 
 
-def task(name: str, batch_rows: int = 6, **options) -> Task:
-    return Task(
+def task(name: str, batch_rows: int = 6, **options) -> MethodContext:
+    return MethodContext(
         domains=tuple(names(3)),
         rows={"d0": 1000, "d1": 1000, "d2": 1},
         batch_rows=batch_rows,
         steps=60,
         seed=5,
-        mixer=MixerConfig(method=name),
         options=methods.find(name).options.model_validate(options),
     )
 

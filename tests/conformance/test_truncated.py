@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -175,11 +174,19 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Pat
 
 def test_what_the_method_makes() -> None:
     method = methods.find("truncated")
-    mixer = SimpleNamespace(step_size="auto", curvature=0.5, rank=8, sketch_size=64, horizon=5)
 
     def made(traces: str, **options) -> tuple[mixwell.Signal, methods.Extra]:
-        task = methods.Task(
-            ("a", "b"), {"a": 5, "b": 5}, 4, 100, 0, mixer, method.options.model_validate(options), traces
+        task = methods.MethodContext(
+            domains=("a", "b"),
+            rows={"a": 5, "b": 5},
+            batch_rows=4,
+            steps=100,
+            options=method.options.model_validate(options),
+            horizon=5,
+            curvature=0.5,
+            traces=traces,
+            rank=8,
+            sketch_size=64,
         )
         assert method.recipe(task).update is None
         return method.recipe(task).signal, method.extra(task)

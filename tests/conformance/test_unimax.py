@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.scripted_training import Script, play
 from mixwell import methods
-from mixwell.methods import Task
+from mixwell.methods import MethodContext
 from mixwell.methods.unimax import UniMaxOptions, unimax
 
 many_sizes = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=12)
@@ -82,7 +82,9 @@ def test_the_recipe_keeps_these_weights() -> None:
     names = ("d0", "d1", "d2")
     rows = {"d0": 10, "d1": 400, "d2": 100}
     options = UniMaxOptions()
-    recipe = methods.find("unimax").recipe(Task(names, rows, 8, 30, 0, mixer=None, options=options))
+    recipe = methods.find("unimax").recipe(
+        MethodContext(domains=names, rows=rows, batch_rows=8, steps=30, options=options)
+    )
     # 240 rows, at most four epochs: 40 of the first, and the 200 that are left for the other two
     assert recipe.weights == pytest.approx({"d0": 1 / 6, "d1": 5 / 12, "d2": 5 / 12})
     assert recipe.weights is not None

@@ -348,12 +348,13 @@ def fidelity(folder: Path) -> dict[str, Any]:
     }
 
 
-def recipe(folder: Path, *, name: str, **options: Any) -> dict[str, Any]:
+def named_method(folder: Path, *, name: str, **options: Any) -> dict[str, Any]:
     """A named method in the loop of the README."""
     model = two_layer(0)
     batches, validation = regression_batches(0, steps=BUDGET)
-    parts = mixwell.recipe(name, DOMAINS, budget=BUDGET, horizon=HORIZON, options=options)
-    mixer = Mixer(model, new_optimizer("sgd", model), DOMAINS, **parts)
+    mixer = Mixer.from_method(
+        name, model, new_optimizer("sgd", model), DOMAINS, budget=BUDGET, horizon=HORIZON, options=options
+    )
     for step in batches:
         for domain, batch in step.items():
             with mixer.domain(domain) as scope:
@@ -382,9 +383,9 @@ CASES: dict[str, Case] = {
     "loader mixed: bfloat16 traces": partial(follow_mixed, traces=mixwell.BFloat16Traces),
     "loader mixed: equal counts": partial(follow_mixed, traces=PROJECTED, rule="equal"),
     "fidelity": fidelity,
-    "recipe: doge": partial(recipe, name="doge", mu=1.0),
-    "recipe: group-dro": partial(recipe, name="group-dro"),
-    "recipe: odm": partial(recipe, name="odm"),
+    "recipe: doge": partial(named_method, name="doge", mu=1.0),
+    "recipe: group-dro": partial(named_method, name="group-dro"),
+    "recipe: odm": partial(named_method, name="odm"),
 }
 RESUMED: dict[str, Case] = {
     **{f"loop by domain: {name}": partial(by_domain_resumed, setting=one) for name, one in SETTINGS.items()},

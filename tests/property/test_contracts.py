@@ -81,7 +81,7 @@ def test_every_kind_is_in_a_table() -> None:
     made = [make() for make in UPDATES.values()]
     assert {type(one.traces) for one in estimators.values()} == concrete(mixwell.Traces)
     assert {type(one) for one in made} == concrete(Update)
-    assert {name for name, one in estimators.items() if not one.supports_mixed_batches} == BY_DOMAIN_ONLY
+    assert {name for name, one in estimators.items() if one.requirements.domain_batches} == BY_DOMAIN_ONLY
 
 
 def assert_permuting_domains_permutes_the_result(

@@ -35,7 +35,6 @@ VIOLATIONS: set[tuple[str, str]] = {
     ("lab.demo.command", "report"),
     ("lab.mnist.command", "report"),
     ("lab.quadratic.command", "report"),
-    ("methods.recipes", "training"),
     ("training.command", "report"),
     ("training.loggers.runs", "integrations"),
 }

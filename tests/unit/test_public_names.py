@@ -15,7 +15,7 @@ PUBLIC = {
     "MixtureLoader", "PerTensorCurvature", "PriorPull", "Probes", "ProjectedDescent", "ProjectedTraces",
     "RoundRecord", "Signal", "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "SubsetTraces",
     "TraceError", "Traces", "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity",
-    "recipe", "train",
+    "train",
 }  # fmt: skip
 
 

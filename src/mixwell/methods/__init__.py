@@ -1,70 +1,59 @@
-"""Every method of the field as one short recipe; a module of this package that has ``METHODS`` is all it takes."""
+"""Every method of the field as one short recipe; each module registers its methods."""
 
 from __future__ import annotations
 
 import difflib
-import pkgutil
-from functools import cache
-from importlib import import_module
 
 from mixwell.methods.base import (
     Extra,
     Method,
+    MethodContext,
     Needs,
     Options,
     Outcome,
-    Recipe,
     Stages,
-    Task,
     Trial,
+    register,
 )
+from mixwell.mixer.recipes import METHODS, Recipe
 
 __all__ = [
     "Extra",
     "Method",
+    "MethodContext",
     "Needs",
     "Options",
     "Outcome",
     "Recipe",
     "Stages",
-    "Task",
     "Trial",
     "every",
     "find",
+    "register",
 ]
 
 
-@cache
 def every() -> dict[str, Method]:
-    """All methods, by name, in the order of their names.
-
-    Returns:
-        The methods of every module of this package.
+    """Return all methods by name, sorted.
 
     Example:
         >>> "doge" in every()
         True
     """
-    modules = [import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(__path__)]
-    found: list[Method] = [method for module in modules for method in getattr(module, "METHODS", ())]
-    return {method.name: method for method in sorted(found, key=lambda method: method.name)}
+    return {name: find(name) for name in sorted(METHODS.names())}
 
 
 def find(name: str) -> Method:
-    """A method by its name.
-
-    Args:
-        name: as ``mixwell methods`` lists it.
-
-    Returns:
-        The method.
+    """Return a method by its name, as ``mixwell methods`` lists it.
 
     Raises:
         ValueError: there is none of that name.
     """
-    known = every()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS.names(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(METHODS.names()))}"
         raise ValueError(f"there is no method {name!r}; {hint}")
-    return known[name]
+    method = METHODS.get(name)
+    if not isinstance(method, Method):
+        raise TypeError(f"{name!r} is registered as {method!r}, and runs need a mixwell.methods.Method")
+    return method

@@ -1,4 +1,4 @@
-"""What a method of the field is, here: a recipe, what it needs, and what is trained before."""
+"""What a method is: a recipe, its requirements, its cost, and the runs that it trains first."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal, TypeVar, final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-if TYPE_CHECKING:  # so that a list of the methods need not wait for torch
-    from mixwell.signals import Signal
-    from mixwell.simplex.constraints import Constraint
-    from mixwell.simplex.updates import Update
-
+from mixwell.mixer.recipes import METHODS, Recipe
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Whole = Annotated[int, Field(ge=1, strict=True)]
 Steps = Whole | Literal["auto"]
-"""Training steps, or ``auto``, which every option says the meaning of."""
+"""Training steps, or ``auto``, which every option defines."""
+Chosen = int | Literal["auto", "long"]
+"""T as the settings have it."""
 
 
 class Options(BaseModel):
-    """The settings that a method has of its own (``mixer.options``); unknown ones are refused."""
+    """The settings of a method (``mixer.options``); unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -40,6 +39,9 @@ class Options(BaseModel):
         return True
 
 
+OptionsType = TypeVar("OptionsType", bound=Options)
+
+
 @final
 @dataclass(frozen=True)
 class Needs:
@@ -51,8 +53,8 @@ class Needs:
         proxies: other runs that are trained first.
         row_losses: a function for the loss of every row.
         second_order: second derivatives, so a model that is not compiled.
-        domains: at least so many domains.
-        packages: that are not in the base installation but in the extra ``search``.
+        domains: the least number of domains.
+        packages: packages of the extra ``search``.
     """
 
     validation: bool = False
@@ -65,51 +67,67 @@ class Needs:
 
 
 @final
-@dataclass(frozen=True)
-class Task:
-    """What a recipe may look at.
+@dataclass(frozen=True, kw_only=True)
+class MethodContext:
+    """The run that a method makes its recipe for.
 
     Args:
         domains: their names.
-        rows: that each domain has.
-        batch_rows: of a training step, all domains together.
+        rows: the number of rows by domain.
+        batch_rows: the rows of a training step over all domains.
         steps: N, training steps of the run.
         seed: of the run.
-        mixer: the mixer section of the settings (``MixerConfig``).
-        options: the method's own settings, an instance of its :attr:`Method.options`.
-        traces: the kind of traces that the settings mean.
-        held_out: rows of the validation set, where that is known.
-        evaluated: rows of it on which a run is evaluated, where that is known.
+        options: the method's settings, an instance of its :attr:`Method.options`.
+        weights: the initial weights of the settings.
+        horizon: T as the settings have it.
+        warmup: steps before the first round.
+        step_size: alpha of mirror descent.
+        curvature: gamma of H = gamma I.
+        traces: the kind of traces.
+        rank: of projected traces.
+        sketch_size: numbers per domain of sketched traces.
+        validation_rows: rows of each validation gradient.
+        held_out: rows of the validation set, where known.
+        evaluated: rows of it on which a run is evaluated, where known.
     """
 
     domains: tuple[str, ...]
     rows: Mapping[str, int]
     batch_rows: int
     steps: int
-    seed: int
-    mixer: Any
-    options: Any
+    seed: int = 0
+    options: Options = field(default_factory=Options)
+    weights: Literal["uniform", "proportional"] | Mapping[str, float] = "uniform"
+    horizon: Chosen = "auto"
+    warmup: int = 0
+    step_size: float | Literal["auto"] = "auto"
+    curvature: float = 0.01
     traces: str = "dense"
+    rank: int = 32
+    sketch_size: int = 65_536
+    validation_rows: int | Literal["auto"] = "auto"
     held_out: int | None = None
     evaluated: int | None = None
 
+    def options_as(self, kind: type[OptionsType]) -> OptionsType:
+        """Return the options as those of one method."""
+        assert isinstance(self.options, kind), f"expected {kind.__name__}, got {self.options!r}"
+        return self.options
 
-@final
-@dataclass(frozen=True)
-class Recipe:
-    """A method for one run: signal, update, constraints.
+    def trial_steps(self, chosen: Steps) -> int:
+        """Return the training steps of a trial; with ``auto`` those of the run."""
+        return self.steps if chosen == "auto" else chosen
 
-    Args:
-        signal: what is measured.
-        update: how the weights move.
-        constraints: where the weights may live, besides those of the settings.
-        weights: to begin with, by domain, where the method says so; else those of the settings.
-    """
+    @property
+    def validation_cost(self) -> float:
+        """The cost of a gradient of one validation batch, in training steps: 1, unless the set is smaller."""
+        return 1.0 if self.held_out is None else min(1.0, self.held_out / self.batch_rows)
 
-    signal: Signal
-    update: Update | float | None = None
-    constraints: Sequence[Constraint] = ()
-    weights: Mapping[str, float] | None = None
+    @property
+    def domains_cost(self) -> float:
+        """The cost of a gradient of one probe batch of each domain, in training steps: about 1."""
+        share = max(1, self.batch_rows // len(self.domains))
+        return sum(min(share, self.rows[name]) for name in self.domains) / self.batch_rows
 
 
 @final
@@ -118,11 +136,11 @@ class Trial:
     """A run that is trained before the last one.
 
     Args:
-        name: of its directory, the same whenever the method is asked again.
+        name: of its directory, the same whenever the stages are generated again.
         mixer: settings of the mixer that differ from those of the whole.
         steps: training steps.
         model: settings of the model that differ (a smaller proxy).
-        domains: only these, where not all are trained on.
+        domains: the domains that it trains on, by default all.
     """
 
     name: str
@@ -135,7 +153,7 @@ class Trial:
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial.
+    """The result of a trial.
 
     Args:
         folder: its directory; the trained model is in its last checkpoint.
@@ -149,75 +167,25 @@ class Outcome:
 
 
 Stages = Generator[Sequence[Trial], Sequence[Outcome], Mapping[str, Any]]
-"""Yields trials, which are run side by side, is sent their outcomes, and returns settings of the mixer that differ
-in the last run (none: the method runs as it is). Asked again with the same task it must yield the same trials, so
-that an interrupted search goes on."""
+"""Yields trials, which run in parallel, is sent their outcomes, and returns settings of the mixer that differ in
+the last run (none: the method runs as it is). For the same context it must yield the same trials, so that an
+interrupted search resumes."""
 
 
 @final
 @dataclass(frozen=True)
 class Extra:
-    """What a method computes beside plain training, in training steps (a gradient of a batch each).
+    """The cost of a method in addition to plain training, in training steps (a gradient of a batch each).
 
     Args:
-        before: in all the trials before the run.
+        before: all trials before the run.
         per_step: in every step.
-        per_round: in every round, besides the validation gradient.
+        per_round: in every round, without the validation gradient.
     """
 
     before: float = 0.0
     per_step: float = 0.0
     per_round: float = 0.0
-
-
-def nothing_extra(task: Task) -> Extra:
-    """A method that computes nothing besides training and validation gradients.
-
-    Args:
-        task: not used.
-
-    Returns:
-        Nothing.
-    """
-    return Extra()
-
-
-def steps_of(chosen: Steps, task: Task) -> int:
-    """Training steps of a trial.
-
-    Args:
-        chosen: as the options have it.
-        task: of the run.
-
-    Returns:
-        As many as the run has with ``auto``.
-    """
-    return task.steps if chosen == "auto" else chosen
-
-
-def validation_batch(task: Task) -> float:
-    """The rows of one probe batch of the validation set, in training steps: 1, unless the set is smaller.
-
-    Args:
-        task: of a run.
-
-    Returns:
-        Their number over the rows of a training step.
-    """
-    return 1.0 if task.held_out is None else min(1.0, task.held_out / task.batch_rows)
-
-
-def batch_of_each(task: Task) -> float:
-    """The rows of one probe batch of each domain, in training steps: about 1.
-
-    Args:
-        task: of a run.
-
-    Returns:
-        Their number over the rows of a training step.
-    """
-    share = max(1, task.batch_rows // len(task.domains))
-    return sum(min(share, task.rows[name]) for name in task.domains) / task.batch_rows
 
 
 @final
@@ -226,47 +194,39 @@ class Method:
     """A named method of the field.
 
     Args:
-        name: by which settings and commands know it.
+        name: in settings and commands.
         kind: ``"online"`` learns while the model trains, ``"offline"`` trains other runs first, ``"static"``
             never learns.
-        line: what it does, in one line.
+        line: a description in one line.
         paper: authors, year and where.
-        needs: what it cannot do without.
-        memory: what it holds besides the model, in words.
         recipe: makes it for a run.
-        options: its own settings.
-        horizon: the T that its authors use, of N steps; ``None`` for ``ceil(sqrt(N log N))``, the paper's.
-        stages: what it trains before, if anything.
-        extra: what it computes beside plain training.
+        needs: its requirements.
+        memory: what it holds in addition to the model, in words.
+        options: its settings.
+        horizon: the authors' T by N steps; ``None`` for the paper's ``ceil(sqrt(N log N))``.
+        stages: the trials that it trains first.
+        extra: its cost.
     """
 
     name: str
     kind: Literal["online", "offline", "static"]
     line: str
     paper: str
-    recipe: Callable[[Task], Recipe]
+    recipe: Callable[[MethodContext], Recipe]
     needs: Needs = Needs()
     memory: str = "nothing"
     options: type[Options] = Options
     horizon: Callable[[int], int] | None = None
-    stages: Callable[[Task], Stages] | None = None
-    extra: Callable[[Task], Extra] = nothing_extra
+    stages: Callable[[MethodContext], Stages] | None = None
+    extra: Callable[[MethodContext], Extra] = lambda context: Extra()
 
     @property
     def has_rounds(self) -> bool:
         """Whether weights are learned in rounds of T steps: in the run itself, or in a proxy before it."""
         return self.kind == "online" or self.horizon is not None
 
-    def length(self, chosen: int | Literal["auto", "long"], steps: int) -> int:
-        """T of a run.
-
-        Args:
-            chosen: as the settings have it.
-            steps: N.
-
-        Returns:
-            Steps of a round; all of them where the weights never change.
-        """
+    def round_length(self, chosen: Chosen, steps: int) -> int:
+        """Return T of a run of N steps; N where the weights never change."""
         from mixwell.simplex import horizons
 
         if self.kind == "static":
@@ -276,36 +236,106 @@ class Method:
         return horizons.resolve(chosen if isinstance(chosen, int) else horizons.StochasticHorizon(), steps)
 
     def learns(self, options: Options) -> bool:
-        """Whether weights are learned in the run itself.
-
-        Args:
-            options: of the method.
-
-        Returns:
-            If not, they are kept: static ones, or what trials have found.
-        """
+        """Return whether weights are learned in the run itself; if not, they are static or from trials."""
         return self.has_rounds and options.learns_in_run
 
     def expect_installed(self) -> None:
-        """Find out early whether the packages that the method needs are there.
-
-        Raises:
-            ValueError: one is not.
-        """
+        """Raise ``ValueError`` for a package that is not installed."""
         missing = [one for one in self.needs.packages if find_spec(one) is None]
         if missing:
             raise ValueError(
                 f"{self.name} needs {', '.join(missing)}, which is not installed: pip install 'mixwell[search]'"
             )
 
+    def parse_options(self, given: Mapping[str, Any]) -> Options:
+        """Return the method's settings with all defaults.
+
+        Raises:
+            ValueError: with the key, the value and the allowed values, for everything that is wrong.
+        """
+        try:
+            return self.options.model_validate(dict(given))
+        except ValidationError as error:
+            raise ValueError("; ".join(self._problem(one) for one in error.errors())) from None
+
+    def _problem(self, one: Any) -> str:
+        key = ".".join(["mixer.options", *(str(part) for part in one["loc"])])
+        if one["type"] == "extra_forbidden":
+            known = ", ".join(self.options.model_fields) or "none"
+            return f"{key}: {self.name} has no such option; it has {known}"
+        if one["type"] == "value_error":
+            return f"{key}: {one['msg'].removeprefix('Value error, ')}"
+        return f"{key} must be {one['msg'].removeprefix('Input should be ')}, got {one['input']!r}"
+
+    def loop_recipe(
+        self,
+        domains: Sequence[str],
+        *,
+        budget: int,
+        horizon: Chosen,
+        options: Mapping[str, Any],
+        rows: Mapping[str, int],
+        batch_rows: int,
+        warmup: int,
+        step_size: float | Literal["auto"],
+        seed: int,
+    ) -> Recipe:
+        """Return the recipe for :meth:`mixwell.Mixer.from_method`."""
+        self.expect_installed()
+        if self.needs.proxies and not self.has_rounds:
+            raise ValueError(
+                f"{self.name} trains proxies on many mixtures first, which a training loop cannot; use "
+                f"mixwell.train(..., mixer={{'method': {self.name!r}}}) or `mixwell run`, and give the weights "
+                "that it finds to a Mixer"
+            )
+        if len(domains) < self.needs.domains:
+            raise ValueError(f"{self.name} needs {self.needs.domains} domains or more, got {list(domains)}")
+        context = MethodContext(
+            domains=tuple(domains),
+            rows=_Sizes(self.name, rows),
+            batch_rows=batch_rows,
+            steps=budget,
+            seed=seed,
+            options=self.parse_options(options),
+            horizon=horizon,
+            warmup=warmup,
+            step_size=step_size,
+        )
+        return self.recipe(context)
+
+
+class _Sizes(dict[str, int]):
+    """Rows by domain, with an error that says how to give those that are missing."""
+
+    def __init__(self, method: str, rows: Mapping[str, int]) -> None:
+        super().__init__(rows)
+        self._method = method
+
+    def __missing__(self, name: str) -> int:
+        raise ValueError(
+            f"{self._method} uses the domains' sizes; give rows={{{name!r}: ..., }} for all of them"
+        )
+
+
+def register(*methods: Method) -> Method:
+    """Add methods to the registry, and return the first."""
+    for method in methods:
+        METHODS.register(method.name, method)
+    return methods[0]
+
+
+def parts_of_run(count: int) -> Callable[[int], int]:
+    """Return a horizon with ``count`` rounds in a run."""
+    return lambda steps: -(-steps // count)
+
 
 def every_step(steps: int) -> int:
-    """The horizon of greedy methods.
-
-    Args:
-        steps: N, not used.
-
-    Returns:
-        1.
-    """
+    """Return 1, the horizon of greedy methods."""
     return 1
+
+
+def keep_weights(context: MethodContext, weights: Mapping[str, float] | None = None) -> Recipe:
+    """Return a recipe that never changes the weights."""
+    from mixwell.signals import ConstantWeights
+
+    return Recipe(ConstantWeights(), 1.0, weights=weights)

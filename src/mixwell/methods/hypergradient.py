@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from mixwell.methods.base import Method, Needs, Options, Positive, Recipe, Task, Whole
+from mixwell.methods import base
+from mixwell.methods.base import MethodContext, Recipe
 from mixwell.simplex.horizons import DEFAULT
 from mixwell.simplex.repetition import EPOCHS_AHEAD, EpochPace
 from mixwell.simplex.rounds import POINTS, SPAN
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from mixwell.simplex.constraints import Constraint
 
 
-class MixwellOptions(Options):
-    """Of the default method."""
+class MixwellOptions(base.Options):
+    """Settings of the default method."""
 
-    points: Whole = POINTS
+    points: base.Whole = POINTS
     """Validation gradients of a round, at as many iterates of its later part; 1 is the paper's, at its end."""
     span: Annotated[float, Field(gt=0, le=1)] = SPAN
     """The part of the round, at its end, in which they are taken."""
-    factor: Positive = FACTOR
+    factor: base.Positive = FACTOR
     """Multiplies the self-tuned step size."""
     shrink: bool = True
     """Whether self-tuned steps are shortened by the noise of the scores."""
@@ -33,94 +33,62 @@ class MixwellOptions(Options):
     """How often the rest of the run may show the rows of a domain at its weight; null for no limit."""
 
 
-def signal(task: Task, *, points: int = 1, span: float = SPAN, window: int | None = None) -> Hypergradient:
-    """The signal that settings ask for.
-
-    Args:
-        task: of a run.
-        points: validation gradients of a round.
-        span: the part of the round in which they are taken.
-        window: how many of a round's last steps count; ``None`` for all.
-
-    Returns:
-        A new one.
-    """
+def signal(
+    context: MethodContext, *, points: int = 1, span: float = SPAN, window: int | None = None
+) -> Hypergradient:
+    """Return a new hypergradient with the curvature and traces of the settings."""
     from mixwell.hypergradient.traces import BFloat16Traces, DenseTraces, ProjectedTraces, SketchedTraces
     from mixwell.signals import Hypergradient
 
-    match task.traces:
+    match context.traces:
         case "projected":
-            traces = ProjectedTraces(task.mixer.rank)
+            traces = ProjectedTraces(context.rank)
         case "bfloat16":
             traces = BFloat16Traces()
         case "sketched":
-            traces = SketchedTraces(task.mixer.sketch_size)
+            traces = SketchedTraces(context.sketch_size)
         case _:
             traces = DenseTraces()
-    return Hypergradient(task.mixer.curvature, traces, points=points, span=span, window=window)
+    return Hypergradient(context.curvature, traces, points=points, span=span, window=window)
 
 
-def averaged_signal(task: Task) -> Hypergradient:
-    """The signal of the default method.
-
-    Args:
-        task: with :class:`MixwellOptions`.
-
-    Returns:
-        A new one.
-    """
-    options: MixwellOptions = task.options
-    return signal(task, points=options.points, span=options.span)
+def averaged_signal(context: MethodContext) -> Hypergradient:
+    """Return the signal of the default method."""
+    options = context.options_as(MixwellOptions)
+    return signal(context, points=options.points, span=options.span)
 
 
-def recipe(task: Task) -> Recipe:
-    """Mirror descent along the hypergradient of a round (Algorithm 3), averaged over iterates of the round.
-
-    Args:
-        task: with :class:`MixwellOptions`.
-
-    Returns:
-        The recipe.
-    """
+def recipe(context: MethodContext) -> Recipe:
+    """Return mirror descent along the hypergradient of a round (Algorithm 3), averaged over iterates."""
     from mixwell.simplex.updates import MirrorDescent
 
-    options: MixwellOptions = task.options
-    made = replace(descent(task, averaged_signal(task)), constraints=_pace(task, options.epochs_ahead))
-    if made.update is not None:
-        return made
-    update = MirrorDescent("auto", factor=options.factor, shrink=options.shrink)
-    return replace(made, update=update)
+    options = context.options_as(MixwellOptions)
+    update = context.step_size
+    if update == "auto":
+        update = MirrorDescent("auto", factor=options.factor, shrink=options.shrink)
+    return Recipe(averaged_signal(context), update, constraints=_pace(context, options.epochs_ahead))
 
 
-def _pace(task: Task, epochs: float | None) -> list[Constraint]:
-    """The limit on repetition, where it is known how many rows there are."""
-    known = task.batch_rows > 0 and task.rows.keys() >= set(task.domains)
+def _pace(context: MethodContext, epochs: float | None) -> list[Constraint]:
+    """Return the limit on repetition, where the number of rows is known."""
+    known = context.batch_rows > 0 and context.rows.keys() >= set(context.domains)
     if epochs is None or not known:
         return []
-    return [EpochPace(task.rows, epochs, batch_size=task.batch_rows, budget=task.steps)]
+    return [EpochPace(context.rows, epochs, batch_size=context.batch_rows, budget=context.steps)]
 
 
-def descent(task: Task, found: Signal) -> Recipe:
-    """Mirror descent along a hypergradient, with the step size of the settings.
-
-    Args:
-        task: of a run.
-        found: the signal that estimates it.
-
-    Returns:
-        The recipe.
-    """
-    step_size = task.mixer.step_size
-    return Recipe(found, None if step_size == "auto" else step_size)
+def descent(context: MethodContext, signal: Signal) -> Recipe:
+    """Return mirror descent along a hypergradient, with the step size of the settings."""
+    return Recipe(signal, None if context.step_size == "auto" else context.step_size)
 
 
-METHODS = (
-    Method(
+base.register(
+    base.Method(
         name="mixwell",
         kind="online",
         line="mirror descent along an approximate hypergradient that looks back over all T steps of a round",
         paper="Das, Patel, Razaviyayn, Mirrokni, Less is More: fewer data weight updates over longer horizon",
-        needs=Needs(validation=True),
+        needs=base.Needs(validation=True),
         memory="one trace per domain: a copy of the parameters, half of one, or a sketch",
         recipe=recipe,
         options=MixwellOptions,

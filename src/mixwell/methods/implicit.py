@@ -2,183 +2,95 @@
 
 from __future__ import annotations
 
-from mixwell.methods.base import (
-    Extra,
-    Method,
-    Needs,
-    NotNegative,
-    Options,
-    Positive,
-    Recipe,
-    Task,
-    Whole,
-    batch_of_each,
-    every_step,
-)
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mixwell.methods import base
+from mixwell.methods.base import Extra, MethodContext, Recipe
 from mixwell.methods.hypergradient import descent
 
+if TYPE_CHECKING:
+    from mixwell.signals.implicit import Solver
 
-class CgOptions(Options):
-    """Of conjugate gradients."""
 
-    iterations: Whole = 10
-    """At most so many products with the Hessian in a round; fewer where the curvature is not positive."""
-    damping: NotNegative = 0.1
+class SingleLoopOptions(base.Options):
+    """Settings of the single loop."""
+
+    damping: base.NotNegative = 0.0
     """lambda of `(H + lambda I)^-1`."""
-    warm: bool = False
-    """Start where the round before ended."""
-
-
-class NeumannOptions(Options):
-    """Of the Neumann series."""
-
-    iterations: Whole = 10
-    """Terms of the series; one product with the Hessian less."""
-    damping: NotNegative = 0.0
-    """lambda of `(H + lambda I)^-1`."""
-    learning_rate: Positive | None = None
-    """eta of `eta sum_i (I - eta (H + lambda I))^i`; by default that of the optimizer."""
-
-
-class SingleLoopOptions(Options):
-    """Of the single loop."""
-
-    damping: NotNegative = 0.0
-    """lambda of `(H + lambda I)^-1`."""
-    learning_rate: Positive | None = None
+    learning_rate: base.Positive | None = None
     """eta of `v <- v - eta ((H + lambda I) v - g_V)`; by default that of the optimizer."""
 
 
-def cg(task: Task) -> Recipe:
-    """The inverse Hessian by conjugate gradients.
+class CgOptions(base.Options):
+    """Settings of conjugate gradients."""
 
-    Args:
-        task: with :class:`CgOptions`.
-
-    Returns:
-        The recipe.
-    """
-    from mixwell.signals.implicit import ImplicitGradient
-
-    options: CgOptions = task.options
-    return descent(
-        task,
-        ImplicitGradient("cg", iterations=options.iterations, damping=options.damping, warm=options.warm),
-    )
+    iterations: base.Whole = 10
+    """The largest number of Hessian products in a round; fewer where the curvature is not positive."""
+    damping: base.NotNegative = 0.1
+    """lambda of `(H + lambda I)^-1`."""
+    warm: bool = False
+    """Start at the last round's solution."""
 
 
-def neumann(task: Task) -> Recipe:
-    """The inverse Hessian by a Neumann series.
+class NeumannOptions(base.Options):
+    """Settings of the Neumann series."""
 
-    Args:
-        task: with :class:`NeumannOptions`.
-
-    Returns:
-        The recipe.
-    """
-    from mixwell.signals.implicit import ImplicitGradient
-
-    options: NeumannOptions = task.options
-    signal = ImplicitGradient(
-        "neumann",
-        iterations=options.iterations,
-        damping=options.damping,
-        learning_rate=options.learning_rate,
-    )
-    return descent(task, signal)
+    iterations: base.Whole = 10
+    """Terms of the series; one Hessian product less."""
+    damping: base.NotNegative = 0.0
+    """lambda of `(H + lambda I)^-1`."""
+    learning_rate: base.Positive | None = None
+    """eta of `eta sum_i (I - eta (H + lambda I))^i`; by default that of the optimizer."""
 
 
-def single_loop(task: Task) -> Recipe:
-    """The product with the inverse Hessian as a variable of its own, which takes one step in every round.
+def _recipe(solver: Solver) -> Callable[[MethodContext], Recipe]:
+    def recipe(context: MethodContext) -> Recipe:
+        from mixwell.signals.implicit import ImplicitGradient
 
-    Args:
-        task: with :class:`SingleLoopOptions`.
+        return descent(context, ImplicitGradient(solver, **context.options.model_dump()))
 
-    Returns:
-        The recipe.
-    """
-    from mixwell.signals.implicit import ImplicitGradient
-
-    options: SingleLoopOptions = task.options
-    signal = ImplicitGradient("single-loop", damping=options.damping, learning_rate=options.learning_rate)
-    return descent(task, signal)
+    return recipe
 
 
-def cg_extra(task: Task) -> Extra:
-    """A gradient of each domain, and two of all for each product, of which there are at most so many.
-
-    Args:
-        task: with :class:`CgOptions`.
-
-    Returns:
-        What it computes.
-    """
-    options: CgOptions = task.options
-    return _products(task, options.iterations + options.warm)
+def _extra(products: Callable[[Any], int]) -> Callable[[MethodContext], Extra]:
+    """Return the cost of a gradient of each domain, and of two for each Hessian product."""
+    return lambda context: Extra(per_round=(1 + 2 * products(context.options)) * context.domains_cost)
 
 
-def neumann_extra(task: Task) -> Extra:
-    """A gradient of each domain, and two of all for each product.
-
-    Args:
-        task: with :class:`NeumannOptions`.
-
-    Returns:
-        What it computes.
-    """
-    options: NeumannOptions = task.options
-    return _products(task, options.iterations - 1)
-
-
-def single_loop_extra(task: Task) -> Extra:
-    """A gradient of each domain, and two of all for one product.
-
-    Args:
-        task: with :class:`SingleLoopOptions`.
-
-    Returns:
-        What it computes.
-    """
-    return _products(task, 1)
-
-
-def _products(task: Task, count: int) -> Extra:
-    return Extra(per_round=(1 + 2 * count) * batch_of_each(task))
-
-
-METHODS = (
-    Method(
+base.register(
+    base.Method(
         name="implicit-cg",
         kind="online",
         line="mirror descent along the hypergradient of the minimizer, the inverse Hessian by conjugate gradients",
         paper="Pedregosa 2016, arXiv:1602.02355; Grazzi et al. 2020, arXiv:2006.16218",
-        needs=Needs(validation=True, second_order=True),
+        needs=base.Needs(validation=True, second_order=True),
         memory="a few vectors of the parameters' size while it solves",
-        recipe=cg,
+        recipe=_recipe("cg"),
         options=CgOptions,
-        extra=cg_extra,
+        extra=_extra(lambda options: options.iterations + options.warm),
     ),
-    Method(
+    base.Method(
         name="implicit-neumann",
         kind="online",
         line="mirror descent along the hypergradient of the minimizer, the inverse Hessian by a Neumann series",
         paper="Lorraine, Vicol, Duvenaud 2020, arXiv:1911.02590",
-        needs=Needs(validation=True, second_order=True),
+        needs=base.Needs(validation=True, second_order=True),
         memory="a few vectors of the parameters' size while it solves",
-        recipe=neumann,
+        recipe=_recipe("neumann"),
         options=NeumannOptions,
-        extra=neumann_extra,
+        extra=_extra(lambda options: options.iterations - 1),
     ),
-    Method(
+    base.Method(
         name="single-loop",
         kind="online",
-        line="as implicit-cg, but the product with the inverse Hessian takes one step at a time beside training",
+        line="as implicit-cg, but the product with the inverse Hessian takes one step in every round",
         paper="Ji, Yang, Liang 2021, arXiv:2010.07962; Dagreou et al. 2022, arXiv:2201.13409",
-        needs=Needs(validation=True, second_order=True),
+        needs=base.Needs(validation=True, second_order=True),
         memory="one vector of the parameters' size",
-        recipe=single_loop,
+        recipe=_recipe("single-loop"),
         options=SingleLoopOptions,
-        horizon=every_step,
-        extra=single_loop_extra,
+        horizon=base.every_step,
+        extra=_extra(lambda options: 1),
     ),
 )

@@ -1,76 +1,55 @@
-"""Learning to Reweight: rows whose gradients help the validation set count, and no others."""
+"""Learning to Reweight: only rows with gradients that help the validation set count."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from mixwell.methods.base import Extra, Method, Needs, Options, Recipe, Task, every_step, validation_batch
+from mixwell.methods import base
+from mixwell.methods.base import Extra, MethodContext, Recipe
 
 if TYPE_CHECKING:
-    from mixwell.signals import Signal
+    from mixwell.signals.row_weighting import RowWeighting
 
 
-class LearningToReweightOptions(Options):
-    """Of Learning to Reweight."""
+class RowOptions(base.Options):
+    """Settings of methods that weight single rows."""
 
     level: Literal["rows", "domains"] = "rows"
-    """`rows` weighs every row of a step (the paper); `domains` weighs each domain by its first weight times the
-    mean of what its rows would count."""
+    """`rows` weights every row of a step (the paper); `domains` weights each domain by its first weight times the
+    mean of its rows' weights."""
 
 
-def recipe(task: Task) -> Recipe:
-    """Rows, or domains, weighted by their alignment with the validation gradient.
-
-    Args:
-        task: with :class:`LearningToReweightOptions`.
-
-    Returns:
-        The recipe.
-    """
+def recipe(context: MethodContext) -> Recipe:
+    """Return rows, or domains, weighted by their alignment with the validation gradient."""
     from mixwell.signals.row_alignment import RowAlignment
 
-    options: LearningToReweightOptions = task.options
-    return row_recipe(RowAlignment(options.level), options.level)
+    return row_recipe(RowAlignment(context.options_as(RowOptions).level))
 
 
-def row_recipe(signal: Signal, level: str) -> Recipe:
-    """A signal that weighs rows, or gives domains the weights that their rows would have.
-
-    Args:
-        signal: the signal.
-        level: ``rows``, where all scores are zero and the domains' weights stay, or ``domains``.
-
-    Returns:
-        The recipe.
-    """
+def row_recipe(signal: RowWeighting) -> Recipe:
+    """Return a recipe that weights rows, or domains by the weights of their rows."""
     from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 
-    return Recipe(signal, SoftmaxWeights() if level == "domains" else MirrorDescent(1.0))
+    # At the level of rows all scores are zero.
+    return Recipe(signal, SoftmaxWeights() if signal.level == "domains" else MirrorDescent(1.0))
 
 
-def extra(task: Task) -> Extra:
-    """In every step a pass in forward mode over its rows, and before the first a validation gradient.
-
-    Args:
-        task: of a run.
-
-    Returns:
-        A gradient each: forward mode takes the matrix products that a gradient takes.
-    """
-    return Extra(before=validation_batch(task), per_step=1.0)
+def extra(context: MethodContext) -> Extra:
+    """Return the cost of a forward-mode pass in every step, and of a validation gradient before the first."""
+    return Extra(before=context.validation_cost, per_step=1.0)
 
 
-METHODS = (
-    Method(
+base.register(
+    base.Method(
         name="learning-to-reweight",
         kind="online",
         line="a row counts by the alignment of its gradient with the validation gradient, at every step",
         paper="Ren, Zeng, Yang, Urtasun 2018, arXiv:1803.09050",
-        needs=Needs(validation=True, row_losses=True, domains=1),
+        needs=base.Needs(validation=True, row_losses=True, domains=1),
         memory="one gradient",
         recipe=recipe,
-        options=LearningToReweightOptions,
-        horizon=every_step,
+        options=RowOptions,
+        horizon=base.every_step,
         extra=extra,
     ),
 )

@@ -1,4 +1,4 @@
-"""``mixwell methods``: what there is, what each needs, and where it is from."""
+"""``mixwell methods``: names, requirements, memory and papers."""
 
 from __future__ import annotations
 
@@ -9,33 +9,24 @@ from mixwell.methods.base import Method, Needs
 
 
 def show(name: str | None) -> None:
-    """Print all methods, or all about one.
-
-    Args:
-        name: of the one.
-    """
+    """Print all methods, or the settings of one."""
     if name is not None:
-        print("\n".join(described(methods.find(name))))
+        print("\n".join(description(methods.find(name))))
         return
     known = methods.every().values()
     width = max(len(method.name) for method in known) + 2
     for method in known:
         print(f"{method.name:{width}}{method.kind:9}{method.line}")
-        print(" " * (width + 9) + f"needs {needed(method.needs)}; holds {method.memory}; {method.paper}")
+        print(
+            " " * (width + 9) + f"needs {requirements(method.needs)}; holds {method.memory}; {method.paper}"
+        )
     print(
-        "\n`mixwell methods NAME` tells the settings of one; `mixwell compare CONFIG` runs them side by side."
+        "\n`mixwell methods NAME` lists the settings of one; `mixwell compare CONFIG` runs them side by side."
     )
 
 
-def needed(needs: Needs) -> str:
-    """What a method cannot do without, in words.
-
-    Args:
-        needs: its needs.
-
-    Returns:
-        A list with commas.
-    """
+def requirements(needs: Needs) -> str:
+    """Return a method's requirements in words, separated by commas."""
     words = {
         "validation set": needs.validation,
         "reference model": needs.reference,
@@ -47,18 +38,11 @@ def needed(needs: Needs) -> str:
     return ", ".join([*found, *needs.packages]) or "nothing"
 
 
-def described(method: Method) -> list[str]:
-    """All about a method.
-
-    Args:
-        method: the method.
-
-    Returns:
-        Lines of text.
-    """
+def description(method: Method) -> list[str]:
+    """Return the lines that describe a method and its settings."""
     lines = [
         f"{method.name} ({method.kind}): {method.line}",
-        f"needs: {needed(method.needs)}; {method.needs.domains} domains or more",
+        f"needs: {requirements(method.needs)}; {method.needs.domains} domains or more",
         f"holds besides the model: {method.memory}",
         f"paper: {method.paper}",
     ]
@@ -68,6 +52,6 @@ def described(method: Method) -> list[str]:
         default = field.get_default(call_default_factory=True)
         choices = [repr(one) for one in get_args(field.annotation) if isinstance(one, str)]
         allowed = f" ({', '.join(choices)})" if choices else ""
-        told = " ".join((field.description or "").split())
-        lines.append(f"  {key} = {default!r}{allowed}: {told}".rstrip(": "))
+        text = " ".join((field.description or "").split())
+        lines.append(f"  {key} = {default!r}{allowed}: {text}".rstrip(": "))
     return lines

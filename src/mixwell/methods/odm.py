@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from mixwell.methods.base import Method, Options, Recipe, Task, every_step
+from mixwell.methods import base
+from mixwell.methods.base import MethodContext, Recipe
 
 
-class OdmOptions(Options):
-    """Of ODM. Its warm-up is `mixer.warmup`."""
+class OdmOptions(base.Options):
+    """Settings of ODM. Its warmup is `mixer.warmup`."""
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    decay: base.Decay = 0.9
     """Of the running means of `exp(loss)`."""
 
 
-def recipe(task: Task) -> Recipe:
-    """Weights that are the shares of the rewards, and some exploration.
-
-    Args:
-        task: with :class:`OdmOptions`.
-
-    Returns:
-        The recipe.
-    """
+def recipe(context: MethodContext) -> Recipe:
+    """Return weights that are the shares of the rewards, and some exploration."""
     from mixwell.signals.loss_rewards import LossRewards
     from mixwell.simplex.updates import SoftmaxWeights
 
-    options: OdmOptions = task.options
+    options = context.options_as(OdmOptions)
     return Recipe(LossRewards(options.decay), SoftmaxWeights())
 
 
-METHODS = (
-    Method(
+base.register(
+    base.Method(
         name="odm",
         kind="online",
         line="a bandit whose reward is a running mean of exp(loss), with exploration that fades",
@@ -41,6 +31,6 @@ METHODS = (
         memory="a few numbers per domain",
         recipe=recipe,
         options=OdmOptions,
-        horizon=every_step,
+        horizon=base.every_step,
     ),
 )

@@ -1,55 +1,49 @@
-"""PiKE: domains whose gradients are large and not noisy get more weight; there is no target."""
+"""PiKE: domains with large and not noisy gradients get more weight; there is no target."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from mixwell.methods.base import Method, NotNegative, Options, Positive, Recipe, Task
+from mixwell.methods import base
+from mixwell.methods.base import MethodContext, Recipe
 
 PAPER = "Li, Deng, Zhong, Razaviyayn, Mirrokni 2025, arXiv:2502.06244"
 
 
-class PikeOptions(Options):
-    """Of PiKE."""
+class PikeOptions(base.Options):
+    """Settings of PiKE."""
 
-    zeta1: NotNegative = 0.05
+    zeta1: base.NotNegative = 0.05
     """How much the squared norm of a domain's gradient counts."""
-    zeta2: NotNegative = 0.05
+    zeta2: base.NotNegative = 0.05
     """How much the noise of its rows' gradients counts against it."""
     unbiased: bool = True
     """Whether the noise of a batch is taken out of the squared norm of its gradient."""
     form: Literal["exponential", "conceptual"] = "exponential"
     """`exponential` moves the weights by both; `conceptual` sets them where the bound behind it is least."""
-    smoothness: Positive = 1.0
+    smoothness: base.Positive = 1.0
     """L of the bound (`conceptual`)."""
-    beta: Positive = 1.0
-    """How far the domains' gradients help each other (`conceptual`); 1 where they are orthogonal."""
-    gamma: Positive = 1.0
+    beta: base.Positive = 1.0
+    """How far the domains' gradients align (`conceptual`); 1 where they are orthogonal."""
+    gamma: base.Positive = 1.0
     """How far they add up (`conceptual`); 1 where they are orthogonal, the number of domains where equal."""
-    eta: Positive | Literal["auto"] = "auto"
+    eta: base.Positive | Literal["auto"] = "auto"
     """The learning rate of the bound (`conceptual`); `auto` is the optimizer's at the end of a round."""
 
 
 class BalancedPikeOptions(PikeOptions):
-    """Of balanced PiKE."""
+    """Settings of balanced PiKE."""
 
-    tau: Positive = 1.0
+    tau: base.Positive = 1.0
     """The loss of domain k counts `tau softmax_k(tau L)` times in training; the authors try 1, 3 and 5."""
 
 
-def recipe(task: Task) -> Recipe:
-    """Sizes and noises of gradients, and what they say of the weights.
-
-    Args:
-        task: with :class:`PikeOptions` or :class:`BalancedPikeOptions`.
-
-    Returns:
-        The recipe.
-    """
+def recipe(context: MethodContext) -> Recipe:
+    """Return weights by the sizes and noises of gradients."""
     from mixwell.signals.gradient_moments import DescentBound, GradientMoments
     from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 
-    options: PikeOptions = task.options
+    options = context.options_as(PikeOptions)
     bound = None
     if options.form == "conceptual":
         rate = None if options.eta == "auto" else options.eta
@@ -57,7 +51,7 @@ def recipe(task: Task) -> Recipe:
     signal = GradientMoments(
         options.zeta1,
         options.zeta2,
-        batch_rows=task.batch_rows,
+        batch_rows=context.batch_rows,
         tau=options.tau if isinstance(options, BalancedPikeOptions) else None,
         unbiased=options.unbiased,
         bound=bound,
@@ -65,20 +59,8 @@ def recipe(task: Task) -> Recipe:
     return Recipe(signal, MirrorDescent(1.0) if bound is None else SoftmaxWeights())
 
 
-def hundredth(steps: int) -> int:
-    """A hundred updates in a run.
-
-    Args:
-        steps: N.
-
-    Returns:
-        T.
-    """
-    return -(-steps // 100)
-
-
-METHODS = (
-    Method(
+base.register(
+    base.Method(
         name="pike",
         kind="online",
         line="weight follows how large a domain's gradient is, less how noisy; needs no target",
@@ -86,9 +68,9 @@ METHODS = (
         memory="one gradient per domain",
         recipe=recipe,
         options=PikeOptions,
-        horizon=hundredth,
+        horizon=base.parts_of_run(100),
     ),
-    Method(
+    base.Method(
         name="pike-balanced",
         kind="online",
         line="PiKE, with the losses of domains that are behind multiplied",
@@ -96,6 +78,6 @@ METHODS = (
         memory="one gradient per domain",
         recipe=recipe,
         options=BalancedPikeOptions,
-        horizon=hundredth,
+        horizon=base.parts_of_run(100),
     ),
 )

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mixwell.methods.base import Method, Needs, Options, Positive, Recipe, Task
+from mixwell.methods import base
+from mixwell.methods.base import MethodContext, Recipe
 
 
-class UniMaxOptions(Options):
-    """Of UniMax."""
+class UniMaxOptions(base.Options):
+    """Settings of UniMax."""
 
-    max_epochs: Positive = 4.0
-    """N: no domain gets more rows than so many times its own."""
+    max_epochs: base.Positive = 4.0
+    """N: no domain is repeated more often."""
 
 
 def unimax(sizes: Sequence[float], budget: float, max_epochs: float) -> list[float]:
-    """Shares of a budget that are as uniform as can be while no domain is repeated too often.
+    """Return shares of a budget that are as uniform as possible while no domain is repeated too often.
 
-    Domains are visited from the smallest to the largest. Each takes an equal part of what is left of the budget,
+    Domains are visited from the smallest to the largest. Each takes an equal part of the rest of the budget,
     but at most ``max_epochs`` times its size: ``U_j = min(B_left / domains left, N c_j)``, ``p_j = U_j / sum U``
     (Chung et al. 2023, arXiv:2304.09151). A budget beyond ``N sum c`` cannot be met: then ``p_j ~ c_j``, and every
     domain is repeated more than N times, all equally often.
@@ -50,32 +51,23 @@ def unimax(sizes: Sequence[float], budget: float, max_epochs: float) -> list[flo
     return [one / sum(taken) for one in taken]
 
 
-def recipe(task: Task) -> Recipe:
-    """The shares of the run's rows, kept.
-
-    Args:
-        task: with :class:`UniMaxOptions`.
-
-    Returns:
-        The recipe.
-    """
-    from mixwell.signals import ConstantWeights
-
-    options: UniMaxOptions = task.options
-    sizes = [task.rows[name] for name in task.domains]
-    if task.batch_rows < 1:
-        raise ValueError("unimax shares out the rows of the whole run; give batch_rows, those of a step")
-    shares = unimax(sizes, task.steps * task.batch_rows, options.max_epochs)
-    return Recipe(ConstantWeights(), 1.0, weights=dict(zip(task.domains, shares, strict=True)))
+def recipe(context: MethodContext) -> Recipe:
+    """Return the shares of the run's rows, kept."""
+    options = context.options_as(UniMaxOptions)
+    sizes = [context.rows[name] for name in context.domains]
+    if context.batch_rows < 1:
+        raise ValueError("unimax divides the rows of the whole run; give batch_rows, those of a step")
+    shares = unimax(sizes, context.steps * context.batch_rows, options.max_epochs)
+    return base.keep_weights(context, dict(zip(context.domains, shares, strict=True)))
 
 
-METHODS = (
-    Method(
+base.register(
+    base.Method(
         name="unimax",
         kind="static",
         line="as uniform as the domains' sizes allow when none may be repeated more than N times",
         paper="Chung et al. 2023, arXiv:2304.09151",
-        needs=Needs(domains=1),
+        needs=base.Needs(domains=1),
         recipe=recipe,
         options=UniMaxOptions,
     ),

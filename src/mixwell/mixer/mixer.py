@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from mixwell.mixer import state
 from mixwell.mixer.batch import DomainBatch, MixtureBatch, RowLabels, domain_numbers, resolve_expected
 from mixwell.mixer.collection import GradientCollector
 from mixwell.mixer.nonfinite import NonFiniteGuard, NonFinitePolicy
+from mixwell.mixer.recipes import METHODS
 from mixwell.mixer.records import RoundRecord
 from mixwell.mixer.round import RoundAccumulator
 from mixwell.mixer.row_counts import RowCounts, count_inputs
@@ -136,8 +137,89 @@ class Mixer:
         parts = names, self._parameters, self._signal, self._nonfinite
         self._step = StepAccumulator(*parts, averaged=self._averaging)
         self._round = RoundAccumulator(*parts, averaged=self._averaging)
-        self._collector = GradientCollector(self._parameters, graphs=self._signal.needs_graph)
+        self._collector = GradientCollector(self._parameters, graphs=self._signal.requirements.graph)
         self._row_counts = RowCounts(names)
+
+    @classmethod
+    def from_method(
+        cls,
+        method: str,
+        model: nn.Module,
+        optimizer: Optimizer,
+        domains: Sequence[str],
+        *,
+        budget: int,
+        horizon: int | Literal["auto", "long"] = "auto",
+        options: Mapping[str, Any] | None = None,
+        rows: Mapping[str, int] | None = None,
+        batch_rows: int = 0,
+        step_size: float | Literal["auto"] = "auto",
+        seed: int = 0,
+        constraints: Sequence[Constraint] = (),
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        warmup: int = 0,
+        clip_norm: float | None = None,
+        on_nonfinite: NonFinitePolicy = "raise",
+        probes: Probes | None = None,
+    ) -> Self:
+        """Return a mixer with the signal, update and constraints of a named method.
+
+        With ``doge`` and ``doremi`` they are the rule by which their proxies learn. Methods that compute outside
+        of the training step also need ``probes``, those that use losses ``scope.record_loss(loss)``, and those
+        that weight rows ``scope.weighted_loss(losses, data=rows)``.
+
+        Args:
+            method: its name; ``mixwell methods`` lists them.
+            model: as for :class:`Mixer`, like all arguments that are not named here.
+            optimizer: trains it.
+            domains: the names of the domains.
+            budget: N, training steps of the run.
+            horizon: T; ``"auto"`` is the T of the method's authors, ``"long"`` is ``ceil(sqrt(N log N))``.
+            options: the method's settings; ``mixwell methods NAME`` lists them.
+            rows: the number of rows by domain, for methods that use the domains' sizes.
+            batch_rows: the rows of a training step over all domains, for methods that use it.
+            step_size: alpha, for methods that descend along a hypergradient; ``"auto"`` tunes it.
+            seed: of the method's random numbers.
+            weights: initial weights; by default those of the method, or uniform.
+
+        Raises:
+            ValueError: a name or setting is wrong, a package is missing, or the method trains proxies on many
+                mixtures, which only :func:`mixwell.train` and ``mixwell run`` do.
+
+        Example:
+            >>> model = nn.Linear(2, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> mixer = Mixer.from_method("doge", model, optimizer, ["web", "code"], budget=100, horizon="long")
+            >>> mixer.horizon
+            22
+        """
+        found = METHODS.get(method)
+        recipe = found.loop_recipe(
+            domains,
+            budget=budget,
+            horizon=horizon,
+            options=options or {},
+            rows=rows or {},
+            batch_rows=batch_rows,
+            warmup=warmup,
+            step_size=step_size,
+            seed=seed,
+        )
+        return cls(
+            model,
+            optimizer,
+            domains,
+            budget=budget,
+            horizon=found.round_length(horizon, budget),
+            signal=recipe.signal,
+            update=recipe.update,
+            constraints=[*constraints, *recipe.constraints],
+            weights=recipe.weights if weights is None else weights,
+            warmup=warmup,
+            clip_norm=clip_norm,
+            on_nonfinite=on_nonfinite,
+            probes=probes,
+        )
 
     def __repr__(self) -> str:
         return f"Mixer({self.weights!r}, {self._clock!r}, {self._signal!r}, {self._outer.update!r})"
@@ -207,12 +289,12 @@ class Mixer:
     @property
     def needs_validation(self) -> bool:
         """Whether the signal needs validation gradients; where not, none is ever due."""
-        return self._signal.needs_validation
+        return self._signal.requirements.validation
 
     @property
     def needs_graph(self) -> bool:
         """Whether domains need ``backward(create_graph=True)``, as exact Hessian products do."""
-        return self._signal.needs_graph
+        return self._signal.requirements.graph
 
     @property
     def signal(self) -> Signal:
@@ -316,7 +398,9 @@ class Mixer:
         present = [index for index, _, _ in groups.present]
         self._step.expect_batch(known, present, self.steps_done, counted=counted)
         weights = np.maximum(self.weights.values, _LEAST_WEIGHT)
-        capture = self._signal.rows(groups, weights) if self._begin_step() else nullcontext(CaptureContext())
+        capture = (
+            self._signal.capture(groups, weights) if self._begin_step() else nullcontext(CaptureContext())
+        )
         first, self._step.mixed = not self._step.mixed, True
         try:
             with self._collector.accumulate("batch", self.steps_done, first=first), capture as context:
@@ -626,12 +710,12 @@ class Mixer:
         self._parameters.expect_all_of(self._optimizer)
 
     def _expect_recorded(self, name: str, scope: DomainScope) -> None:
-        if self._signal.needs_losses and not scope.losses:
+        if self._signal.requirements.losses and not scope.losses:
             raise ValueError(
                 f"{self._signal!r} requires the losses: call scope.record_loss(loss) in `with "
                 f"mixer.domain({name!r}) as scope:`"
             )
-        if self._signal.needs_reference and any(other is None for _, other in scope.losses):
+        if self._signal.requirements.reference and any(other is None for _, other in scope.losses):
             raise ValueError(
                 f"{self._signal!r} needs the losses of a reference model: scope.record_loss(losses, reference=...)"
             )
@@ -646,7 +730,7 @@ class Mixer:
             )
 
     def _expect_validation_due(self) -> None:
-        if not self._signal.needs_validation:
+        if not self._signal.requirements.validation:
             raise RuntimeError(
                 f"{self._signal!r} needs no validation gradient; call mixer.validation() only where "
                 "mixer.validation_due is true"

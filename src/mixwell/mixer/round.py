@@ -16,6 +16,7 @@ from mixwell.mixer.nonfinite import NonFiniteGuard
 from mixwell.mixer.scopes import DomainScope
 from mixwell.mixer.step import VALIDATION
 from mixwell.signals import Signal
+from mixwell.signals.base import LinearSignal
 from mixwell.typing import Gradients, Vector
 
 # Found by all ranks at once, each of which counts them.
@@ -79,7 +80,12 @@ class RoundAccumulator:
         if self._validation is None:
             self._validation = self._new_sum()
         # The score of a part needs its gradient over all ranks, which exists of the whole only.
-        if part.fraction < 1 and only_point and self._signal.linear and distributed.is_single_process():
+        if (
+            part.fraction < 1
+            and only_point
+            and isinstance(self._signal, LinearSignal)
+            and distributed.is_single_process()
+        ):
             self.scores.add_part(part.fraction, self._signal.scores(scope.gradients))
         self._validation.take(scope.gradients, part.fraction)
         self.losses.add(VALIDATION, scope.loss, part.fraction * part.rank_scale)

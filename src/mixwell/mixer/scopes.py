@@ -11,7 +11,7 @@ from torch import Tensor
 from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.mixer.batch import DomainBatch
-from mixwell.signals.base import Signal
+from mixwell.signals.base import RowFactors, Signal
 from mixwell.typing import Gradients, Vector
 
 
@@ -138,9 +138,9 @@ class BatchScope:
         losses, minimized = _by_row(losses), _by_row(losses if objective is None else objective)
         self.losses = losses.detach()
         weighted = minimized * self._factors.to(losses)
-        factors = self._signal.row_factors(self.losses, self.groups, data)
-        if factors is not None:
-            weighted = weighted * factors.to(losses)
+        if isinstance(self._signal, RowFactors):
+            factors = self._signal.row_factors(self.losses, self.groups, data)
+            weighted = weighted if factors is None else weighted * factors.to(losses)
         self._capture.weighted(weighted)
         return weighted.sum()
 

@@ -16,6 +16,7 @@ from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.nonfinite import NonFiniteGuard
 from mixwell.mixer.scopes import BatchScope, DomainScope
 from mixwell.signals import Signal
+from mixwell.signals.base import DomainFactors, LinearSignal
 from mixwell.typing import Gradients
 
 VALIDATION = "validation"
@@ -46,7 +47,7 @@ class StepAccumulator:
         self._names = tuple(names)
         self._parameters, self._signal, self._nonfinite = parameters, signal, nonfinite
         self._averaged = averaged
-        self.sum = WeightedSum(parameters, lazy=signal.supports_mixed_batches, averaged=averaged)
+        self.sum = WeightedSum(parameters, lazy=not signal.requirements.domain_batches, averaged=averaged)
         self.clear()
 
     def clear(self) -> None:
@@ -126,11 +127,12 @@ class StepAccumulator:
         scale = part.fraction / part.probability
         if self.traced:
             self._signal.fold(index, scope.gradients, scale=scale, weight=weight, rows=part.count)
-        self.sum.add(scope.gradients, weight * scale * self._signal.domain_factor(index))
+        factor = self._signal.domain_factor(index) if isinstance(self._signal, DomainFactors) else 1.0
+        self.sum.add(scope.gradients, weight * scale * factor)
         if self.traced and scope.losses:
             losses, reference = scope.recorded()
-            share = part.fraction * part.rank_scale
-            self._signal.record_loss(index, losses, share=share, reference=reference)
+            fraction = part.fraction * part.rank_scale
+            self._signal.record_loss(index, losses, fraction=fraction, reference=reference)
 
     # ------------------------------------------------------------------------------------------- mixed batches
 
@@ -181,7 +183,8 @@ class StepAccumulator:
         Returns:
             The domain, the mean loss and the number of rows over the expected one, where the loss is finite.
         """
-        found = self._signal.non_finite() if self.traced else None
+        signal = self._signal
+        found = signal.non_finite() if self.traced and isinstance(signal, LinearSignal) else None
         problems = {self._names[index]: "gradient" for index in found or []}
         losses: list[tuple[str, float, float]] = []
         for index, rows, mean in scope.means():
@@ -207,12 +210,12 @@ class StepAccumulator:
     def _record_rows(self, scope: BatchScope, batch: MixtureBatch | None) -> None:
         assert scope.recorded is not None
         losses, reference = scope.recorded
-        if self._signal.needs_reference and reference is None:
+        if self._signal.requirements.reference and reference is None:
             raise ValueError(
                 f"{self._signal!r} needs the losses of a reference model: "
                 "batch.weighted_loss(losses, reference=...)"
             )
-        if not self._signal.needs_losses:
+        if not self._signal.requirements.losses:
             return
         losses = scope.groups.sorted(losses)
         reference = None if reference is None else scope.groups.sorted(reference)
@@ -221,7 +224,7 @@ class StepAccumulator:
             self._signal.record_loss(
                 index,
                 losses[begin:end],
-                share=(end - begin) * often / float(scope.expected[index]),
+                fraction=(end - begin) * often / float(scope.expected[index]),
                 reference=None if reference is None else reference[begin:end],
             )
 

@@ -1,11 +1,12 @@
-"""What every signal does."""
+"""The interface of signals, with defaults so that a subclass states only what differs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, final
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,78 +19,57 @@ from mixwell.signals.probes import Probes
 from mixwell.typing import Gradients, Json, Vector
 
 
-class Signal(ABC):
-    """Something measured per domain over a round, which says how the weights should move.
+@final
+@dataclass(frozen=True)
+class Requirements:
+    """What a signal requires of the training loop.
 
-    The mixer calls, for each round, ``begin_round``; for each step ``begin_step``, ``fold`` once or more per
-    domain (or ``rows`` around each mixed batch) and ``record_loss`` where losses are told, ``end_step``;
-    and at the
-    end ``scores``. A signal takes part in what it needs, and says before the run what that is.
+    Args:
+        domain_batches: one batch per domain (``mixer.domain``); a mixed batch is refused.
+        mixed_batches: mixed batches (``mixer.batch``); a batch of one domain is refused.
+        validation: a validation gradient at the end of every round.
+        losses: every domain's losses (``scope.record_loss``; mixed batches pass them on).
+        reference: with every loss that of a reference model.
+        objective: what a training step minimizes: the losses, or their excess over the reference model's.
+        graph: gradients with their graph (``backward(create_graph=True)``).
+        parts: the least number of parts, with their ``rows``, in which every domain's batch is given.
     """
 
+    domain_batches: bool = True
+    mixed_batches: bool = False
+    validation: bool = True
+    losses: bool = False
+    reference: bool = False
+    objective: Literal["losses", "excess"] = "losses"
+    graph: bool = False
+    parts: int = 1
+
+
+class Signal(ABC):
+    """A measurement per domain over a round, which says how the weights should move.
+
+    For each round the mixer calls ``begin_round``; for each step ``begin_step``, then ``fold`` once or more per
+    domain (or ``capture`` around each mixed batch) and ``record_loss`` where losses are recorded, then
+    ``end_step``; and ``scores`` at the end of the round. What only some signals do is in :class:`RowFactors`,
+    :class:`DomainFactors` and :class:`LinearSignal`.
+    """
+
+    requirements: Requirements = Requirements()
+    """What the signal requires; set on the class, or in ``__init__`` where it depends on the settings."""
     constant: bool = False
     """Whether the weights never move, so that nothing is measured."""
     uses_traces: bool = False
     """Whether the signal keeps traces, whose kind says which batches they take best."""
+    _attached = False
+    _parameters: Parameters
+    _domains: tuple[str, ...]
 
     @property
     def takes_products(self) -> bool:
         """Whether the current step takes products with the Hessian, one with every trace."""
         return False
 
-    @property
-    def supports_mixed_batches(self) -> bool:
-        """Whether a mixed batch can be told apart by domain."""
-        return False
-
-    @property
-    def needs_graph(self) -> bool:
-        """Whether domains' gradients must come with their graph (``backward(create_graph=True)``)."""
-        return False
-
-    @property
-    def needs_validation(self) -> bool:
-        """Whether a round ends with a validation gradient."""
-        return True
-
-    @property
-    def needs_losses(self) -> bool:
-        """Whether every domain's losses must be told (``scope.record_loss``; mixed batches have them)."""
-        return False
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether with the losses those of a reference model must be told."""
-        return False
-
-    @property
-    def objective(self) -> Literal["losses", "excess"]:
-        """What a step makes less: the losses, or by how much they exceed those of the reference model."""
-        return "losses"
-
-    @property
-    def parts(self) -> int:
-        """In how many parts, at least, each domain's batch must be given, with their ``rows``."""
-        return 1
-
-    @property
-    def linear(self) -> bool:
-        """Whether the scores are linear in the validation gradient, so that parts of it tell their noise."""
-        return False
-
-    def validation_points(self, length: int) -> tuple[int, ...]:
-        """The steps of a round after which a validation gradient is due.
-
-        With several points the round's scores are the mean of the scores at each.
-
-        Args:
-            length: the number of steps in the round.
-
-        Returns:
-            Increasing, each in ``1..length``, the last one ``length``; empty where none is needed.
-        """
-        return (length,) if self.needs_validation else ()
-
+    @final
     def attach(
         self,
         optimizer: Optimizer,
@@ -97,111 +77,111 @@ class Signal(ABC):
         domains: Sequence[str],
         probes: Probes | None = None,
     ) -> None:
-        """Learn of the run, and check that this signal fits it.
+        """Prepare for a run.
 
         Args:
-            optimizer: that trains the model.
-            parameters: what is trained.
+            optimizer: trains the model.
+            parameters: the trained parameters.
             domains: their names.
-            probes: what the signal may compute on its own, where the loop offers it.
+            probes: batches and losses for signals that compute outside of the training step.
+
+        Raises:
+            ValueError: the signal is in use by another mixer, or does not fit this run.
         """
+        if self._attached:
+            raise ValueError(
+                f"this {type(self).__name__} is in use by another mixer; make a new one for each"
+            )
+        self._parameters, self._domains = parameters, tuple(domains)
+        self._attach(optimizer, probes)
+        self._attached = True
+
+    def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
+        """Allocate memory; ``_parameters`` and ``_domains`` are set already."""
+
+    def validation_points(self, length: int) -> tuple[int, ...]:
+        """Return the steps of a round after which a validation gradient is due.
+
+        With several points the round's scores are the mean of the scores at each.
+
+        Args:
+            length: the number of steps in the round.
+
+        Returns:
+            Increasing, each in ``1..length``, the last one ``length``; empty where none is required.
+        """
+        return (length,) if self.requirements.validation else ()
 
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
-        """A round begins.
+        """Begin a round.
 
         Args:
-            round_index: its number, from 0.
-            weights: of the domains in it, shape ``(m,)``.
-            validation: the validation gradient that ended the round before, ``None`` in the first.
+            round_index: counts from 0.
+            weights: the weights during the round, shape ``(m,)``.
+            validation: the validation gradient that ended the previous round, ``None`` in the first.
         """
 
     def begin_step(self, *, remaining: int) -> None:
-        """A step begins.
+        """Begin a step; a step that was begun before and not ended is dropped.
 
         Args:
-            remaining: steps until the end of the round, this one included.
+            remaining: steps until the end of the round, including this one.
         """
 
     def fold(
         self, domain: int, gradients: Gradients, *, scale: float, weight: float, rows: int | None = None
     ) -> None:
-        """A domain's gradient is there.
+        """Take a domain's gradient at the parameters before the step.
 
         Args:
-            domain: which.
-            gradients: its gradient at the parameters before the step. They are the mixer's again afterwards.
-            scale: its factor (share of the batch over inclusion probability).
+            domain: the index of the domain.
+            gradients: valid during the call only.
+            scale: the gradient's factor (fraction of the batch over inclusion probability).
             weight: the domain's weight.
-            rows: that it is the mean over, where that was told.
+            rows: the number of rows that the gradient is the mean over, where known.
         """
+        if self.requirements.mixed_batches:
+            raise ValueError(
+                f"{self!r} weights every row, so it requires mixed batches: mixer.batch, not mixer.domain"
+            )
 
     def record_loss(
-        self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None
+        self, domain: int, losses: Tensor, *, fraction: float, reference: Tensor | None = None
     ) -> None:
-        """A domain's losses are there.
+        """Take a domain's losses.
 
         Args:
-            domain: which.
-            losses: of its rows (or their tokens), or their mean; finite.
-            share: the part of the domain's batch in this step that they are of.
-            reference: the losses of the reference model on the same, of the same shape.
+            domain: the index of the domain.
+            losses: those of its rows (or their tokens), or their mean; finite.
+            fraction: the fraction of the domain's batch in this step that they belong to.
+            reference: the losses of the reference model, of the same shape.
         """
 
-    def domain_factor(self, domain: int) -> float:
-        """By what a domain's gradient is multiplied in the training step, besides its weight.
+    def capture(self, groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
+        """Return a context for the backward pass of a mixed batch; by default it captures nothing.
 
         Args:
-            domain: which.
-
-        Returns:
-            A number of at least 0.
-        """
-        return 1.0
-
-    def row_factors(self, losses: Tensor, segments: RowGroups, data: Any) -> Tensor | None:
-        """By what the losses of a mixed batch's rows are multiplied, besides the weights of their domains.
-
-        Args:
-            losses: of the rows, detached, shape ``(rows,)``.
-            segments: which rows belong to which domain.
-            data: the rows themselves, where the loop gave them to ``batch.weighted_loss``.
-
-        Returns:
-            Shape ``(rows,)``, or ``None`` for no factors.
-        """
-        return None
-
-    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
-        """A mixed batch; its backward pass runs inside.
-
-        Args:
-            segments: which rows belong to which domain.
-            weights: by which the losses of the rows are weighted, positive, shape ``(m,)``.
+            groups: which rows belong to which domain.
+            weights: the factors of the losses by domain, positive, shape ``(m,)``.
 
         Raises:
-            ValueError: this signal needs one batch per domain.
+            ValueError: the signal requires one batch per domain.
         """
-        raise ValueError(f"{self!r} needs one batch per domain (mixer.domain), not a mixed one")
-
-    def non_finite(self) -> list[int] | None:
-        """The domains whose gradients in the mixed batches of this step are not finite; ``None`` if not known."""
-        return None
+        if self.requirements.domain_batches:
+            raise ValueError(f"{self!r} needs one batch per domain (mixer.domain), not a mixed one")
+        return nullcontext(CaptureContext())
 
     def end_step(self, combined: Combined) -> None:
-        """All domains are there; the optimizer steps next.
-
-        Args:
-            combined: what it is about to be given.
-        """
+        """End a step; all gradients are folded and the optimizer steps next with ``combined``."""
 
     @abstractmethod
     def scores(self, validation: Gradients | None) -> Vector:
-        """The score of every domain in the steps of the round so far; the weights move against it.
+        """Return the score of every domain over the round so far; the weights move against it.
 
-        It is called after the steps that :meth:`validation_points` names, or at the end of the round.
+        Called after the steps that :meth:`validation_points` names, or at the end of the round.
 
         Args:
-            validation: the validation gradient at the current parameters; ``None`` where none is needed.
+            validation: the validation gradient at the current parameters; ``None`` where none is required.
 
         Returns:
             Shape ``(m,)``.
@@ -213,17 +193,45 @@ class Signal(ABC):
         return 0
 
     def summary(self) -> dict[str, float]:
-        """Numbers of the last round for its record."""
+        """Return numbers of the last round for its record."""
         return {}
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """What a run resumed in mid-round needs to know: plain values, and tensors."""
+        """Return plain values and tensors from which a run resumes in mid-round."""
         return {}, {}
 
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave.
+        """Restore the result of :meth:`state`."""
+
+
+class RowFactors(ABC):
+    """A signal that multiplies the losses of single rows (row weighting methods)."""
+
+    @abstractmethod
+    def row_factors(self, losses: Tensor, groups: RowGroups, data: Any) -> Tensor | None:
+        """Return factors of the rows' losses in a mixed batch, applied in addition to the domains' weights.
 
         Args:
-            values: its plain values.
-            tensors: its tensors.
+            losses: of the rows, detached, shape ``(rows,)``.
+            groups: which rows belong to which domain.
+            data: the rows, where the loop passes them to ``batch.weighted_loss``.
+
+        Returns:
+            Shape ``(rows,)``, or ``None`` for no factors.
         """
+
+
+class DomainFactors(ABC):
+    """A signal that multiplies domains' gradients in the training step (balanced PiKE)."""
+
+    @abstractmethod
+    def domain_factor(self, domain: int) -> float:
+        """Return the factor, at least 0, applied in addition to the domain's weight."""
+
+
+class LinearSignal(Signal):
+    """A signal whose scores are linear in the validation gradient, so that parts of it show their noise."""
+
+    def non_finite(self) -> list[int] | None:
+        """Return the domains whose captured gradients of this step are not finite; ``None`` if unknown."""
+        return None

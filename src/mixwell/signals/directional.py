@@ -1,4 +1,4 @@
-"""How the loss of every row changes along one direction of the parameters."""
+"""Directional derivatives of every row's loss by the parameters."""
 
 from __future__ import annotations
 
@@ -14,63 +14,46 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixwell.hypergradient.parameters import Parameters, cuda_devices
+from mixwell.signals.model_copies import evaluation_mode
 from mixwell.signals.probes import Probes
 from mixwell.typing import Gradients, LossFn
 
 
 @final
 class Derivatives:
-    """Derivatives of the probes' losses by what is trained.
+    """Derivatives of the probes' losses by the trained parameters.
 
-    ``<grad l_i(theta), v>`` of all rows i at once is one pass in forward mode: every layer gives its value and the
-    value's change along v. That is exact, takes the products of matrices that a gradient takes, and keeps no
+    ``<grad l_i(theta), v>`` of all rows i at once is one pass in forward mode: every layer computes its value and
+    the value's change along v. That is exact, takes the matrix products that a gradient takes, and stores no
     activations. Where an operation of the model has no forward mode (PyTorch's ``NotImplementedError``; such as
     reentrant checkpointing), the weighted gradient ``sum_i r_i grad l_i`` is differentiated by its weights r
     instead, which is exact too and costs a second gradient. Attention is computed by its plain formula, since its
-    fused kernels have neither.
+    fused kernels support neither.
 
-    All is computed in the mode that the model is in. Nothing of the model changes: not its ``.grad``, not its
-    buffers (running statistics of BatchNorm), nor the random stream of the run.
+    All is computed in the model's current mode. ``.grad``, buffers (running statistics of BatchNorm) and the
+    random stream of the run are unchanged.
 
     Args:
         probes: the model and its losses.
-        parameters: what is trained.
-
-    Raises:
-        ValueError: the model of the probes is another one.
+        parameters: those of the same model (:func:`mixwell.signals.probes.require_probes` checks it).
     """
 
     def __init__(self, probes: Probes, parameters: Parameters) -> None:
         self._probes, self._parameters = probes, parameters
         names = {id(p): name for name, p in probes.model.named_parameters()}
-        missing = [n for n, p in zip(parameters.names, parameters.tensors, strict=True) if id(p) not in names]
-        if missing:
-            raise ValueError(
-                f"the probes are of a model that has no parameter {missing[0]} of the one that is trained; "
-                "give Probes the same model as the Mixer"
-            )
         self._names = [names[id(p)] for p in parameters.tensors]
         self._forward_mode = True
 
     @contextmanager
     def evaluating(self) -> Generator[None]:
-        """Compute in evaluation mode inside (no dropout, BatchNorm by its running statistics), as loops validate.
-
-        Yields:
-            Nothing. Every module is in its own mode again afterwards.
-        """
-        modes = [(module, module.training) for module in self._probes.model.modules()]
-        self._probes.model.eval()
-        try:
+        """Compute in evaluation mode inside (no dropout, running statistics of BatchNorm), as loops validate."""
+        with evaluation_mode(self._probes.model):
             yield
-        finally:
-            for module, training in modes:
-                module.training = training
 
     def along(self, batch: Any, direction: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """The loss of every row, and its derivative along a direction.
+        """Return the loss of every row, and its derivative along a direction.
 
-        In training mode dropout draws new masks here, other than those of a training step on the same rows.
+        In training mode dropout draws other masks here than those of a training step on the same rows.
 
         Args:
             batch: rows.
@@ -88,14 +71,11 @@ class Derivatives:
         return self._by_two_backward_passes(batch, direction)
 
     def row_gradient(self, batch: Any, weigh: Callable[[Tensor], Tensor]) -> tuple[Tensor, Gradients]:
-        """A weighted sum of the rows' gradients.
+        """Return the rows' losses and a weighted sum of their gradients, ``sum_i r_i grad l_i(theta)``.
 
         Args:
             batch: rows.
-            weigh: the weights of the rows, from their losses; both of shape ``(rows,)`` and without a graph.
-
-        Returns:
-            The losses, and ``sum_i r_i grad l_i(theta)``.
+            weigh: computes the rows' weights from their losses; both of shape ``(rows,)`` and without a graph.
         """
         with self._undisturbed(), torch.enable_grad():
             losses = self._call(self._probes.row_losses, batch, {})
@@ -103,14 +83,7 @@ class Derivatives:
             return known, self._gradients((weigh(known).to(losses) * losses).sum(), {})
 
     def mean_gradient(self, batch: Any, at: Sequence[Tensor] | None = None) -> Gradients:
-        """The gradient of the mean loss of a batch.
-
-        Args:
-            batch: rows.
-            at: the parameters' values; ``None`` for those that they have.
-
-        Returns:
-            The gradient.
+        """Return the gradient of the mean loss of a batch, at the parameters or at other values ``at`` of them.
 
         Raises:
             FloatingPointError: it is not finite.
@@ -123,8 +96,8 @@ class Derivatives:
         wrong = self._parameters.non_finite(found)
         if wrong is not None:
             raise FloatingPointError(
-                f"the validation gradient of parameter {wrong}, taken beside training, is not finite: look at the "
-                "validation set, or lower the learning rate"
+                f"the validation gradient of parameter {wrong}, computed outside of the training step, is not "
+                "finite: look at the validation set, or lower the learning rate"
             )
         return found
 
@@ -171,10 +144,10 @@ class Derivatives:
         return [i for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
 
     def _call(self, loss: LossFn, batch: Any, values: Mapping[int, Tensor]) -> Tensor:
-        """A loss with other values of some parameters, and with copies of the buffers.
+        """Compute a loss with other values of some parameters, and with copies of the buffers.
 
-        Copies, and not put back afterwards: a training step whose backward pass is still to come may have kept
-        them.
+        The buffers are copied and not restored afterwards: a training step whose backward pass is still to come
+        may have saved them.
         """
         others = {f"model.{name}": b.clone() for name, b in self._probes.model.named_buffers()}
         others.update({f"model.{self._names[i]}": value for i, value in values.items()})
@@ -189,7 +162,7 @@ class Derivatives:
 
 @final
 class _Called(nn.Module):
-    """A loss as a module, whose parameters are the model's."""
+    """A loss as a module with the model's parameters."""
 
     def __init__(self, model: nn.Module, loss: LossFn) -> None:
         super().__init__()
@@ -202,6 +175,6 @@ class _Called(nn.Module):
 
 def _dual(value: Tensor, tangent: Tensor) -> Tensor:
     with warnings.catch_warnings():
-        # PyTorch loads some rules of the forward mode, at the first call, by what it has since deprecated.
+        # At the first call PyTorch loads some rules of forward mode through a deprecated function.
         warnings.filterwarnings("ignore", message=r".*torch\.jit\.script", category=DeprecationWarning)
         return forward_ad.make_dual(value.detach(), tangent.to(value))

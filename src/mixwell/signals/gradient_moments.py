@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from mixwell import distributed
-from mixwell.hypergradient.parameters import Parameters, inner_products
+from mixwell.hypergradient.parameters import inner_products
 from mixwell.hypergradient.traces.base import Combined, empty_trace
-from mixwell.signals.base import Signal
+from mixwell.signals.base import DomainFactors, Requirements, Signal
 from mixwell.signals.probes import Probes
 from mixwell.simplex.weights import TINY, normalize
 from mixwell.typing import Gradients, Json, Vector
 
-# A domain whose curvature is less, beside what the minimum can cost at most, is taken for one that has none.
+# A domain with less curvature, relative to an upper bound of the minimum, counts as one without.
 FLAT = 1e-8
 HUGE = 1e300
 
@@ -56,7 +57,7 @@ class DescentBound:
 
 
 @final
-class GradientMoments(Signal):
+class GradientMoments(Signal, DomainFactors):
     """The size ``G_k`` of every domain's gradient, and the variance ``s2_k`` of the gradient of a row (PiKE).
 
     A domain's batch comes in k >= 2 parts of ``n_i`` rows, n in all, with gradients ``g_i`` and their mean g
@@ -73,13 +74,13 @@ class GradientMoments(Signal):
     training step, with the mean losses L of the round before (``tau / m`` before there are any), and its G
     and s2 by the square of the factor that the coming round has.
 
-    A domain that is in no step of a round, or only with single rows, counts as the mean of the others.
+    A domain that is absent from a round, or only has single rows, counts as the mean of the others.
 
     Args:
-        zeta1: how much the size counts.
-        zeta2: how much the noise counts against it.
-        batch_rows: b, the rows of a training step, all domains together.
-        tau: of the balanced variant; ``None`` for the plain one.
+        zeta1: the factor of the size.
+        zeta2: the factor of the noise.
+        batch_rows: b, the rows of a training step over all domains.
+        tau: the temperature of the balanced variant; ``None`` for the plain one.
         unbiased: whether G is without bias; else it is ``|g|^2``, which is larger by ``s2 / n`` on average.
         bound: constants of the conceptual form; ``None`` for the exponential one.
 
@@ -113,7 +114,7 @@ class GradientMoments(Signal):
         self.tau = None if tau is None else float(tau)
         self.unbiased = unbiased
         self.bound = bound
-        self._attached = False
+        self.requirements = Requirements(validation=False, losses=tau is not None, parts=2)
 
     def __repr__(self) -> str:
         return (
@@ -121,92 +122,37 @@ class GradientMoments(Signal):
             f"unbiased={self.unbiased!r}, bound={self.bound!r})"
         )
 
-    @property
-    def needs_validation(self) -> bool:
-        """There is no target but the domains."""
-        return False
-
-    @property
-    def needs_losses(self) -> bool:
-        """The balanced variant looks at them."""
-        return self.tau is not None
-
-    @property
-    def parts(self) -> int:
-        """Noise is what parts of a batch differ by."""
-        return 2
-
-    def attach(
-        self,
-        optimizer: Optimizer,
-        parameters: Parameters,
-        domains: Sequence[str],
-        probes: Probes | None = None,
-    ) -> None:
-        """Learn of the run.
-
-        Args:
-            optimizer: that trains the model.
-            parameters: what is trained.
-            domains: their names.
-            probes: not used.
-
-        Raises:
-            ValueError: it is in use by another mixer, or there are other processes.
-        """
-        if self._attached:
-            raise ValueError("this Moments is in use by another mixer; make a new one for each")
+    @override
+    def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         distributed.require_single_process(self)
-        m = len(domains)
-        self._optimizer, self._parameters = optimizer, parameters
-        self._means: dict[int, list[Tensor]] = {}  # of the step, taken when a domain first comes
-        self._spreads, self._rows, self._given = np.zeros(m), np.zeros(m), np.zeros(m, dtype=np.int64)
-        self._told, self._shares = np.zeros(m), np.zeros(m)
+        m = len(self._domains)
+        self._optimizer = optimizer
+        self._means: dict[int, list[Tensor]] = {}  # of the step, allocated when a domain is first seen
+        self._deviations, self._rows, self._parts = np.zeros(m), np.zeros(m), np.zeros(m, dtype=np.int64)
+        self._step_losses, self._step_fractions = np.zeros(m), np.zeros(m)
         self._sizes, self._noises, self._measured = np.zeros(m), np.zeros(m), np.zeros(m)
-        self._losses, self._heard = np.zeros(m), np.zeros(m)
+        self._losses, self._fractions = np.zeros(m), np.zeros(m)
         self._whole = 0
         self._factors = np.full(m, 1.0 if self.tau is None else self.tau / m)
         self._weights = np.full(m, 1 / m)
         self._last = np.full(m, math.nan), np.full(m, math.nan)
-        self._attached = True
 
+    @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
-        """Forget the last round.
-
-        Args:
-            round_index: not used.
-            weights: of the domains, shape ``(m,)``.
-            validation: not used.
-        """
         self._weights[:] = weights
-        for total in (self._sizes, self._noises, self._measured, self._losses, self._heard):
+        for total in (self._sizes, self._noises, self._measured, self._losses, self._fractions):
             total[:] = 0
         self._whole = 0
 
+    @override
     def begin_step(self, *, remaining: int) -> None:
-        """Forget what a step that came to nothing left.
-
-        Args:
-            remaining: not used.
-        """
-        for total in (self._spreads, self._rows, self._given, self._told, self._shares):
+        for total in (self._deviations, self._rows, self._parts, self._step_losses, self._step_fractions):
             total[:] = 0
 
+    @override
     def fold(
         self, domain: int, gradients: Gradients, *, scale: float, weight: float, rows: int | None = None
     ) -> None:
-        """Compare a part of a domain's batch with the parts before it.
-
-        Args:
-            domain: which.
-            gradients: its gradient.
-            scale: not used; parts count by their rows.
-            weight: not used.
-            rows: of this part.
-
-        Raises:
-            ValueError: the rows were not told.
-        """
         if rows is None or rows < 1:
             raise ValueError(
                 f"{self!r} measures noise, so it needs the rows of every part of a batch; got {rows}. Give "
@@ -224,71 +170,44 @@ class GradientMoments(Signal):
             -buffer if gradient is None else gradient.detach().to(buffer.dtype) - buffer
             for buffer, gradient in zip(mean, gradients, strict=True)
         ]
-        self._spreads[domain] += sum(inner_products(apart, apart)) * before * rows / after
+        self._deviations[domain] += sum(inner_products(apart, apart)) * before * rows / after
         for buffer, difference in zip(mean, apart, strict=True):
             buffer.add_(difference, alpha=rows / after)
         self._rows[domain] = after
-        self._given[domain] += 1
+        self._parts[domain] += 1
 
+    @override
     def record_loss(
-        self, domain: int, losses: Tensor, *, share: float, reference: Tensor | None = None
+        self, domain: int, losses: Tensor, *, fraction: float, reference: Tensor | None = None
     ) -> None:
-        """Keep a domain's mean loss.
+        self._step_losses[domain] += fraction * float(losses.double().mean())
+        self._step_fractions[domain] += fraction
 
-        Args:
-            domain: which.
-            losses: of its rows, or their mean.
-            share: the part of the domain's batch that they are of.
-            reference: not used.
-        """
-        self._told[domain] += share * float(losses.double().mean())
-        self._shares[domain] += share
-
+    @override
     def domain_factor(self, domain: int) -> float:
-        """``f_k`` of the balanced variant, 1 otherwise.
-
-        Args:
-            domain: which.
-
-        Returns:
-            The factor, the same in all steps of a round.
-        """
+        """Return ``f_k`` of the balanced variant, 1 otherwise; the same in all steps of a round."""
         return float(self._factors[domain])
 
+    @override
     def end_step(self, combined: Combined) -> None:
-        """Add this step's estimates to the round's.
-
-        Args:
-            combined: not used.
-        """
-        for j in np.flatnonzero(self._given > 1).tolist():
-            noise = float(self._spreads[j]) / (int(self._given[j]) - 1)
+        for j in np.flatnonzero(self._parts > 1).tolist():
+            noise = float(self._deviations[j]) / (int(self._parts[j]) - 1)
             size = sum(inner_products(self._means[j], self._means[j]))
             self._sizes[j] += size - noise / float(self._rows[j]) if self.unbiased else size
             self._noises[j] += noise
             self._measured[j] += 1
-        self._whole += int(((self._given == 1) & (self._rows > 1)).sum())
-        self._losses += self._told
-        self._heard += self._shares
+        self._whole += int(((self._parts == 1) & (self._rows > 1)).sum())
+        self._losses += self._step_losses
+        self._fractions += self._step_fractions
 
+    @override
     def scores(self, validation: Gradients | None) -> Vector:
-        """What the estimates of the round say.
-
-        Args:
-            validation: not used.
-
-        Returns:
-            Shape ``(m,)``.
-
-        Raises:
-            ValueError: no domain's batch was given in parts.
-        """
         if not self._measured.any() and self._whole:
             raise ValueError(
                 f"{self!r} measures noise between the parts of a domain's batch, and every batch of this "
                 "round was whole: enter mixer.domain(name, share=1/2, rows=...) twice for each domain"
             )
-        if not self._measured.any():  # single rows, or steps that had to be left out: the weights stay
+        if not self._measured.any():  # single rows, or skipped steps: the weights stay
             return np.zeros_like(self._weights) if self.bound is None else _scores_of(self._weights)
         if self.tau is not None:
             self._balance(self.tau)
@@ -303,12 +222,12 @@ class GradientMoments(Signal):
         return _scores_of(self._conceptual(self.bound, size, noise))
 
     @property
+    @override
     def nbytes(self) -> int:
-        """The memory of one gradient per domain."""
         return sum(buffer.nbytes for mean in self._means.values() for buffer in mean)
 
+    @override
     def summary(self) -> dict[str, float]:
-        """The gradient noise of a domain beside its size, for the noisiest and the least noisy one."""
         size, noise = self._last
         known = size > 0
         if not known.any():
@@ -316,18 +235,13 @@ class GradientMoments(Signal):
         scales = noise[known] / size[known]
         return {"noise_scale_least": float(scales.min()), "noise_scale_most": float(scales.max())}
 
+    @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """The sums of the round, and the factors of the balanced variant."""
         sums = {name: total.tolist() for name, total in self._kept().items()}
         return {**sums, "whole": self._whole}, {}
 
+    @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            values: its plain values.
-            tensors: none.
-        """
         saved: dict[str, Any] = dict(values)
         for name, total in self._kept().items():
             total[:] = saved[name]
@@ -339,15 +253,15 @@ class GradientMoments(Signal):
             "noises": self._noises,
             "measured": self._measured,
             "losses": self._losses,
-            "heard": self._heard,
+            "fractions": self._fractions,
             "factors": self._factors,
             "weights": self._weights,
         }
 
     def _balance(self, tau: float) -> None:
-        """The factors of the coming round."""
-        if self._heard.any():
-            self._factors[:] = tau * np.exp(normalize(tau * _mean(self._losses, self._heard)))
+        """Set the factors of the next round."""
+        if self._fractions.any():
+            self._factors[:] = tau * np.exp(normalize(tau * _mean(self._losses, self._fractions)))
 
     def _conceptual(self, bound: DescentBound, size: Vector, noise: Vector) -> Vector:
         rate = bound.learning_rate
@@ -359,11 +273,11 @@ class GradientMoments(Signal):
 
 
 def least_on_simplex(linear: Vector, quadratic: Vector) -> Vector:
-    """The w of the simplex that minimizes ``sum_k linear_k w_k + quadratic_k w_k^2 / 2``, exactly.
+    """Return the w of the simplex that minimizes ``sum_k linear_k w_k + quadratic_k w_k^2 / 2``, exactly.
 
-    Where it is positive ``linear_k + quadratic_k w_k`` is the same number, and elsewhere ``linear_k`` is no
-    less; that number follows from sorting. Domains without curvature share equally what is left at the least
-    of their ``linear_k``.
+    Where w is positive ``linear_k + quadratic_k w_k`` is the same number, and elsewhere ``linear_k`` is no
+    less; that number follows from sorting. Domains without curvature and with the least ``linear_k`` share the
+    rest equally.
 
     Args:
         linear: finite, shape ``(m,)``.
@@ -384,7 +298,7 @@ def least_on_simplex(linear: Vector, quadratic: Vector) -> Vector:
             f"a mixture follows from finite numbers and no negative curvature; got {linear} and {quadratic}"
         )
     rising = linear - linear.min()
-    # One domain alone would cost so much, and no domain that costs more from the start has any weight.
+    # The cost of the best single domain; a domain whose linear cost alone is higher has no weight.
     unit = float((rising + quadratic).min())
     if unit == 0:
         free = (rising == 0) & (quadratic == 0)
@@ -410,6 +324,6 @@ def _scores_of(weights: Vector) -> Vector:
 
 
 def _mean(sums: Vector, counts: Vector) -> Vector:
-    """Means, where some have nothing to be the mean of: those are the mean of the others."""
+    """Return means; where a count is zero, the mean of the others."""
     found = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
     return np.where(counts > 0, found, found[counts > 0].mean())

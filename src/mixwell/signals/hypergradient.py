@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
@@ -16,7 +16,6 @@ from mixwell.hypergradient import curvature as curvatures
 from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.curvature import Curvature, RoundStart
-from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.responses import StepResponse, response_for
 from mixwell.hypergradient.traces import (
     AuditedTraces,
@@ -26,14 +25,14 @@ from mixwell.hypergradient.traces import (
     StepModel,
     Traces,
 )
-from mixwell.signals.base import Signal
+from mixwell.signals.base import LinearSignal, Requirements
 from mixwell.signals.probes import Probes
 from mixwell.simplex import rounds
 from mixwell.typing import Gradients, Json, Vector
 
 
 @final
-class Hypergradient(Signal):
+class Hypergradient(LinearSignal):
     """The approximate hypergradient of Eq. 26, from one trace per domain (Eq. 7 and 24).
 
     For plain SGD, with ``u_j`` the paper's trace and ``z_j = eta u_j``:
@@ -94,9 +93,9 @@ class Hypergradient(Signal):
             raise ValueError(f"span must be a part of the round, in (0, 1], got {span}")
         self.points, self.span = int(points), float(span)
         self.window = window
+        self.requirements = Requirements(domain_batches=not self.traces.supports_mixed_batches, graph=exact)
         self._clip = 1.0
         self._traced = True
-        self._attached = False
 
     def __repr__(self) -> str:
         window = "" if self.window is None else f", window={self.window}"
@@ -104,24 +103,9 @@ class Hypergradient(Signal):
         return f"Hypergradient({self.curvature!r}, {self.traces!r}{points}{window})"
 
     @property
-    def needs_graph(self) -> bool:
-        """Whether the curvature takes exact products."""
-        return self.curvature.exact_products
-
-    @property
     def takes_products(self) -> bool:
         """Whether the step takes products with the Hessian, one with every trace."""
         return self.curvature.exact_products and self._traced
-
-    @property
-    def supports_mixed_batches(self) -> bool:
-        """Whether the traces can tell a mixed batch apart."""
-        return self.traces.supports_mixed_batches
-
-    @property
-    def linear(self) -> bool:
-        """The scores are inner products with the validation gradient."""
-        return True
 
     def validation_points(self, length: int) -> tuple[int, ...]:
         """Evenly spaced over the last ``span`` of the round (or the window, if that is less), with its end.
@@ -135,36 +119,18 @@ class Hypergradient(Signal):
         # Before the window the traces are zero, and so would the scores be.
         return rounds.validation_points(length, points=self.points, span=self.span, window=self.window)
 
-    def attach(
-        self,
-        optimizer: Optimizer,
-        parameters: Parameters,
-        domains: Sequence[str],
-        probes: Probes | None = None,
-    ) -> None:
+    def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         """Take the memory of the traces.
 
-        Args:
-            optimizer: that trains the model.
-            parameters: what is trained.
-            domains: their names.
-            probes: not used.
-
         Raises:
-            ValueError: it is in use by another mixer, whose traces it holds, or takes exact products in several
-                processes.
+            ValueError: it takes exact products in several processes.
         """
-        if self._attached:
-            raise ValueError("this Hypergradient is in use by another mixer; make a new one for each")
         if self.curvature.exact_products:
             # A product with the Hessian of all rows needs the trace of all rows.
             distributed.require_single_process(self.curvature)
-        self._parameters = parameters
-        self._domains = tuple(domains)
-        self._optimizer = response_for(optimizer, parameters)
-        self.curvature.bind(parameters)
-        self.traces.allocate(parameters, len(domains), self._step_model(remaining=1))
-        self._attached = True
+        self._optimizer = response_for(optimizer, self._parameters)
+        self.curvature.bind(self._parameters)
+        self.traces.allocate(self._parameters, len(self._domains), self._step_model(remaining=1))
 
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
         """Set the traces to zero and choose H.
@@ -210,17 +176,17 @@ class Hypergradient(Signal):
                 self.traces.add_product(other, products, weight * scale)
         self.traces.add(domain, [None if g is None else g.detach() for g in gradients], scale)
 
-    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
+    def capture(self, groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Let the traces watch a mixed batch.
 
         Args:
-            segments: which rows belong to which domain.
+            groups: which rows belong to which domain.
             weights: by which the losses of the rows are weighted, positive, shape ``(m,)``.
 
         Returns:
             A context, which gives what is to be told the weighted losses.
         """
-        return self.traces.rows(segments, weights) if self._traced else nullcontext(CaptureContext())
+        return self.traces.rows(groups, weights) if self._traced else nullcontext(CaptureContext())
 
     def non_finite(self) -> list[int] | None:
         """The domains whose gradients in the mixed batches of this step are not finite; ``None`` if not known."""

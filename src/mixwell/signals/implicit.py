@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, final, get_args
 
 import numpy as np
@@ -12,43 +12,44 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
+from typing_extensions import override
 
-from mixwell.hypergradient.capture.hooks import CaptureContext
-from mixwell.hypergradient.capture.row_groups import RowGroups
-from mixwell.hypergradient.parameters import Parameters, cuda_devices
-from mixwell.signals.base import Signal
-from mixwell.signals.probes import Probes
-from mixwell.signals.twin_networks import evaluating, expected_probes
+from mixwell.hypergradient.parameters import cuda_devices
+from mixwell.signals.base import Requirements, Signal
+from mixwell.signals.model_copies import evaluation_mode
+from mixwell.signals.probes import Probes, require_probes
+from mixwell.signals.settings import require_not_negative, require_positive
 from mixwell.typing import Gradients, Json, Vector
 
 Solver = Literal["cg", "neumann", "single-loop"]
 Product = Callable[[Tensor], Tensor]
 
-# A residual so small, relative to what is solved for, is rounding.
+# A smaller residual, relative to the right-hand side, is rounding.
 SOLVED = 1e-12
 # A product with the Hessian is a backward pass through a backward pass.
 PRODUCT = 2.0
 
 
 @final
+@dataclass(eq=False)
 class ImplicitGradient(Signal):
     r"""``h_j = -<grad l_j, (H + lambda I)^-1 grad L_V>``, all at the parameters at the end of a round (Eq. 2).
 
-    H is the Hessian of ``sum_j w_j l_j`` and the gradients of the domains are of the same fresh batch each, in
-    evaluation mode; the validation gradient is the loop's. It is the derivative of the validation loss by the
-    weights if the model were trained to the end, as if it were there already. How the steps of a round got
-    there does not matter to it. The inverse is approximated by one of:
+    H is the Hessian of ``sum_j w_j l_j``; it and the gradients of the domains use the same fresh batches, in
+    evaluation mode; the validation gradient is the loop's. This is the derivative of the validation loss by the
+    weights as if the model were at the minimizer already, independent of the steps of the round. The inverse is
+    approximated by one of:
 
-    - ``"cg"``: at most ``iterations`` steps of conjugate gradients. They end with what they have where the
-      curvature along a direction is not positive, since then there is no minimizer. ``warm`` starts at the last
-      round's solution (Pedregosa 2016).
+    - ``"cg"``: at most ``iterations`` steps of conjugate gradients, which stop where the curvature along a
+      direction is not positive, since then there is no minimizer. ``warm`` starts at the last round's solution
+      (Pedregosa 2016).
     - ``"neumann"``: ``eta sum_{i < iterations} (I - eta (H + lambda I))^i``, ``iterations - 1`` products, which
       converges for ``eta < 2 / (L + lambda)`` (Lorraine et al. 2020, Grazzi et al. 2020).
     - ``"single-loop"``: ``v <- v - eta ((H + lambda I) v - grad L_V)``, one product for each round, v carried from
       round to round and ``h_j = -<grad l_j, v>`` (Ji et al. 2021; Dagreou et al. 2022).
 
     A product is a second backward pass through the first, so the model must not be compiled, and attention is
-    computed without flash kernels here. Where parameters are on several devices, vectors of all are on the first.
+    computed without flash kernels here. Where parameters are on several devices, flat vectors are on the first.
 
     Args:
         solver: which of the three.
@@ -61,133 +62,65 @@ class ImplicitGradient(Signal):
         ValueError: a setting is out of range.
     """
 
-    def __init__(
-        self,
-        solver: Solver = "cg",
-        *,
-        iterations: int = 10,
-        damping: float = 0.0,
-        learning_rate: float | None = None,
-        warm: bool = False,
-    ) -> None:
-        if solver not in get_args(Solver):
-            raise ValueError(f"solver must be 'cg', 'neumann' or 'single-loop', got {solver!r}")
-        if iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {iterations}")
-        if not (math.isfinite(damping) and damping >= 0):
-            raise ValueError(f"damping must be finite and not negative, got {damping}")
-        if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
-            raise ValueError(f"learning_rate must be positive and finite, got {learning_rate}")
-        self.solver: Solver = solver
-        self.iterations, self.damping = int(iterations), float(damping)
-        self.learning_rate, self.warm = learning_rate, warm
-        self._attached = False
+    solver: Solver = "cg"
+    _: KW_ONLY
+    iterations: int = 10
+    damping: float = 0.0
+    learning_rate: float | None = None
+    warm: bool = False
 
-    def __repr__(self) -> str:
-        return (
-            f"ImplicitGradient({self.solver!r}, iterations={self.iterations}, damping={self.damping!r}, "
-            f"learning_rate={self.learning_rate!r}, warm={self.warm})"
-        )
+    requirements = Requirements(domain_batches=False)
 
-    @property
-    def supports_mixed_batches(self) -> bool:
-        """Training itself is not looked at."""
-        return True
+    def __post_init__(self) -> None:
+        if self.solver not in get_args(Solver):
+            raise ValueError(f"solver must be 'cg', 'neumann' or 'single-loop', got {self.solver!r}")
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
+        require_not_negative(damping=self.damping)
+        require_positive(learning_rate=self.learning_rate)
 
-    def attach(
-        self,
-        optimizer: Optimizer,
-        parameters: Parameters,
-        domains: Sequence[str],
-        probes: Probes | None = None,
-    ) -> None:
-        """Learn of the run.
-
-        Args:
-            optimizer: that trains the model.
-            parameters: what is trained.
-            domains: their names.
-            probes: where rows and losses come from.
-
-        Raises:
-            ValueError: it is in use by another mixer.
-        """
-        if self._attached:
-            raise ValueError("this ImplicitGradient is in use by another mixer; make a new one for each")
-        self._probes = expected_probes(self, probes, parameters, domains, validation=False)
-        self._optimizer, self._parameters, self._domains = optimizer, parameters, tuple(domains)
-        self._weights = np.full(len(domains), 1 / len(domains))
-        self._carried = self._flat([None] * len(parameters)) if self._carries else None
+    @override
+    def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
+        self._probes = require_probes(self, probes, self._parameters, self._domains)
+        self._optimizer = optimizer
+        self._weights = np.full(len(self._domains), 1 / len(self._domains))
+        self._carried = self._flat([None] * len(self._parameters)) if self._carries else None
         self._numbers: dict[str, float] = {}
-        self._attached = True
 
+    @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
-        """Remember the weights.
-
-        Args:
-            round_index: not used.
-            weights: of the domains, shape ``(m,)``.
-            validation: not used.
-        """
         self._weights = weights.copy()
 
-    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
-        """Nothing.
-
-        Args:
-            segments: not used.
-            weights: not used.
-
-        Returns:
-            A context that does nothing.
-        """
-        return nullcontext(CaptureContext())
-
+    @override
     def scores(self, validation: Gradients | None) -> Vector:
-        """``h_j = -<grad l_j, v>`` with v the approximate ``(H + lambda I)^-1 grad L_V``.
-
-        Args:
-            validation: the validation gradient at the current parameters.
-
-        Returns:
-            Shape ``(m,)``.
-        """
         assert validation is not None
-        with (
-            evaluating(self._probes.model),
-            self._parameters.buffers_kept(),
-            torch.enable_grad(),
-        ):
+        with evaluation_mode(self._probes.model), self._parameters.buffers_kept(), torch.enable_grad():
             gradients, product = self._local()
             with torch.no_grad():
                 found = self._solve(self._flat(validation), product)
                 scores = -torch.stack([gradient @ found for gradient in gradients])
-        # What is not finite ends the round without an update; it must not stay in what is carried on.
+        # A non-finite solution ends the round without an update; it must not be carried to the next.
         if self._carried is not None and bool(found.isfinite().all()):
             self._carried.copy_(found)
         return scores.double().cpu().numpy()
 
     @property
+    @override
     def nbytes(self) -> int:
-        """The memory of what is carried from round to round."""
         return 0 if self._carried is None else self._carried.nbytes
 
+    @override
     def summary(self) -> dict[str, float]:
-        """The number of products, and the residual ``|g_V - (H + lambda I) v| / |g_V|`` of conjugate gradients."""
+        """Return the number of products, and the residual ``|g_V - (H + lambda I) v| / |g_V|`` of ``"cg"``."""
         return {name: value for name, value in self._numbers.items() if math.isfinite(value)}
 
+    @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """The weights of the round, and what is carried."""
         tensors = {} if self._carried is None else {"carried": self._carried}
         return {"weights": self._weights.tolist()}, tensors
 
+    @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            values: the weights.
-            tensors: what is carried.
-        """
         self._weights = np.array(values["weights"], dtype=np.float64)
         if self._carried is not None:
             self._carried.copy_(tensors["carried"])
@@ -222,7 +155,7 @@ class ImplicitGradient(Signal):
         return self.learning_rate or float(self._optimizer.param_groups[0]["lr"])
 
     def _local(self) -> tuple[list[Tensor], Product]:
-        """The domains' gradients on fresh batches, and the product with the Hessian of their weighted sum."""
+        """Return the domains' gradients on fresh batches, and the Hessian product of their weighted sum."""
         tensors = self._parameters.tensors
         trained = [i for i, p in enumerate(tensors) if p.requires_grad]
         inputs = [tensors[i] for i in trained]
@@ -262,7 +195,7 @@ class ImplicitGradient(Signal):
         return gradients
 
     def _flat(self, gradients: Gradients) -> Tensor:
-        """One vector of all parameters, zero where there is no gradient, in float32 or better."""
+        """Return one vector of all parameters, zero where there is no gradient, in float32 or better."""
         tensors = self._parameters.tensors
         kind, device = torch.float32, tensors[0].device
         for tensor in tensors:
@@ -282,17 +215,17 @@ class ImplicitGradient(Signal):
 def conjugate_gradient(
     product: Product, target: Tensor, *, iterations: int, start: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """An approximate solution of ``M x = b`` with a symmetric M that should be positive definite.
+    """Solve ``M x = b`` approximately, with a symmetric M that should be positive definite.
 
     Args:
         product: ``M v``.
         target: b, shape ``(d,)``.
-        iterations: at most so many steps.
-        start: where to begin, in place of 0; costs a product more unless it is 0.
+        iterations: the largest number of steps.
+        start: the initial solution, by default 0; otherwise it costs one more product.
 
     Returns:
-        What it has when it is solved, when the steps are done, or when the curvature along a direction is not
-        positive; and the residual ``|b - M x| / |b|`` by its own recursion.
+        The solution when it converged, when the steps are done, or when the curvature along a direction is not
+        positive; and the residual ``|b - M x| / |b|`` by the recursion.
     """
     begun = start is not None and bool(start.any())
     solution = start.clone() if start is not None else torch.zeros_like(target)
@@ -317,16 +250,13 @@ def conjugate_gradient(
 
 
 def neumann_series(product: Product, target: Tensor, *, rate: float, terms: int) -> Tensor:
-    """``eta sum_{i < terms} (I - eta M)^i b``, which tends to ``M^-1 b`` for ``0 < eta M < 2``.
+    """Return ``eta sum_{i < terms} (I - eta M)^i b``, which tends to ``M^-1 b`` for ``0 < eta M < 2``.
 
     Args:
         product: ``M v``.
         target: b, shape ``(d,)``.
         rate: eta.
         terms: at least 1; one product less.
-
-    Returns:
-        Shape ``(d,)``.
     """
     power = target.clone()
     total = target.clone()

@@ -1,8 +1,8 @@
-"""TiKMiX's signal: by how much a domain's gradient, in the geometry of the loss, lowers the target's loss."""
+"""TiKMiX's signal: how much a domain's preconditioned gradient lowers the target's loss."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from mixwell import distributed
-from mixwell.hypergradient.parameters import Parameters, cuda_devices, inner_products
+from mixwell.hypergradient.parameters import cuda_devices, inner_products
 from mixwell.hypergradient.traces.base import Combined, empty_trace
 from mixwell.signals.base import Signal
-from mixwell.signals.probes import Probes
+from mixwell.signals.probes import Probes, require_probes
 from mixwell.simplex.weights import TINY
 from mixwell.typing import Gradients, Json, Vector
 
@@ -32,19 +33,19 @@ class Influence(Signal):
     follows.)
 
     Without candidates (TiKMiX-D) the next mixture minimizes ``std(Phat) - sum(Phat) - entropy(w)`` with at
-    least the influence of the weights of the round: :func:`mixwell.signals.influence_solvers.direct`. With them
-    (TiKMiX-M) so many mixtures around the weights of the round are measured, each on a fresh batch of every
-    domain that is not trained on, LightGBM learns the influence of a mixture, and the best that it predicts
-    is searched for: :func:`mixwell.signals.influence_solvers.climbed`.
+    least the influence of the round's weights: :func:`mixwell.signals.influence_solvers.direct`. With candidates
+    (TiKMiX-M) that number of mixtures around the round's weights are measured, each on a fresh batch of every
+    domain, LightGBM learns the influence of a mixture, and the mixture with the best prediction is searched for:
+    :func:`mixwell.signals.influence_solvers.climbed`.
 
-    The scores are ``-log`` of the mixture, for :class:`mixwell.SoftmaxWeights`. A round of any length has one
-    target gradient; a longer one has a better mean. A domain that is in no step of a round counts as the mean
-    of the others. One gradient per domain and one more are held.
+    The scores are ``-log`` of the mixture, for :class:`mixwell.SoftmaxWeights`. A round has one target gradient
+    whatever its length; a longer one has a better mean. A domain that is absent from a round counts as the mean of
+    the others. One gradient per domain and one more are held.
 
     Args:
         damping: added to the diagonal, whose mean is 1.
         candidates: of TiKMiX-M; 0 for TiKMiX-D.
-        seed: of the candidates and the search; a round's draws depend on it and on the round's number.
+        seed: of the candidates and the search, together with the round's index.
 
     Raises:
         ValueError: the damping is not positive, or there are too few candidates.
@@ -64,57 +65,24 @@ class Influence(Signal):
         self.damping = float(damping)
         self.candidates = int(candidates)
         self.seed = int(seed)
-        self._attached = False
 
     def __repr__(self) -> str:
         return f"Influence({self.damping!r}, candidates={self.candidates}, seed={self.seed})"
 
-    def attach(
-        self,
-        optimizer: Optimizer,
-        parameters: Parameters,
-        domains: Sequence[str],
-        probes: Probes | None = None,
-    ) -> None:
-        """Take the memory of one gradient per domain and of the diagonal.
-
-        Args:
-            optimizer: not used.
-            parameters: what is trained.
-            domains: their names.
-            probes: draw the batches on which candidates are measured.
-
-        Raises:
-            ValueError: it is in use by another mixer, there are other processes, or there are candidates and no
-                probes.
-        """
-        if self._attached:
-            raise ValueError("this Influence is in use by another mixer; make a new one for each")
+    @override
+    def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         distributed.require_single_process(self)
-        if self.candidates and probes is None:
-            raise ValueError(
-                f"{self!r} measures candidates on batches of its own, and there are no probes: give "
-                "Mixer(..., probes=Probes(...)), or candidates=0"
-            )
-        if self.candidates and probes is not None:
-            probes.expect(domains, self)
-        self._parameters, self._probes, self._domains = parameters, probes, tuple(domains)
+        parameters, domains = self._parameters, self._domains
+        self._probes = require_probes(self, probes, parameters, domains) if self.candidates else None
         self._sums = [[empty_trace(p) for p in parameters.tensors] for _ in domains]
         self._fisher = [empty_trace(p) for p in parameters.tensors]
         self._scales = np.zeros(len(domains))
         self._prior = np.full(len(domains), 1 / len(domains))
         self._round = 0
         self._last = np.zeros(0)
-        self._attached = True
 
+    @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
-        """Forget the last round.
-
-        Args:
-            round_index: its number, of which the draws of the search depend.
-            weights: of the domains, which the next mixture is to be no worse than, shape ``(m,)``.
-            validation: not used.
-        """
         for tensors in (*self._sums, self._fisher):
             for tensor in tensors:
                 tensor.zero_()
@@ -122,48 +90,29 @@ class Influence(Signal):
         self._prior[:] = weights
         self._round = round_index
 
+    @override
     def fold(
         self, domain: int, gradients: Gradients, *, scale: float, weight: float, rows: int | None = None
     ) -> None:
-        """Add a domain's gradient.
-
-        Args:
-            domain: which.
-            gradients: its gradient.
-            scale: its factor.
-            weight: not used.
-            rows: not used.
-        """
         for total, gradient in zip(self._sums[domain], gradients, strict=True):
             if gradient is not None:
                 total.add_(gradient.detach(), alpha=scale)
         self._scales[domain] += scale
 
+    @override
     def end_step(self, combined: Combined) -> None:
-        """Add the squares of the combined gradient, as it was before it was clipped.
-
-        Args:
-            combined: what the optimizer is about to be given.
-        """
         for total, gradient in zip(self._fisher, combined.gradients, strict=True):
             if gradient is not None and combined.clip > 0:
                 whole = gradient.detach().to(total.dtype) / combined.clip
                 total.addcmul_(whole, whole)
 
+    @override
     def scores(self, validation: Gradients | None) -> Vector:
-        """``-log`` of the next mixture.
-
-        Args:
-            validation: the target's gradient at the end of the round.
-
-        Returns:
-            Shape ``(m,)``; not finite where an influence is not.
-        """
         from mixwell.signals import influence_solvers as search
 
         assert validation is not None
         seen = self._scales > 0
-        if not seen.any():  # all steps of the round had to be left out
+        if not seen.any():  # all steps of the round were skipped
             return self._scores_of(self._prior)
         direction = self._natural(validation)
         sums = np.array([sum(inner_products(direction, total)) for total in self._sums])
@@ -179,7 +128,7 @@ class Influence(Signal):
         if not np.isfinite(measured).all():
             return np.full_like(self._prior, np.nan)
         predict = search.regression(mixtures, measured[:, None], seed=self.seed)
-        # The unit in which D's objective counts influence, so that both weigh it alike against the entropy.
+        # D's objective divides by the same units, so that both balance influence and entropy alike.
         units = search.units(self._last[None])
         mixture = search.climbed(
             lambda points: search.objective(predict(points) / units, points), self._prior, random
@@ -187,12 +136,12 @@ class Influence(Signal):
         return self._scores_of(mixture)
 
     @property
+    @override
     def nbytes(self) -> int:
-        """The memory of the gradients and of the diagonal."""
         return sum(tensor.nbytes for tensors in (*self._sums, self._fisher) for tensor in tensors)
 
+    @override
     def summary(self) -> dict[str, float]:
-        """The influence of the weights of the round, and of the domain that has most."""
         if not len(self._last) or not np.isfinite(self._last).all():
             return {}
         return {
@@ -200,8 +149,8 @@ class Influence(Signal):
             "influence_most": float(self._last.max()),
         }
 
+    @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """The sums of the round."""
         named = {
             f"{part}.{name}": tensor
             for part, tensors in [*enumerate(self._sums), ("fisher", self._fisher)]
@@ -214,13 +163,8 @@ class Influence(Signal):
         }
         return values, named
 
+    @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            values: its plain values.
-            tensors: its tensors.
-        """
         saved: dict[str, Any] = dict(values)
         self._scales[:], self._prior[:] = saved["scales"], saved["prior"]
         self._round = int(saved["round"])
@@ -232,9 +176,9 @@ class Influence(Signal):
         return -np.log(np.maximum(mixture, TINY))
 
     def _natural(self, validation: Gradients) -> Gradients:
-        """``H^-1 grad f``."""
+        """Return ``H^-1 grad f``."""
         mean = sum(float(part.double().sum()) for part in self._fisher) / self._parameters.numel
-        # Where the domains cancel out, or nothing has a gradient, there is no curvature to go by.
+        # Where the domains cancel out, or nothing has a gradient, the curvature is unknown.
         unit = mean if mean > 0 else 1.0
         return [
             None if gradient is None else gradient.detach().to(part.dtype) / (part / unit + self.damping)
@@ -242,7 +186,7 @@ class Influence(Signal):
         ]
 
     def _measured(self, mixtures: NDArray[np.float64], direction: Gradients) -> Vector:
-        """The influence of mixtures, each on fresh batches."""
+        """Return the influence of mixtures, each on fresh batches."""
         assert self._probes is not None
         trained = [p.requires_grad for p in self._parameters.tensors]
         tensors = [p for p, yes in zip(self._parameters.tensors, trained, strict=True) if yes]

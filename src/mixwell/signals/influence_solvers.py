@@ -24,25 +24,19 @@ from mixwell.typing import Vector
 Matrix = NDArray[np.float64]
 
 EPSILON = 1e-8
-"""Beside the largest influence of a row."""
+"""Added to the largest influence of a row."""
 KINK = 1e-12
-"""Below the root of the variance, which has no derivative at zero."""
+"""Added under the root of the variance, which has no derivative at zero."""
 LEAST = 1e-12
 """No weight is less while the solver works, so that its logarithm is finite."""
 TOLERANCE = 1e-6
 """By how much a task may lose of its influence, in units of the row's largest, and the objective be worse."""
 
-_MISSING = "{what} needs {package}, which is not there: pip install 'mixwell[search]'"
+_MISSING = "{what} needs {package}, which is not installed: pip install 'mixwell[search]'"
 
 
 def normalized(influence: Matrix) -> Matrix:
-    """The matrix A with ``Phat = A w``.
-
-    Args:
-        influence: S, finite, shape ``(tasks, m)``.
-
-    Returns:
-        The same shape.
+    """Return the matrix A with ``Phat = A w``, shape ``(tasks, m)``, from finite S.
 
     Raises:
         ValueError: it is not a matrix of finite numbers.
@@ -59,34 +53,24 @@ def normalized(influence: Matrix) -> Matrix:
 
 
 def units(influence: Matrix) -> Vector:
-    """By what the influence P of a mixture is divided for Phat.
-
-    Args:
-        influence: S, finite, shape ``(tasks, m)``.
-
-    Returns:
-        Positive, shape ``(tasks,)``.
-    """
+    """Return the positive divisors of the influence P in Phat, shape ``(tasks,)``."""
     sizes = _sizes(influence)
     return (sizes * _best(influence / sizes))[:, 0]
 
 
 def objective(hats: Matrix, weights: Matrix) -> Vector:
-    """``std(Phat) - sum(Phat) - entropy(w)`` of several mixtures, each a row.
+    """Return ``std(Phat) - sum(Phat) - entropy(w)`` of mixtures; less is better.
 
     Args:
         hats: Phat of each, shape ``(n, tasks)``.
         weights: each on the simplex, shape ``(n, m)``.
-
-    Returns:
-        Shape ``(n,)``; less is better.
     """
     entropy = -(weights * np.log(np.maximum(weights, LEAST))).sum(axis=1)
     return hats.std(axis=1) - hats.sum(axis=1) - entropy
 
 
 def direct(influence: Matrix, prior: Vector) -> Vector:
-    """The mixture of TiKMiX-D: the objective's least, where no task has less influence than with the prior.
+    """Return the mixture of TiKMiX-D: the objective's least, where no task has less influence than with the prior.
 
     ``min_w std(Phat) - sum(Phat) - entropy(w)`` subject to ``S w >= S w_prior``, which is convex; by SLSQP
     from uniform weights, or from the prior where that fails. A result that is not feasible, not finite or no
@@ -125,7 +109,7 @@ def direct(influence: Matrix, prior: Vector) -> Vector:
     best, least = prior, _one(matrix, prior)
     for start in (np.full_like(prior, 1 / len(prior)), prior):
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # of steps that left the bounds; the result is looked at below
+            warnings.simplefilter("ignore")  # of steps that left the bounds; the result is checked below
             result = minimize(
                 value,
                 start,
@@ -148,17 +132,7 @@ def direct(influence: Matrix, prior: Vector) -> Vector:
 
 
 def around(prior: Vector, count: int, random: np.random.Generator, *, factor: float = 2.0) -> Matrix:
-    """Mixtures around a prior: every weight times between 1/2 and 2, by a Latin hypercube, normalized.
-
-    Args:
-        prior: on the simplex, shape ``(m,)``.
-        count: how many.
-        random: draws them.
-        factor: 2, up to which a weight is multiplied or divided.
-
-    Returns:
-        Shape ``(count, m)``.
-    """
+    """Return mixtures around a prior, every weight times 1/2 to 2 by a Latin hypercube, shape ``(count, m)``."""
     # In every dimension each of `count` intervals has one point.
     places = np.stack([random.permutation(count) for _ in prior], axis=1) + random.random((count, len(prior)))
     mixtures = prior * factor ** (2 * places / count - 1)
@@ -166,15 +140,12 @@ def around(prior: Vector, count: int, random: np.random.Generator, *, factor: fl
 
 
 def regression(mixtures: Matrix, measured: Matrix, *, seed: int = 0) -> Callable[[Matrix], Matrix]:
-    """Boosted trees that predict the influence of a mixture on every task (LightGBM).
+    """Fit boosted trees (LightGBM) that predict the influence of a mixture on every task.
 
     Args:
-        mixtures: that were measured, shape ``(n, m)``.
+        mixtures: measured ones, shape ``(n, m)``.
         measured: their influence, shape ``(n, tasks)``.
         seed: of the trees.
-
-    Returns:
-        A function from mixtures, shape ``(k, m)``, to influence, shape ``(k, tasks)``.
 
     Raises:
         ValueError: LightGBM is not installed.
@@ -222,7 +193,7 @@ def climbed(
     concentration: tuple[float, float] = (20.0, 2000.0),
     factor: float = 2.0,
 ) -> Vector:
-    """The mixture of TiKMiX-M: draws around the best so far, closer and closer, whose best ones are averaged.
+    """Return the mixture of TiKMiX-M: draws around the best so far, closer and closer; the best are averaged.
 
     ``w <- mean of the top k of Dirichlet(a_t w)``, with ``a_t`` growing geometrically. Draws are cut to
     between half and twice the prior, where the regression has seen mixtures. Where the end is no better than

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import final
 
 import numpy as np
@@ -11,24 +11,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from mixwell.hypergradient.capture.row_groups import Labels, RowGroups
-from mixwell.hypergradient.parameters import Parameters
 from mixwell.signals.directional import Derivatives
-from mixwell.signals.probes import Probes
+from mixwell.signals.probes import Probes, require_probes
 from mixwell.signals.row_curriculum import RowCurriculum
-from mixwell.signals.row_networks import RowNetwork
-from mixwell.signals.row_weighting import Level, expect_probes
-from mixwell.typing import Gradients, Json, Vector
+from mixwell.signals.row_networks import NetworkSignal, RowNetwork
+from mixwell.typing import Gradients, Vector
 
 EMBEDDING = 2
-"""Numbers that are learned of a domain (the paper's embedding of a label)."""
+"""Size of a domain's embedding (the paper's embedding of a label)."""
 TIMES = 5
-"""Numbers that tell how far the run is (the paper's embedding of the epoch)."""
+"""Features of the run's progress (the paper's embedding of the epoch)."""
 
 
 @final
-class LearnedRowCurriculum(RowCurriculum):
+@dataclass(eq=False)
+class LearnedRowCurriculum(NetworkSignal, RowCurriculum):
     """MentorNet with a data-driven curriculum, learned while the model trains (after Jiang et al. 2018).
 
     ``v_i = sigmoid(net(l_i, l_i - lambda, domain, time))``. When a round ends, the network takes some steps of
@@ -38,114 +38,58 @@ class LearnedRowCurriculum(RowCurriculum):
 
     The inner products of all rows are one pass in forward mode (:class:`mixwell.signals.directional.Derivatives`).
 
-    Args:
-        level: ``"rows"``: weigh every row; ``"domains"``: give each domain the sum over its rows as its weight
-            (:class:`mixwell.signals.row_weighting.RowWeighting` says how).
-        steps: that the run's rounds have together.
-        percentile: of a batch's losses, from 0 to 1.
-        decay: of the moving average of the percentile, ``lambda`` (:class:`RowCurriculum`).
-        burn_in: the share of the steps in which all rows have weight one; the network learns in it already.
-        normalize: divide the weights of a batch by their mean, so that a step is as long as without them.
-        hidden: width of the hidden layer.
-        learning_rate: of Adam.
-        network_steps: that Adam takes when a round ends; next to training they cost nothing.
-        seed: of the network's first weights.
+    In the burn-in the network learns already. The other settings are those of :class:`RowCurriculum`,
+    :class:`NetworkSignal` and :class:`mixwell.signals.row_weighting.RowWeighting`.
 
-    Raises:
-        ValueError: there is no such level, or a number is out of range.
+    Args:
+        network_steps: steps of Adam when a round ends; their cost is negligible.
 
     References:
         Jiang, Zhou, Leung, Li, Fei-Fei, "MentorNet: Learning Data-Driven Curriculum for Very Deep Neural Networks
         on Corrupted Labels" (2018).
     """
 
-    def __init__(
-        self,
-        level: Level = "rows",
-        *,
-        steps: int,
-        percentile: float = 0.7,
-        decay: float = 0.9,
-        burn_in: float = 0.2,
-        normalize: bool = False,
-        hidden: int = 20,
-        learning_rate: float = 1e-3,
-        network_steps: int = 50,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            level, steps=steps, percentile=percentile, decay=decay, burn_in=burn_in, normalize=normalize
-        )
-        if hidden < 1 or network_steps < 1 or not learning_rate > 0:
-            raise ValueError(
-                "the network needs at least 1 hidden unit, 1 step and a positive learning rate; got "
-                f"{hidden}, {network_steps} and {learning_rate}"
-            )
-        self.network_steps = int(network_steps)
-        self.hidden, self.learning_rate, self.seed = int(hidden), float(learning_rate), int(seed)
+    _: KW_ONLY
+    hidden: int = 20
+    network_steps: int = 50
 
-    def __repr__(self) -> str:
-        return (
-            f"LearnedRowCurriculum({self.settings}, hidden={self.hidden}, "
-            f"learning_rate={self.learning_rate!r}, network_steps={self.network_steps}, seed={self.seed})"
-        )
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_network()
+        if self.network_steps < 1:
+            raise ValueError(f"network_steps must be at least 1, got {self.network_steps}")
 
-    def attach(
-        self,
-        optimizer: Optimizer,
-        parameters: Parameters,
-        domains: Sequence[str],
-        probes: Probes | None = None,
-    ) -> None:
-        """Make the network.
-
-        Args:
-            optimizer: not used.
-            parameters: what is trained.
-            domains: their names.
-            probes: with the losses of rows.
-
-        Raises:
-            ValueError: probes are missing, or it is in use by another mixer.
-        """
-        self._probes = expect_probes(self, probes, validation=False)
-        self._probes.expect(domains, self)
-        self._derivatives = Derivatives(self._probes, parameters)
-        super().attach(optimizer, parameters, domains, probes)
-        first = parameters.tensors[0]
+    @override
+    def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
+        self._probes = require_probes(self, probes, self._parameters, self._domains, row_losses=True)
+        self._derivatives = Derivatives(self._probes, self._parameters)
+        super()._attach(optimizer, probes)
         self._network = RowNetwork(
             2 + EMBEDDING + TIMES,
             self.hidden,
             seed=self.seed,
-            device=first.device,
-            dtype=torch.promote_types(first.dtype, torch.float32),
+            like=self._parameters.tensors[0],
             saturating=True,
             learning_rate=self.learning_rate,
-            weight_decay=0.0,
-            embeddings=len(domains),
+            embeddings=len(self._domains),
             size=EMBEDDING,
         )
 
+    @override
     def scores(self, validation: Gradients | None) -> Vector:
-        """Let the network learn, then as at every level.
-
-        Args:
-            validation: the validation gradient at the end of the round.
-
-        Returns:
-            Shape ``(m,)``.
-        """
         assert validation is not None
         with self._derivatives.evaluating():
             self._learn(validation)
         return super().scores(validation)
 
-    def _curriculum(self, losses: Tensor, pace: float, segments: RowGroups) -> Tensor:
-        return self._logits(losses, pace, segments.labels, self._done()).sigmoid()
+    @override
+    def _curriculum(self, losses: Tensor, pace: float, groups: RowGroups) -> Tensor:
+        return self._logits(losses, pace, groups.labels, self._done()).sigmoid()
 
     def _learn(self, validation: Gradients) -> None:
         if not self._seen:
-            return  # no step of the round could be taken, so there is no moving average yet
+            return  # all steps of the round were skipped, so there is no moving average yet
         found = [self._derivatives.along(self._probes.batch(name), validation) for name in self._domains]
         losses, products = (torch.cat(parts) for parts in zip(*found, strict=True))
         counts = [len(own) for own, _ in found]
@@ -167,7 +111,7 @@ class LearnedRowCurriculum(RowCurriculum):
     def _logits(self, losses: Tensor, pace: float, labels: Labels, done: float) -> Tensor:
         own = self._network.tensors["embeddings"]
         losses = losses.to(own)
-        # Smooth in time, so that what was learned of one moment holds for the next.
+        # Smooth in time, so that the network carries over from one step to the next.
         times = own.new_tensor([math.cos(math.pi * k * done) for k in range(1, TIMES + 1)])
         parts = [
             torch.stack([losses, losses - pace], dim=1),
@@ -175,23 +119,3 @@ class LearnedRowCurriculum(RowCurriculum):
             times.expand(len(losses), -1),
         ]
         return self._network.logits(torch.cat(parts, dim=1))
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the network."""
-        return self._network.nbytes
-
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """What was added up, and the network."""
-        values, tensors = super().state()
-        return values, tensors | {f"network.{name}": t for name, t in self._network.state().items()}
-
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            values: its plain values.
-            tensors: its tensors.
-        """
-        super().load_state(values, tensors)
-        self._network.load_state({name.removeprefix("network."): t for name, t in tensors.items()})

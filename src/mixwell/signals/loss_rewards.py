@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import cast, final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
-from mixwell.hypergradient.parameters import Parameters
 from mixwell.signals.domain_losses import LossSignal
 from mixwell.signals.probes import Probes
 from mixwell.typing import Gradients, Json, Vector
@@ -27,14 +27,13 @@ class LossRewards(LossSignal):
 
         ``e = min(1/K, sqrt(log K / (K t)))``,   ``w_i = (1 - K e) R_i / sum_j R_j + e``
 
-    The scores are ``-log w``, for the update :class:`mixwell.SoftmaxWeights`. In a longer round the means
-    follow every
-    step, and the weights follow the means at its end. The rewards are kept as logarithms, so that no loss is too
-    high.
+    The scores are ``-log w``, for the update :class:`mixwell.SoftmaxWeights`. In a longer round the means follow
+    every step, and the weights follow the means at its end. The rewards are kept as logarithms, so that
+    ``exp(loss)`` cannot overflow.
 
-    A domain that was never seen has no reward, so its weight is e, which is what the exploration is for; until
-    ``t > K log K`` that is 1/K. As in the authors' code the means begin at 0, so that a domain which is seen late
-    begins low. Steps of the mixer's warm-up are not seen and not counted.
+    A domain that was never seen has no reward, so its weight is e, the exploration; until ``t > K log K`` that is
+    1/K. As in the authors' code the means begin at 0, so that a domain which is seen late begins low. Steps of the
+    mixer's warmup are not counted.
 
     Args:
         decay: of the running means.
@@ -47,7 +46,6 @@ class LossRewards(LossSignal):
     """
 
     def __init__(self, decay: float = 0.9) -> None:
-        super().__init__()
         if not 0 <= decay < 1:
             raise ValueError(f"the decay of the rewards must be in [0, 1), got {decay}")
         self.decay = float(decay)
@@ -56,44 +54,21 @@ class LossRewards(LossSignal):
     def __repr__(self) -> str:
         return f"LossRewards({self.decay!r})"
 
-    def attach(
-        self,
-        optimizer: Optimizer,
-        parameters: Parameters,
-        domains: Sequence[str],
-        probes: Probes | None = None,
-    ) -> None:
-        """Learn of the domains.
+    @override
+    def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
+        super()._attach(optimizer, probes)
+        self._log_rewards = np.full(len(self._domains), -np.inf)
+        self._weights = np.full(len(self._domains), 1 / len(self._domains))
 
-        Args:
-            optimizer: not used.
-            parameters: only their device.
-            domains: their names.
-            probes: not used.
-        """
-        super().attach(optimizer, parameters, domains, probes)
-        self._log_rewards = np.full(len(domains), -np.inf)
-        self._weights = np.full(len(domains), 1 / len(domains))
-
+    @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
-        """Keep the weights, for a round in which nothing is seen.
+        self._weights[:] = weights  # for a round in which nothing is seen
 
-        Args:
-            round_index: not used.
-            weights: of the domains, shape ``(m,)``.
-            validation: not used.
-        """
-        self._weights[:] = weights
-
-    def take(self, losses: Vector) -> None:
-        """Let the means follow a step.
-
-        Args:
-            losses: by domain, NaN for those that were not in it, shape ``(m,)``.
-        """
-        there = ~np.isnan(losses)
-        faded = self._log_rewards[there] + (math.log(self.decay) if self.decay else -np.inf)
-        self._log_rewards[there] = np.logaddexp(faded, math.log1p(-self.decay) + losses[there])
+    @override
+    def _take(self, losses: Vector) -> None:
+        present = ~np.isnan(losses)
+        faded = self._log_rewards[present] + (math.log(self.decay) if self.decay else -np.inf)
+        self._log_rewards[present] = np.logaddexp(faded, math.log1p(-self.decay) + losses[present])
         self._count += 1
 
     @property
@@ -102,39 +77,28 @@ class LossRewards(LossSignal):
         domains = len(self._weights)
         return min(1 / domains, math.sqrt(math.log(domains) / (domains * max(self._count, 1))))
 
+    @override
     def scores(self, validation: Gradients | None) -> Vector:
-        """``-log w`` of the weights that the rewards say.
-
-        Args:
-            validation: not used.
-
-        Returns:
-            Shape ``(m,)``; the weights as they are where nothing was ever seen.
-        """
+        """Return ``-log w`` of the rewards' weights, or of the current ones where nothing was ever seen."""
         if np.isneginf(self._log_rewards).all():
             return -np.log(self._weights)
         total = np.logaddexp.reduce(self._log_rewards)
-        with np.errstate(divide="ignore"):  # a share of nothing is log 0
+        with np.errstate(divide="ignore"):  # without exploration it is log 0
             explored = np.log(self.exploration)
             rewarded = np.log(max(0.0, 1 - len(self._weights) * self.exploration))
         return -np.logaddexp(explored, rewarded + self._log_rewards - total)
 
+    @override
     def summary(self) -> dict[str, float]:
-        """The exploration of the last round."""
         return {"exploration": self.exploration}
 
+    @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """The means, the steps so far, and the weights of the round."""
         tensors = {"log_rewards": self._log_rewards, "weights": self._weights}
         return {"count": self._count}, {name: torch.from_numpy(array) for name, array in tensors.items()}
 
+    @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            values: the steps so far.
-            tensors: the means and the weights.
-        """
         self._count = cast("int", values["count"])
         self._log_rewards[:] = tensors["log_rewards"].cpu().numpy()
         self._weights[:] = tensors["weights"].cpu().numpy()

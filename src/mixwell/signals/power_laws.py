@@ -16,7 +16,7 @@ EXPONENTS = (0.05, 0.8)
 HUBER = 1e-3
 """Errors of the log loss beyond this count by their size and not by its square."""
 _GRID, _ZOOMS, _ITERATIONS = 24, 4, 12
-# Losses that are less beside the greatest count as so much, so that their logarithms exist.
+# The least loss relative to the greatest, so that logarithms exist.
 _LEAST = 1e-9
 
 Matrix = NDArray[np.float64]
@@ -38,21 +38,14 @@ class Law:
     exponent: float
 
     def slope(self, n: float) -> float:
-        """``-dL/dn``, how much one more sample lowers the loss.
-
-        Args:
-            n: samples so far.
-
-        Returns:
-            Not negative.
-        """
+        """Return ``-dL/dn``, how much one more sample lowers the loss."""
         return self.exponent * self.scale * n ** (-self.exponent - 1)
 
 
 def fit_law(n: Vector, losses: Vector, counts: Vector) -> Law:
-    """The law with the least Huber loss of ``log L(n) - log losses``.
+    """Return the law with the least Huber loss of ``log L(n) - log losses``.
 
-    For an exponent that is given the law is linear in the other two. They are found by Gauss-Newton steps, each a
+    For a given exponent the law is linear in the other two. They are found by Gauss-Newton steps, each a
     least squares problem with two unknowns that are not negative (in closed form) and with weights that make it
     Huber's. The exponent is searched on a grid, and on finer ones around the best.
 
@@ -60,9 +53,6 @@ def fit_law(n: Vector, losses: Vector, counts: Vector) -> Law:
         n: samples, positive, shape ``(points,)``.
         losses: at these, not negative, shape ``(points,)``.
         counts: how often each point counts, shape ``(points,)``.
-
-    Returns:
-        The law.
 
     Example:
         >>> n = np.geomspace(10, 10_000, 30)

@@ -1,4 +1,4 @@
-"""What a method may compute beside training: losses of fresh rows, under the model or another one."""
+"""Batches and losses for methods that compute outside of the training step."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from mixwell import distributed
+from mixwell.hypergradient.parameters import Parameters
 from mixwell.typing import LossFn
-
-FORWARD = 1 / 3
-"""Cost of a forward pass alone, in gradients of the same rows: a backward pass takes about twice as long."""
+from mixwell.utils.costs import FORWARD
 
 
 @final
 class Probes:
-    """Batches that are not trained on, and losses of them; what they cost is counted.
+    """Batches that are not trained on, and their losses; the cost is counted.
 
-    Some methods look further than the gradients of a step: twin networks, short trials with other weights,
-    products with the Hessian. They are given this to do it with.
+    Some methods need more than the gradients of a step: twin networks, short trials with other weights, Hessian
+    products. They compute them from this.
 
     Args:
-        model: that is trained.
+        model: the trained model.
         loss: ``loss(model, batch)``, the mean over the batch.
-        domains: by domain a function that gives its next batch of rows, drawn apart from training steps.
-        validation: gives the next validation batch; ``None`` where there is no validation set.
-        row_losses: ``row_losses(model, batch)``, of every row; ``None`` where only their mean is known.
+        domains: by domain a function that returns its next batch of rows, drawn independently of training steps.
+        validation: returns the next validation batch; ``None`` where there is no validation set.
+        row_losses: ``row_losses(model, batch)``, the loss of every row; ``None`` where only their mean is known.
 
     Example:
         >>> line = torch.nn.Linear(1, 1)
@@ -51,7 +51,7 @@ class Probes:
         self._loss, self._rows = loss, row_losses
         self._domains, self._validation = dict(domains), validation
         self.spent = 0.0
-        """What was computed, in rows of which a gradient was taken."""
+        """The cost so far, in rows of which a gradient was taken."""
 
     @property
     def has_validation(self) -> bool:
@@ -59,70 +59,26 @@ class Probes:
         return self._validation is not None
 
     @property
-    def has_rows(self) -> bool:
+    def has_row_losses(self) -> bool:
         """Whether the loss of every row is known."""
         return self._rows is not None
 
-    def expect(self, domains: Sequence[str], signal: object) -> None:
-        """Refuse to serve a signal that needs rows which are not here.
-
-        Args:
-            domains: of which rows are needed.
-            signal: that needs them, for the message.
-
-        Raises:
-            ValueError: rows of a domain are missing.
-        """
-        missing = [name for name in domains if name not in self.names]
-        if missing:
-            raise ValueError(
-                f"{signal!r} needs rows of every domain, but the probes have none of {', '.join(missing)} (only "
-                f"{', '.join(self.names)}); give them in Probes(model, loss, domains)"
-            )
-
     def batch(self, name: str) -> Any:
-        """The next rows of a domain.
-
-        Args:
-            name: of the domain.
-
-        Returns:
-            What the losses take.
-        """
+        """Return the next rows of a domain, in the form that the losses take."""
         return self._domains[name]()
 
     def validation_batch(self) -> Any:
-        """The next rows of the validation set.
-
-        Returns:
-            What the losses take.
-        """
+        """Return the next rows of the validation set, in the form that the losses take."""
         assert self._validation is not None
         return self._validation()
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of a batch, of which a gradient will be taken.
-
-        Args:
-            model: the model, or a copy of it.
-            batch: rows.
-
-        Returns:
-            One number, with its graph.
-        """
+        """Return the mean loss of a batch with its graph, for a gradient of the model or of a copy of it."""
         self.charge(batch)
         return self._loss(model, batch)
 
     def row_losses(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of every row of a batch, of which a gradient will be taken.
-
-        Args:
-            model: the model, or a copy of it.
-            batch: rows.
-
-        Returns:
-            Shape ``(rows,)``, with its graph.
-        """
+        """Return the loss of every row of a batch with its graph, shape ``(rows,)``."""
         assert self._rows is not None
         self.charge(batch)
         losses = self._rows(model, batch)
@@ -130,37 +86,65 @@ class Probes:
 
     @torch.no_grad()
     def value(self, model: nn.Module, batch: Any) -> float:
-        """The mean loss of a batch, without a gradient.
-
-        Args:
-            model: the model, or a copy of it.
-            batch: rows.
-
-        Returns:
-            The loss.
-        """
+        """Return the mean loss of a batch, without a gradient."""
         self.charge(batch, FORWARD)
         return float(self._loss(model, batch))
 
     def charge(self, batch: Any, times: float = 1.0) -> None:
-        """Count something that was computed otherwise, such as a product with the Hessian.
-
-        Args:
-            batch: its rows.
-            times: how much it costs beside a gradient of them.
-        """
+        """Count another computation, such as a Hessian product, that costs ``times`` gradients of the batch."""
         self.spent += times * rows_of(batch)
 
 
-def rows_of(batch: Any) -> int:
-    """How many rows a batch has.
+def require_probes(
+    signal: object,
+    probes: Probes | None,
+    parameters: Parameters,
+    domains: Sequence[str] = (),
+    *,
+    validation: bool = False,
+    row_losses: bool = False,
+) -> Probes:
+    """Return the probes that a signal requires.
 
     Args:
-        batch: a tensor, a mapping, a tuple or a list, of columns or of rows.
+        signal: named in messages.
+        probes: those of the loop.
+        parameters: the trained parameters.
+        domains: the domains of which rows are required.
+        validation: whether a validation set is required.
+        row_losses: whether the loss of every row is required.
 
-    Returns:
-        Their number.
+    Raises:
+        ValueError: there are none, they lack something or belong to another model, or there are other processes.
     """
+    missing = ["validation=..."] if validation and (probes is None or not probes.has_validation) else []
+    if row_losses and (probes is None or not probes.has_row_losses):
+        missing.append("row_losses=...")
+    if probes is None or missing:
+        raise ValueError(
+            f"{signal!r} computes losses outside of the training step: give Mixer(..., "
+            f"probes=Probes({', '.join(['model', 'loss', 'domains', *missing])}))"
+        )
+    absent = [name for name in domains if name not in probes.names]
+    if absent:
+        raise ValueError(
+            f"{signal!r} needs rows of every domain, but the probes have none of {', '.join(absent)} (only "
+            f"{', '.join(probes.names)}); give them in Probes(model, loss, domains)"
+        )
+    known = {id(p) for p in probes.model.parameters()}
+    pairs = zip(parameters.names, parameters.tensors, strict=True)
+    other = next((name for name, p in pairs if id(p) not in known), None)
+    if other is not None:
+        raise ValueError(
+            f"the probes have another model than the one that is trained ({other} is not in it); give Probes the "
+            "same model as the Mixer"
+        )
+    distributed.require_single_process(signal)
+    return probes
+
+
+def rows_of(batch: Any) -> int:
+    """Return the number of rows of a batch: a tensor, a mapping, a tuple or a list, of columns or of rows."""
     if isinstance(batch, Mapping):
         return rows_of(next(iter(batch.values())))
     columns = isinstance(batch, tuple | list) and isinstance(batch[0], Tensor | Mapping | tuple | list)

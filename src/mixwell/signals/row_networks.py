@@ -1,34 +1,38 @@
-"""A small network that says a row's weight, and how it learns."""
+"""A small network that maps features of a row to its weight, and signals that hold one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
+
+from mixwell.signals.base import Signal
+from mixwell.typing import Json
 
 
 @final
 class RowNetwork:
-    """One hidden layer, from a few numbers about a row to one; trained by Adam on its own.
+    """A network with one hidden layer from features of a row to one number; trained by its own Adam.
 
-    Weights and biases begin uniform in ``+-1/sqrt(inputs of the layer)``, as PyTorch's linear layers do, from a
-    random stream of their own, the same on every device.
+    Weights and biases begin uniform in ``+-1/sqrt(inputs of the layer)``, as PyTorch's linear layers do, from
+    their own random stream, the same on every device.
 
     Args:
-        inputs: numbers about a row.
+        inputs: the number of features.
         hidden: width of the hidden layer.
-        seed: of the first weights.
-        device: where it computes.
-        dtype: in which precision.
+        seed: of the initial weights.
+        like: a tensor on the device, and of the least precision, in which to compute.
         saturating: whether the hidden layer is a tanh, else a ReLU.
         learning_rate: of Adam.
         weight_decay: of Adam, added to the gradient.
-        embeddings: how many things have numbers of their own that are learned, such as domains.
-        size: how many numbers each; they begin as zeros, so that the order of the things does not matter.
+        embeddings: the number of objects, such as domains, with learned embeddings.
+        size: of each embedding; they begin as zeros, so that the order of the objects does not matter.
     """
 
     def __init__(
@@ -37,14 +41,14 @@ class RowNetwork:
         hidden: int,
         *,
         seed: int,
-        device: torch.device,
-        dtype: torch.dtype,
+        like: Tensor,
         saturating: bool,
         learning_rate: float,
-        weight_decay: float,
+        weight_decay: float = 0.0,
         embeddings: int = 0,
         size: int = 0,
     ) -> None:
+        device, dtype = like.device, torch.promote_types(like.dtype, torch.float32)
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(*shape: int, fan: int) -> Tensor:
@@ -57,14 +61,14 @@ class RowNetwork:
             "out.weight": drawn(1, hidden, fan=hidden),
             "out.bias": drawn(1, fan=hidden),
         }
-        """What it learns, by name."""
+        """The learned tensors, by name."""
         if embeddings:
             zeros = torch.zeros(embeddings, size, device=device, dtype=dtype)
             self.tensors["embeddings"] = zeros.requires_grad_()
         self._activation = torch.tanh if saturating else torch.relu
         learned = list(self.tensors.values())
         self._adam = torch.optim.Adam(learned, lr=learning_rate, weight_decay=weight_decay, foreach=False)
-        for tensor in learned:  # Adam would make these at its first step, and a state must have them before
+        for tensor in learned:  # Adam makes these at its first step, and a state must have them before
             self._adam.state[tensor] = {
                 "step": torch.zeros(()),
                 "exp_avg": torch.zeros_like(tensor),
@@ -72,24 +76,14 @@ class RowNetwork:
             }
 
     def logits(self, features: Tensor) -> Tensor:
-        """What the network says of rows; its sigmoid is their weight.
-
-        Args:
-            features: shape ``(rows, inputs)``.
-
-        Returns:
-            Shape ``(rows,)``.
-        """
+        """Return the logits of the rows' weights from features of shape ``(rows, inputs)``, shape ``(rows,)``."""
         own = self.tensors
         with torch.autocast(features.device.type, enabled=False):
             hidden = self._activation(functional.linear(features, own["in.weight"], own["in.bias"]))
             return functional.linear(hidden, own["out.weight"], own["out.bias"]).squeeze(-1)
 
     def descend(self, loss: Tensor) -> None:
-        """One step of Adam.
-
-        Args:
-            loss: of what it learns, with its graph.
+        """Take one step of Adam.
 
         Raises:
             FloatingPointError: a gradient is not finite; nothing was changed.
@@ -98,7 +92,7 @@ class RowNetwork:
         gradients = torch.autograd.grad(loss, learned, allow_unused=True, materialize_grads=True)
         if not all(bool(g.isfinite().all()) for g in gradients):
             raise FloatingPointError(
-                "the gradient of the network that weighs the rows is not finite: look at the losses of the "
+                "the gradient of the network that weights the rows is not finite: look at the losses of the "
                 "domains, or lower the learning rate"
             )
         for tensor, gradient in zip(learned, gradients, strict=True):
@@ -112,7 +106,7 @@ class RowNetwork:
         return sum(tensor.nbytes for tensor in self.state().values())
 
     def state(self) -> dict[str, Tensor]:
-        """Weights, and what Adam remembers of each."""
+        """Return the weights, and Adam's state of each."""
         moments = {
             f"{name}.{kind}": value
             for name, tensor in self.tensors.items()
@@ -122,10 +116,44 @@ class RowNetwork:
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            tensors: its tensors.
-        """
+        """Restore the result of :meth:`state`."""
         for name, own in self.state().items():
             own.copy_(tensors[name])
+
+
+@dataclass(eq=False, kw_only=True)
+class NetworkSignal(Signal):
+    """A mixin for signals that hold a :class:`RowNetwork`: its settings, memory and state.
+
+    Args:
+        hidden: width of the hidden layer.
+        learning_rate: of Adam.
+        seed: of the network's initial weights.
+    """
+
+    hidden: int = 100
+    learning_rate: float = 1e-3
+    seed: int = 0
+    _network: RowNetwork = field(init=False, repr=False)
+
+    def _check_network(self) -> None:
+        if self.hidden < 1 or not self.learning_rate > 0:
+            raise ValueError(
+                "the network needs at least 1 hidden unit and a positive learning rate; got "
+                f"{self.hidden} and {self.learning_rate}"
+            )
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self._network.nbytes
+
+    @override
+    def state(self) -> tuple[Json, dict[str, Tensor]]:
+        values, tensors = super().state()
+        return values, tensors | {f"network.{name}": t for name, t in self._network.state().items()}
+
+    @override
+    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
+        super().load_state(values, tensors)
+        self._network.load_state({name.removeprefix("network."): t for name, t in tensors.items()})

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mixwell import methods
-from mixwell.methods import Method, Options
 from mixwell.methods.base import NotNegative, Positive, Share, Whole
 
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -424,7 +423,7 @@ class Config(Section):
     def _check_method(self) -> None:
         """Refuse a method that lacks what it needs, before anything is trained."""
         method = methods.find(self.mixer.method)
-        options = method_options(method, self.mixer.options)
+        options = method.parse_options(self.mixer.options)
         needs, name = method.needs, f"mixer.method: {method.name}"
         if needs.validation and options.uses_validation and self.validation is None:
             able = [one.name for one in methods.every().values() if not one.needs.validation]
@@ -446,32 +445,3 @@ class Config(Section):
             raise ValueError(
                 f"{name} differentiates twice, which a compiled model cannot; set compile: false"
             )
-
-
-def method_options(method: Method, options: dict[str, Any]) -> Options:
-    """The settings of a method, checked.
-
-    Args:
-        method: the method.
-        options: as a file has them.
-
-    Returns:
-        The same with all defaults.
-
-    Raises:
-        ValueError: with the key, the value that was got, and what is allowed, for everything that is wrong.
-    """
-    try:
-        return method.options.model_validate(options)
-    except ValidationError as error:
-        known = ", ".join(method.options.model_fields) or "none"
-        raise ValueError("; ".join(_problem(method, known, one) for one in error.errors())) from None
-
-
-def _problem(method: Method, known: str, one: Any) -> str:
-    key = ".".join(["mixer.options", *(str(part) for part in one["loc"])])
-    if one["type"] == "extra_forbidden":
-        return f"{key}: {method.name} has no such option; it has {known}"
-    if one["type"] == "value_error":
-        return f"{key}: {one['msg'].removeprefix('Value error, ')}"
-    return f"{key} must be {one['msg'].removeprefix('Input should be ')}, got {one['input']!r}"

@@ -10,7 +10,7 @@ from torch import nn
 from mixwell import methods
 from mixwell.data.datasets import IndexedDataset
 from mixwell.data.loader import MixtureLoader
-from mixwell.methods import Task
+from mixwell.methods import MethodContext
 from mixwell.methods.hypergradient import averaged_signal
 from mixwell.mixer.mixer import Mixer
 from mixwell.signals import Hypergradient, Signal
@@ -18,7 +18,7 @@ from mixwell.signals.probes import Probes
 from mixwell.simplex.constraints import Cap, Constraint, Floor, PriorPull
 from mixwell.simplex.repetition import EpochCap
 from mixwell.simplex.weight_updater import WeightUpdater
-from mixwell.training.config import Config, MixerConfig, method_options
+from mixwell.training.config import Config, MixerConfig
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -44,7 +44,7 @@ def build(
     sizes = {name: len(rows) for name, rows in domains.items()}
     cap = _epoch_cap(config, sizes)
     method = methods.find(mixing.method)
-    recipe = method.recipe(task(config, sizes))
+    recipe = method.recipe(method_context(config, sizes))
     learned = method.kind != "static"
     mixer = Mixer(
         model,
@@ -83,26 +83,31 @@ def expect_possible(config: Config, sizes: Mapping[str, int]) -> None:
     WeightUpdater(None, constraints).initial_weights(tuple(sizes), _initial_weights(config.mixer, sizes))
 
 
-def task(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> Task:
-    """What a method may look at.
+def method_context(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> MethodContext:
+    """Return the context of a method's recipe.
 
     Args:
         config: the settings.
         sizes: rows by domain.
-        held_out: rows of the validation set, where that is known.
-
-    Returns:
-        The task of its recipe.
+        held_out: rows of the validation set, where known.
     """
-    return Task(
+    mixer = config.mixer
+    return MethodContext(
         domains=tuple(sizes),
         rows=sizes,
         batch_rows=config.batch.rows,
         steps=config.steps,
         seed=config.seed,
-        mixer=config.mixer,
-        options=method_options(methods.find(config.mixer.method), config.mixer.options),
+        options=methods.find(mixer.method).parse_options(mixer.options),
+        weights=mixer.weights,
+        horizon=mixer.horizon,
+        warmup=mixer.warmup,
+        step_size=mixer.step_size,
+        curvature=mixer.curvature,
         traces=config.traces,
+        rank=mixer.rank,
+        sketch_size=mixer.sketch_size,
+        validation_rows=mixer.validation_rows,
         held_out=held_out,
         evaluated=None if held_out is None else min(held_out, config.output.evaluate_rows),
     )
@@ -117,7 +122,7 @@ def horizon(config: Config) -> int:
     Returns:
         Steps of a round; all of them where the weights never change.
     """
-    return methods.find(config.mixer.method).length(config.mixer.horizon, config.steps)
+    return methods.find(config.mixer.method).round_length(config.mixer.horizon, config.steps)
 
 
 def hypergradient(config: Config) -> Hypergradient:
@@ -134,7 +139,7 @@ def hypergradient(config: Config) -> Hypergradient:
     plain = config.model_copy(
         update={"mixer": mixer.model_copy(update={"method": "mixwell", "options": own})}
     )
-    return averaged_signal(task(plain, dict.fromkeys(config.domains, 1)))
+    return averaged_signal(method_context(plain, dict.fromkeys(config.domains, 1)))
 
 
 def _least(config: Config, signal: Signal) -> int | None:
@@ -145,7 +150,8 @@ def _least(config: Config, signal: Signal) -> int | None:
     if signal.constant:
         return 0
     room = config.batch.rows // len(config.domains)
-    return None if signal.parts == 1 else min(room, max(signal.parts, room // 4))
+    parts = signal.requirements.parts
+    return None if parts == 1 else min(room, max(parts, room // 4))
 
 
 def _epoch_cap(config: Config, sizes: Mapping[str, int]) -> EpochCap | None:

@@ -101,8 +101,8 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     still = {"method": "fixed", "options": {}}
     fixed = config.model_copy(update={"mixer": config.mixer.model_copy(update=still)})
     sizes = {name: len(rows) for name, rows in data.domains.items()}
-    task = mixing.task(config, sizes, None if data.validation is None else len(data.validation))
-    learned = method.learns(task.options)
+    context = mixing.method_context(config, sizes, None if data.validation is None else len(data.validation))
+    learned = method.learns(context.options)
     # What trials find is not known yet, nor is a reference model there.
     chosen = config if learned and not method.needs.reference else fixed
     trainer = Trainer(chosen, trainable, data.domains, data.validation)
@@ -110,7 +110,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     seconds, plain = _seconds([trainer, Trainer(fixed, trainable, data.domains, data.validation)])
     horizon = mixing.horizon(config)
     updates = -(-(config.steps - config.mixer.warmup) // horizon) if learned else 0
-    extra = method.extra(task)
+    extra = method.extra(context)
     held = trainer.held
     if learned and method.needs.reference:
         held += sum(t.nbytes for t in (*trainable.model.parameters(), *trainable.model.buffers()))
@@ -230,7 +230,7 @@ def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
         signal = mixing.hypergradient(chosen)
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
         if (
-            signal.supports_mixed_batches and kind != "projected"
+            not signal.requirements.domain_batches and kind != "projected"
         ):  # one batch per domain, whose gradients are summed up
             found[kind] += sum(p.nbytes for p in parameters)
     return found

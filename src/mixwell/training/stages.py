@@ -8,10 +8,10 @@ from typing import Any
 
 from mixwell import methods
 from mixwell.methods import Outcome, Trial
-from mixwell.signals.probes import FORWARD
 from mixwell.training import checkpoints, config_io, metrics, mixing, mixture, trainables
 from mixwell.training.config import Config
 from mixwell.training.trainables import Trainable
+from mixwell.utils.costs import FORWARD
 
 FOLDER = "stages"
 BY_DOMAIN = ("weights", "floor", "cap", "prior", "max_epochs")
@@ -36,7 +36,7 @@ def resolve_stages(config: Config, sizes: Mapping[str, int], folder: Path, do: D
     method = methods.find(config.mixer.method)
     if method.stages is None:
         return config
-    stages = method.stages(mixing.task(config, sizes))
+    stages = method.stages(mixing.method_context(config, sizes))
     try:
         trials = next(stages)
         while True:

@@ -102,7 +102,7 @@ class Trainer:
         self._cursor: ShuffledCursor | None = None
         self.validation_rows = 0
         """Rows of one validation gradient; 0 where none is needed."""
-        if validation is not None and self.mixer.signal.needs_validation:
+        if validation is not None and self.mixer.needs_validation:
             self._cursor = ShuffledCursor(len(validation), f"seed {config.seed}, validation set")
             points = len(self.mixer.signal.validation_points(self.mixer.horizon))
             rows = validation_rows(config, self.mixer.horizon, points=points)
@@ -328,17 +328,19 @@ class Trainer:
     def _backward(self, batch: MixtureBatch) -> dict[str, float]:
         """Compute the gradient of each domain; return the mean loss of this rank's rows of each."""
         signal, totals = self.mixer.signal, dict[str, float]()
-        for part in batch.by_domain(max_rows=self._config.batch.micro_rows, min_parts=signal.parts):
+        for part in batch.by_domain(
+            max_rows=self._config.batch.micro_rows, min_parts=signal.requirements.parts
+        ):
             assert part.count is not None
             rows, reference = to_device(part.rows, self.device), None
-            if signal.needs_reference:
+            if signal.requirements.reference:
                 assert self._reference is not None
                 reference = self._referred(self._reference.loss, rows, part.count)
             with self.mixer.domain(part) as scope:
                 with self._autocast(), self._differentiable_twice():
                     loss = self._loss(self._forward, rows)
                 objective = loss
-                if reference is not None and signal.objective == "excess":
+                if reference is not None and signal.requirements.objective == "excess":
                     objective = (loss - reference).clamp(min=0)
                 scaled = scope.scaled_loss(loss, objective=objective, reference=reference)
                 scaled.backward(create_graph=self.mixer.needs_graph)
@@ -364,7 +366,7 @@ class Trainer:
     def _element_losses(self, rows: Any, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Losses of rows, those of the reference model, and what is made less where it is not the losses."""
         assert self._row_losses is not None
-        if not self.mixer.signal.needs_reference:
+        if not self.mixer.signal.requirements.reference:
             with self._autocast():
                 return self._row_losses(self._forward, rows), None, None
         assert self._reference is not None
@@ -375,7 +377,7 @@ class Trainer:
         with self._autocast():
             losses = own(self._forward, rows)
         reference = self._referred(other, rows, count)
-        excess = self.mixer.signal.objective == "excess"
+        excess = self.mixer.signal.requirements.objective == "excess"
         return losses, reference, (losses - reference).clamp(min=0) if excess else None
 
     @torch.no_grad()
@@ -396,7 +398,7 @@ class Trainer:
                 "mixer.traces: projected needs the loss of every row: let the Python function give (model, loss, "
                 "row_losses), or mixwell.train(..., row_losses=...), or choose dense traces"
             )
-        return self._row_losses is not None and self.mixer.signal.supports_mixed_batches
+        return self._row_losses is not None and not self.mixer.signal.requirements.domain_batches
 
     def _expect_suitable(self) -> None:
         name = f"mixer.method: {self._config.mixer.method}"

@@ -12,6 +12,7 @@ from torch import nn
 
 import mixwell
 from mixwell.mixer.row_counts import count_inputs, effective_rows
+from mixwell.signals.base import Requirements
 
 SCRIPT = [0.0, 1.0, 1.0]  # scores by domain: the first gains in every round
 
@@ -19,20 +20,7 @@ SCRIPT = [0.0, 1.0, 1.0]  # scores by domain: the first gains in every round
 class Scripted(mixwell.Signal):
     """Gives the same scores in every round and needs no validation gradient."""
 
-    @property
-    def needs_validation(self) -> bool:
-        return False
-
-    @property
-    def supports_mixed_batches(self) -> bool:
-        return True
-
-    def rows(self, segments, weights):
-        from contextlib import nullcontext
-
-        from mixwell.hypergradient.capture.hooks import CaptureContext
-
-        return nullcontext(CaptureContext())
+    requirements = Requirements(domain_batches=False, validation=False)
 
     def scores(self, validation):
         return np.array(SCRIPT)

@@ -185,7 +185,7 @@ def config(tmp_path: Any, **mixer: Any) -> Any:
 
 
 def paces(made: Any) -> list[EpochPace]:
-    recipe = mixwell.methods.find(made.mixer.method).recipe(mixing.task(made, {"a": 31, "b": 6250}))
+    recipe = mixwell.methods.find(made.mixer.method).recipe(mixing.method_context(made, {"a": 31, "b": 6250}))
     return [one for one in recipe.constraints if isinstance(one, EpochPace)]
 
 
@@ -201,6 +201,11 @@ def test_the_default_method_has_it_and_others_do_not(tmp_path: Any) -> None:
 
 
 def test_in_a_loop_of_one_s_own_it_is_there_where_sizes_are_given() -> None:
-    found = mixwell.recipe("mixwell", ["a", "b"], budget=100, rows=SIZES, batch_rows=20)
-    assert [type(one) for one in found.get("constraints", [])] == [EpochPace]
-    assert mixwell.recipe("mixwell", ["a", "b"], budget=100).get("constraints") == []
+    def kinds(**sizes: Any) -> list[type]:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        mixer = mixwell.Mixer.from_method("mixwell", model, optimizer, ["a", "b"], budget=100, **sizes)
+        return [type(one) for one in mixer._outer.constraints]
+
+    assert kinds(rows=SIZES, batch_rows=20) == [EpochPace]
+    assert kinds() == []

@@ -26,11 +26,11 @@ def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
         The sum; of a method whose solver may stop early, the most that it can be.
     """
     method = methods.find(config.mixer.method)
-    task = mixing.task(config, sizes, held_out)
-    extra = method.extra(task)
+    context = mixing.method_context(config, sizes, held_out)
+    extra = method.extra(context)
     horizon = mixing.horizon(config)
-    learned = method.learns(task.options)
-    points = len(method.recipe(task).signal.validation_points(horizon)) if learned else 0
+    learned = method.learns(context.options)
+    points = len(method.recipe(context).signal.validation_points(horizon)) if learned else 0
     rows = points * min(validation_rows(config, horizon, points=points), held_out)
     rounds = math.ceil((config.steps - config.mixer.warmup) / horizon)
     return (

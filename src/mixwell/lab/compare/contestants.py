@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 from mixwell import methods
 from mixwell.methods import Method
 from mixwell.training import config_io, mixing
-from mixwell.training.config import Config, method_options
+from mixwell.training.config import Config
 
 ALL, OWN = "all", "own"
 Horizon = int | Literal["own", "long"]
@@ -37,7 +37,7 @@ class Contestant:
     @property
     def learns(self) -> bool:
         """Whether weights are learned in the run itself."""
-        return self.method.learns(method_options(self.method, self.config.mixer.options))
+        return self.method.learns(self.method.parse_options(self.config.mixer.options))
 
 
 def choose(

@@ -23,9 +23,9 @@ class Law:
     """``L(r) = c + sum_i k_i exp(sum_j t_ij r_j)`` with all ``k_i > 0``, so it is convex in ``r``.
 
     One term is the law of one target (Ye et al. 2024, arXiv:2403.16952). Several are that of a target which has
-    parts, ``sum_i s_i (c_i + k_i exp(t_i r))``; their shares ``s_i`` cannot be told from the ``k_i`` and are taken
-    into them. On weights that sum to one, ``t_i`` is known only up to a constant, for which ``k_i`` makes up; here
-    every ``t_i`` has mean zero.
+    parts, ``sum_i s_i (c_i + k_i exp(t_i r))``; their shares ``s_i`` cannot be distinguished from the ``k_i`` and
+    are taken into them. On weights that sum to one, ``t_i`` is known only up to a constant, for which ``k_i``
+    makes up; here every ``t_i`` has mean zero.
 
     Args:
         constant: c, the loss that no mixture takes away.
@@ -38,30 +38,15 @@ class Law:
     slopes: Matrix
 
     def predict(self, weights: Matrix) -> Vector:
-        """The losses that are expected of mixtures.
-
-        Args:
-            weights: shape ``(n, m)``.
-
-        Returns:
-            Shape ``(n,)``.
-        """
+        """Return the predicted losses of mixtures, shape ``(n, m)`` to shape ``(n,)``."""
         return self.constant + np.exp(weights @ self.slopes.T + self.levels).sum(axis=1)
 
 
 def usual_penalty(*, parts: int, domains: int, proxies: int) -> float:
-    """How strongly the terms of a law are held together where proxies are few.
+    """Return the ``penalty`` of :func:`fit` where proxies are few.
 
-    ``.005 (p/n)^2`` for ``p`` parameters and ``n`` proxies: it fades as proxies become many. Without it, several
-    terms and few proxies predict nonsense where no proxy was.
-
-    Args:
-        parts: number of terms.
-        domains: m.
-        proxies: n.
-
-    Returns:
-        The ``penalty`` of :func:`fit`.
+    ``.005 (p/n)^2`` for ``p`` parameters and ``n`` proxies. Without it, several terms and few proxies extrapolate
+    badly.
     """
     return 0.005 * ((1 + parts * domains) / proxies) ** 2
 

@@ -1,4 +1,4 @@
-"""Which mixtures the proxies are trained on, and what came of them."""
+"""The mixtures that proxies are trained on, and their losses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixwell.methods.base import Outcome, Trial
+from mixwell.methods.proxies import fixed_weights
 from mixwell.typing import Vector
 
 Matrix = NDArray[np.float64]
@@ -18,7 +19,7 @@ STRENGTHS: tuple[float, ...] = tuple(float(s) for s in np.geomspace(0.1, 5.0, 15
 POOL = 100
 """Candidates that are drawn for every mixture that is kept."""
 DRAWS = 20
-"""How often such a pool is drawn before the search for different mixtures is given up."""
+"""How often such a pool is drawn before the search for different mixtures stops."""
 
 
 def candidates(
@@ -31,11 +32,11 @@ def candidates(
     repeats: float = 15.0,
     least: float = 2e-4,
 ) -> Matrix:
-    """Different mixtures around the domains' shares of the data.
+    """Return different mixtures around the domains' shares of the data.
 
     ``w ~ Dirichlet(s p)`` with ``p_j ~ share_j^power`` and a strength ``s`` that is drawn for each. A mixture with
-    ``w_j > repeats * share_j`` is thrown away, since training would repeat that domain too often; weights below
-    ``least`` become zero; mixtures that check_weights_in_sync to within ``least`` are one (RegMix, Liu et
+    ``w_j > repeats * share_j`` is dropped, since training would repeat that domain too often; weights below
+    ``least`` become zero; mixtures that agree to within ``least`` are one (RegMix, Liu et
     al. 2024).
 
     Args:
@@ -51,7 +52,7 @@ def candidates(
         Shape ``(count, m)``; rows sum to one and may have zeros.
 
     Raises:
-        ValueError: a share or setting does not fit, or so many different mixtures are not found.
+        ValueError: a share or setting does not fit, or there are not enough different mixtures.
 
     Example:
         >>> found = candidates(np.array([0.6, 0.3, 0.1]), 4, np.random.default_rng(0))
@@ -86,24 +87,14 @@ def candidates(
 def trials(
     domains: Sequence[str], mixtures: Matrix, *, steps: int, model: Mapping[str, Any]
 ) -> tuple[Trial, ...]:
-    """A proxy for each mixture. A domain without weight is left out of its run.
-
-    Args:
-        domains: their names.
-        mixtures: shape ``(n, m)``.
-        steps: of each.
-        model: settings of the model that differ.
-
-    Returns:
-        As many as there are mixtures, in their order.
-    """
+    """Return a trial for each mixture, shape ``(n, m)``; a domain without weight is left out of its run."""
     named = [
         {name: float(w) for name, w in zip(domains, one, strict=True) if w > 0} for one in mixtures.tolist()
     ]
     return tuple(
         Trial(
             name=f"mixture-{number:03d}",
-            mixer={"method": "fixed", "weights": weights, "options": {}},
+            mixer=fixed_weights(weights),
             steps=steps,
             model=model,
             domains=tuple(weights),
@@ -113,14 +104,7 @@ def trials(
 
 
 def losses(planned: Sequence[Trial], outcomes: Sequence[Outcome]) -> Vector:
-    """The validation losses of proxies.
-
-    Args:
-        planned: the proxies.
-        outcomes: what came of them, in the same order.
-
-    Returns:
-        Shape ``(n,)``.
+    """Return the validation losses of proxies, shape ``(n,)``.
 
     Raises:
         ValueError: one is not finite, so nothing can be fitted.

@@ -1,4 +1,4 @@
-"""The mixture that a fitted model holds for the best."""
+"""The best mixture by a fitted model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mixwell.methods.proxies import fixed_weights
 from mixwell.methods.search.laws import Law
 from mixwell.methods.search.mixtures import Matrix
 from mixwell.methods.search.regression import Predictor
@@ -19,15 +20,7 @@ GAP = 1e-3
 
 
 def best_average(predict: Predictor, samples: Matrix, top: int) -> Vector:
-    """The average of the mixtures with the least predicted losses.
-
-    Args:
-        predict: a fitted model.
-        samples: mixtures to choose from, shape ``(n, m)``.
-        top: how many of them are averaged.
-
-    Returns:
-        Shape ``(m,)``, summing to one.
+    """Return the average of the ``top`` samples, shape ``(n, m)``, with the least predicted losses.
 
     Raises:
         ValueError: the model predicts the same loss for all, or ``top`` is not between 1 and n.
@@ -46,7 +39,7 @@ def best_average(predict: Predictor, samples: Matrix, top: int) -> Vector:
 
 
 def minimizer(law: Law, most: Vector | None = None) -> Vector:
-    """The mixture with the least loss by a law.
+    """Return the mixture with the least loss by a law.
 
     SLSQP minimizes ``log sum_i k_i exp(t_i r)``, which is convex, has the minimizer of the law and is well scaled.
     The answer is checked: a convex function is at most ``<g, r> - min_v <g, v>`` above its minimum, ``g`` its
@@ -90,7 +83,7 @@ def minimizer(law: Law, most: Vector | None = None) -> Vector:
         constraints={"type": "eq", "fun": lambda r: r.sum() - 1.0, "jac": np.ones_like},
         options={"maxiter": 1000, "ftol": 1e-15},
     )
-    # It may stop early where slopes are steep, so its own word for success does not count.
+    # It may stop early where slopes are steep, so its own success flag is not enough.
     best = _feasible(np.asarray(found.x, dtype=np.float64), high)
     gradient = objective(best)[1]
     gap = float(gradient @ (best - _least_linear(gradient, high)))
@@ -102,18 +95,9 @@ def minimizer(law: Law, most: Vector | None = None) -> Vector:
 
 
 def settings(domains: Sequence[str], weights: Vector) -> Mapping[str, Any]:
-    """Settings of the mixer that train with a proposal.
-
-    Args:
-        domains: their names.
-        weights: of the proposal; those below :data:`FLOOR` are raised to it, since settings refuse zeros.
-
-    Returns:
-        Settings of the method ``fixed``.
-    """
+    """Return settings of the mixer that keep a proposal; weights below :data:`FLOOR` are raised to it."""
     raised = np.maximum(weights, FLOOR)
-    values = (raised / raised.sum()).tolist()
-    return {"method": "fixed", "weights": dict(zip(domains, values, strict=True)), "options": {}}
+    return fixed_weights(dict(zip(domains, (raised / raised.sum()).tolist(), strict=True)))
 
 
 def _feasible(mixture: Vector, high: Vector) -> Vector:

@@ -25,29 +25,14 @@ ROUNDS, LEARNING_RATE = 1000, 1e-2
 
 
 def chosen(model: Model | Literal["auto"], proxies: int) -> Model:
-    """The model that ``auto`` means.
-
-    Args:
-        model: as the settings have it.
-        proxies: that it is fitted on.
-
-    Returns:
-        ``lightgbm`` from :data:`ENOUGH_FOR_TREES` proxies on, else ``log-linear``; or the model that is given.
-    """
+    """Resolve ``auto``: ``lightgbm`` from :data:`ENOUGH_FOR_TREES` proxies on, else ``log-linear``."""
     if model != "auto":
         return model
     return "lightgbm" if proxies >= ENOUGH_FOR_TREES else "log-linear"
 
 
 def expect_installed(model: Model) -> None:
-    """Find out early whether a model can be fitted here.
-
-    Args:
-        model: the model.
-
-    Raises:
-        ValueError: its package cannot be imported.
-    """
+    """Raise ``ValueError`` where the package of a model cannot be imported."""
     if model == "lightgbm":
         try:
             import lightgbm  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -59,16 +44,7 @@ def expect_installed(model: Model) -> None:
 
 
 def fit(model: Model, weights: Matrix, losses: Vector, *, seed: int = 0) -> Predictor:
-    """Fit a model to proxies.
-
-    Args:
-        model: ``linear``, ``log-linear`` or ``lightgbm``.
-        weights: of the proxies, shape ``(n, m)``.
-        losses: of the proxies, shape ``(n,)``.
-        seed: of what is random in it.
-
-    Returns:
-        The fitted model.
+    """Fit a model to proxies' weights, shape ``(n, m)``, and losses, shape ``(n,)``.
 
     Raises:
         ValueError: the shapes do not fit, or a number is not finite.
