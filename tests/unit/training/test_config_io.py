@@ -78,7 +78,10 @@ def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path
             "mixer.method: mixwell needs a validation set, and there is none: give `validation`",
         ),
         ("mixer.method=dogge", "there is no method 'dogge'; did you mean doge?"),
-        ("mixer={method: doge, options: {nu: 1}}", "mixer.options.nu: doge has no such option; it has mu, "),
+        (
+            "mixer={method: doge, options: {nu: 1}}",
+            "mixer.options.nu: doge has no such option; it has transfer, ",
+        ),
         ("mixer={method: doge, options: {mu: -1}}", "mixer.options.mu must be greater than 0, got -1"),
         ("domains={a: a.txt}", "mixwell needs 2 domains or more, and there is 1; with one, `mixer: {method"),
         (
