@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -61,22 +60,18 @@ class Cell:
         return f"{self.purpose}-{self.kind.replace(' ', '-')}-{self.seed}-{noise}-{self.curvature}-n{self.budget}"
 
 
-def measure(
-    cell: Cell, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]
-) -> list[Row]:
-    """Measure a cell. It takes seconds, so it has no checkpoint of its own.
+def measure(cell: Cell, /, *, report: Callable[[int], None], stopping: Callable[[], bool]) -> list[Row]:
+    """Measure a cell.
 
     Args:
-        cell: what to measure.
-        checkpoint: not used.
-        report: told the steps done.
-        stopping: asks whether to stop.
+        report: called with the number of steps done.
+        stopping: returns whether to stop.
 
     Returns:
-        A row per horizon: the measured ``F(w_avg) - F*``, and the bound where the theorem speaks.
+        A row per horizon: the measured ``F(w_avg) - F*``, and the bound where the theorem applies.
 
     Raises:
-        StoppedError: it was asked to.
+        StoppedError: ``stopping`` returned true.
     """
 
     def watch(step: int) -> None:

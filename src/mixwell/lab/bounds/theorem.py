@@ -27,7 +27,7 @@ class Check:
         rows: how many were compared.
         gap: the greatest quotient of ``F(w_avg) - F*`` and its bound.
         error: the greatest quotient of a round's hypergradient error and its bound; NaN with noise.
-        telling: in how many rows the bound is below ``max_w F(w) - F*``; elsewhere nothing could break it.
+        informative: rows in which the bound is below ``max_w F(w) - F*``; elsewhere nothing could violate it.
         fading: the slowest fall of the error with the horizon, as a share of what the bound promises per step
             (at least 1 is right); NaN but for the exact curvature, whose error has no other part.
         nonconvex: in how many problems F is not convex, as the theorems ask.
@@ -39,7 +39,7 @@ class Check:
     rows: int
     gap: float
     error: float
-    telling: int
+    informative: int
     fading: float
     nonconvex: int
 
@@ -72,7 +72,7 @@ def check(rows: Sequence[Row]) -> list[Check]:
                 rows=len(own),
                 gap=float(np.max(np.array(column(own, "gap")) / np.array(column(own, "bound")))),
                 error=math.nan if noisy else float(np.max(column(own, "error_ratio"))),
-                telling=sum(float(r["bound"]) < greatest_gap(str(kind), int(r["seed"])) for r in own),
+                informative=sum(float(r["bound"]) < greatest_gap(str(kind), int(r["seed"])) for r in own),
                 fading=_fading(own) if curvature == "exact" and not noisy else math.nan,
                 nonconvex=sum(not is_convex(str(kind), seed) for seed in seeds),
             )
@@ -89,13 +89,12 @@ def verdict(checks: Sequence[Check]) -> list[str]:
     Returns:
         The sentences.
     """
-    rows, telling = sum(c.rows for c in checks), sum(c.telling for c in checks)
+    rows, informative = sum(c.rows for c in checks), sum(c.informative for c in checks)
     broken = [f"{c.kind}, {c.curvature}" for c in checks if not c.holds]
     holds = f"they do NOT hold for {'; '.join(broken)}" if broken else "they all hold"
     lines = [
-        f"The theorems' inequalities were compared with {rows} measurements: {holds}. In {telling} of them the "
-        "bound of F(w_avg) - F* is below the greatest gap that any weights can have; elsewhere no algorithm "
-        "could break it, so the bound is true but says nothing at these sizes."
+        f"The theorems' inequalities were compared with {rows} measurements: {holds}. In {informative} of them "
+        "the bound of F(w_avg) - F* is below the largest gap of any weights; elsewhere it is not informative."
     ]
     fading = [c.fading for c in checks if not math.isnan(c.fading)]
     if fading:

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from mixwell.data.downloads import cache_folder
 from mixwell.data.tokenizer import LEAST_SIZE
-from mixwell.lab.demo import corpus
+from mixwell.lab.problems import demo as corpus
 from mixwell.lab.problems.packages import Say
 from mixwell.lab.problems.text import write
 from mixwell.training.models.gpt import Gpt
