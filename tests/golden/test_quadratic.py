@@ -49,9 +49,9 @@ def test_both_cases_of_the_theorem() -> None:
 
 
 def test_a_path_that_breaks_the_theorem_is_called_out() -> None:
-    def wrong(setting: QuadraticSettings, horizon: int) -> quadratic.Path:
+    def wrong(setting: QuadraticSettings, horizon: int) -> quadratic.Trajectory:
         path = quadratic.recursion(setting, horizon)
-        return quadratic.Path(horizon, path.steps, path.theta, -path.phi)
+        return quadratic.Trajectory(horizon, path.steps, path.theta, -path.phi)
 
     assert [
         c.holds for c in quadratic.check_theorem(QuadraticSettings(150, 1), margin=1.0, runner=wrong)
