@@ -373,7 +373,7 @@ def demo_command(
         from mixwell.report import runs
 
         for run in sorted((out / "runs").iterdir()):
-            runs.write([run], run)
+            typer.echo(f"weights over training: {runs.write([run], run)[-1]}")
         _write_report(out)
     if compared.error is not None:
         raise compared.error

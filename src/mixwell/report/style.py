@@ -25,7 +25,7 @@ PANEL = 4.0
 """Width of a panel in inches: its text is readable on a phone, where it fills the screen."""
 SMALL = 8.5
 """Font size of legends, in points."""
-CHARACTERS = 12.5
+CHARACTERS = 13.5
 """Characters of a legend per inch, about."""
 NAMED = 6
 POINTS, FAINT_POINTS = 120, 40
@@ -250,6 +250,6 @@ def save(figure: Figure, path: Path) -> list[Path]:
 
 
 def _columns(labels: Sequence[str], width: float) -> int:
-    """Return the number of legend columns; a handle is about as wide as seven characters."""
-    longest = max(len(label(one)) for one in labels) + 7
+    """Return the number of legend columns; a handle is about as wide as six characters."""
+    longest = max(len(label(one)) for one in labels) + 6
     return max(1, min(len(labels), int(CHARACTERS * width / longest)))
