@@ -276,8 +276,7 @@ def compare_command(
     )
     if figures and compared.rows:
         _write_report(compared.folder)
-    if compared.error is not None:
-        raise compared.error
+    compared.raise_error()
 
 
 @app.command("methods")
@@ -375,8 +374,7 @@ def demo_command(
         for run in sorted((out / "runs").iterdir()):
             typer.echo(f"weights over training: {runs.write([run], run)[-1]}")
         _write_report(out)
-    if compared.error is not None:
-        raise compared.error
+    compared.raise_error()
 
 
 @app.command("tokenizer")

@@ -14,7 +14,7 @@ from mixwell.training.run import CONFIG
 
 Lines = list[dict[str, Any]]
 HYPERGRADIENTS = ("mixwell", "truncated", "implicit-cg", "implicit-neumann", "single-loop")
-"""The methods whose scores are estimates of the hypergradient."""
+"""The methods with scores that are estimates of the hypergradient."""
 
 
 @final

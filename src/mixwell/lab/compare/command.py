@@ -50,6 +50,11 @@ class Comparison:
     rows: Sequence[Row]
     error: Exception | None
 
+    def raise_error(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error
+
 
 def main(
     problem: str,

@@ -51,7 +51,7 @@ PROBLEMS = {
         "a small model fine-tuned on questions and answers, of which one source is wrong", "finetune:prepare"
     ),
     "synthetic": EmbeddedProblem(
-        "linear regression whose best mixture is known in closed form", "synthetic:prepare"
+        "linear regression with a best mixture known in closed form", "synthetic:prepare"
     ),
 }
 

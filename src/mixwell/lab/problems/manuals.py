@@ -25,7 +25,7 @@ MOST_CHARACTERS = 2_000_000
 """Of the other languages."""
 _TRANSLATORS = ("ÜBERSETZUNG", "TRADUCTION", "TRADUCCIÓN", "TŁUMACZENIE", "VERTALING", "TRADUZIONE")
 """Headings of the last section of most pages, which says who translated it and under which license."""
-# Macros whose arguments are text; of all others the whole line is left out.
+# Macros with text as arguments; the lines of all others are left out.
 _WITH_TEXT = {
     "SH",
     "SS",

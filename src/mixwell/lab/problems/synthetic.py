@@ -1,4 +1,4 @@
-r"""Linear regression whose best mixture is known in closed form.
+r"""Linear regression with a best mixture that is known in closed form.
 
 Domain :math:`j` has rows :math:`(x, y)` with :math:`y = a_j \cdot x + \epsilon`. All domains have the same input
 covariance :math:`H`, of condition 30, and :math:`\epsilon` is noise of variance :math:`\sigma^2`. The loss of
