@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mixwell.lab.demo import corpus as demo
+from mixwell.lab.problems import demo
 
 Batch = tuple[Tensor, Tensor]
 TARGET = -1
@@ -64,6 +64,6 @@ def text(length: int, domain: int, rows: int, generator: torch.Generator) -> Bat
 @cache
 def _bytes(domain: int) -> Tensor:
     with TemporaryDirectory() as folder:
-        demo.write(Path(folder))
+        demo.write_texts(Path(folder))
         name = demo.VALIDATION if domain == TARGET else demo.DOMAINS[domain]
         return torch.frombuffer(bytearray((Path(folder) / f"{name}.txt").read_bytes()), dtype=torch.uint8)

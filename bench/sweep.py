@@ -9,12 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mixwell.lab.mnist.experiment import Setting
+from mixwell.lab.mnist.experiment import MnistSettings
 from mixwell.lab.mnist.sweep import sweep
 from mixwell.utils import environment
 
 
-def seconds(settings: list[Setting], workers: int) -> float:
+def seconds(settings: list[MnistSettings], workers: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         sweep(settings, Path(folder), workers=workers, console=Console(quiet=True), say=lambda _: None)
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("bench/results/sweep.json"))
     options = parser.parse_args()
-    first = Setting(options.budget, 20, 0, channels=8, batch_size=32)
+    first = MnistSettings(options.budget, 20, 0, channels=8, batch_size=32)
     settings = [replace(first, seed=seed) for seed in range(options.runs)]
     times: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(options.repeats):

@@ -53,8 +53,7 @@ def main() -> None:
         out=given.out,
         workers=given.workers,
         overrides=given.set,
-        figures=False,
-    )
+    ).raise_error()
     found: dict[tuple[str, int], list[float]] = {}
     for row in tables.read(given.out / RUNS):
         found.setdefault((str(row["entry"]), int(row["horizon"] or 0)), []).append(float(row["test_loss"]))

@@ -42,8 +42,8 @@ def short_horizons(axis: Any) -> None:
     Args:
         axis: where to.
     """
-    setting = example.Setting(radius=150.0, step_size=1.0)
-    for (horizon, line), color in zip(LINES, style.COLOURS, strict=False):
+    setting = example.QuadraticSettings(radius=150.0, step_size=1.0)
+    for (horizon, line), color in zip(LINES, style.COLORS, strict=False):
         path = example.run(setting, horizon)
         axis.plot(path.steps, path.weight, line, color=color, lw=2.4, label=f"T = {horizon}")
     axis.axhline(0.5, color=style.FAINT, lw=1, zorder=0)
@@ -64,12 +64,12 @@ def long_horizons(axis: Any) -> None:
         for row in csv.DictReader(file):
             losses[int(row["horizon"])].append(float(row["validation_loss"]))
     horizons = sorted(losses)
-    axis.plot(horizons, [mean(losses[t]) for t in horizons], "o-", color=style.COLOURS[0], lw=2.4, ms=6)
+    axis.plot(horizons, [mean(losses[t]) for t in horizons], "o-", color=style.COLORS[0], lw=2.4, ms=6)
     for horizon in horizons:
         seeds = losses[horizon]
-        axis.plot([horizon] * len(seeds), seeds, "o", color=style.COLOURS[5], ms=4, zorder=0)
+        axis.plot([horizon] * len(seeds), seeds, "o", color=style.COLORS[5], ms=4, zorder=0)
     best = theory.stochastic_horizon(1000)
-    axis.axvline(best, color=style.COLOURS[1], lw=1.6, ls="--")
+    axis.axvline(best, color=style.COLORS[1], lw=1.6, ls="--")
     axis.text(best, axis.get_ylim()[1], f"sqrt(N log N) = {best} ", fontsize=11, va="top", ha="right")
     style.log_axis(axis, "")
     axis.set_xlabel("T, training steps per weight update", fontsize=12)

@@ -25,8 +25,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
-from mixwell.lab.demo import corpus
-from mixwell.lab.demo.command import default_config
+from mixwell.lab.problems import demo, read_config
 from mixwell.report import runs as report
 from mixwell.training import config_io
 from mixwell.training.run import Run
@@ -91,8 +90,8 @@ def demo_runs(folder: Path, steps: int) -> list[Path]:
     Returns:
         The runs' directories.
     """
-    corpus.write(folder / "data")
-    (folder / "demo.yaml").write_text(default_config(), encoding="utf-8")
+    demo.write_texts(folder / "data")
+    (folder / "demo.yaml").write_text(read_config("demo"), encoding="utf-8")
     common = [f"steps={steps}", "output.evaluate_every=auto", "mixer.traces=projected"]
     made: list[Path] = []
     for name, changes in {"learned": [], "uniform": ["mixer.method=fixed"]}.items():

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer
 
 import mixwell
 from mixwell.integrations.transformers import MixerTrainer
-from mixwell.lab.demo.corpus import split_docstrings
+from mixwell.lab.problems.demo import split_docstrings
 
 FIRST_STEPS, STEPS, LENGTH = 100, 60, 64
 

@@ -17,6 +17,6 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     try:
-        text.write(Path(sys.argv[1]), text.six_kinds(), print)
+        text.write_texts(Path(sys.argv[1]), text.six_kinds(), print)
     except OSError as error:
         sys.exit(str(error))

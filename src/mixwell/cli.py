@@ -79,8 +79,9 @@ def quadratic_command(
         horizons=_whole_numbers("--horizons", horizons),
         margin=margin,
         out=out,
-        figures=figures,
     )
+    if figures:
+        _write_report(out)
     if not ok:
         raise typer.Exit(1)
 
@@ -107,8 +108,9 @@ def bounds_command(
         workers=workers,
         engine=_engine(engine, ray_address),
         out=out,
-        figures=figures,
     )
+    if figures:
+        _write_report(out)
     if not ok:
         raise typer.Exit(1)
 
@@ -150,7 +152,7 @@ def mnist_command(
     """The paper's MNIST experiment. Final loss, accuracy and weights against the horizon; resumable."""
     from mixwell.lab.mnist import command
 
-    command.main(
+    settings = command.main(
         budgets=_whole_numbers("--budget", budget),
         horizons=None if horizons is None else _whole_numbers("--horizons", horizons),
         batch_sizes=_whole_numbers("--batch-size", _given(batch_size, "32" if quick else "256")),
@@ -167,8 +169,12 @@ def mnist_command(
         validation_angle=validation_angle,
         noise_rate=noise_rate,
         out=out,
-        figures=figures,
     )
+    if figures:
+        from mixwell.report import mnist
+
+        mnist.draw_examples(command.examples(settings), out)
+        _write_report(out)
 
 
 ConfigFile = Annotated[Path, typer.Argument(help="A config file; `mixwell init` writes one.")]
@@ -254,10 +260,10 @@ def compare_command(
     overrides: Overrides = None,
     figures: Annotated[bool, typer.Option(help="Draw the figures and write the report page.")] = True,
 ) -> None:
-    """Compare methods on a problem. Same seeds, data and compute; stopped and called again, it goes on."""
+    """Compare methods on a problem. Same seeds, data and compute; call it again to resume."""
     from mixwell.lab.compare import command
 
-    command.main(
+    compared = command.main(
         problem,
         names=[one.strip() for one in method_names.split(",") if one.strip()],
         seeds=seeds,
@@ -267,8 +273,10 @@ def compare_command(
         workers=workers,
         engine=_engine(engine, ray_address),
         overrides=overrides or (),
-        figures=figures,
     )
+    if figures and compared.rows:
+        _write_report(compared.folder)
+    compared.raise_error()
 
 
 @app.command("methods")
@@ -340,24 +348,33 @@ def fidelity_command(
 @app.command("demo")
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for text, runs and report.")] = Path("runs/demo"),
-    steps: Annotated[int | None, typer.Option(help="Of each run. [default: those of demo.yaml]")] = None,
-    seeds: Annotated[int, typer.Option(help="How many pairs of runs.")] = 1,
+    steps: Annotated[int | None, typer.Option(help="Steps of each run. [default: as in demo.yaml]")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of pairs of runs.")] = 1,
     workers: Workers = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     figures: Annotated[bool, typer.Option(help="Write the report page.")] = True,
 ) -> None:
-    """Learn a mixture of text that is on this machine. Compares it with uniform mixing; no download."""
-    from mixwell.lab.demo import command
+    """Learn a mixture of text that is on this machine. Compares it with uniform weights; no download."""
+    from mixwell.lab.compare import command
 
-    command.main(
-        out=out,
-        steps=steps,
+    compared = command.main(
+        "demo",
+        names=["mixwell", "uniform"],
         seeds=seeds,
+        equal="steps",
+        out=out,
         workers=workers,
         engine=_engine(engine, ray_address),
-        figures=figures,
+        overrides=[] if steps is None else [f"steps={steps}"],
     )
+    if figures and compared.rows:
+        from mixwell.report import runs
+
+        for run in sorted((out / "runs").iterdir()):
+            typer.echo(f"weights over training: {runs.write([run], run)[-1]}")
+        _write_report(out)
+    compared.raise_error()
 
 
 @app.command("tokenizer")
@@ -382,15 +399,22 @@ def report_command(
         typer.Argument(help="Runs, or folders that `mixwell compare`, `demo` or `reproduce` wrote."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Where to. [default: the only folder, or report/ beside several]")
+        Path | None,
+        typer.Option(help="Output folder. [default: the only folder, or report/ next to several]"),
     ] = None,
 ) -> None:
-    """Draw the figures and the HTML report. Several runs, or folders of MNIST runs, stand side by side."""
+    """Draw the figures and the HTML report. Several runs, or folders of MNIST runs, share one page."""
     from mixwell.report import folders as reports
 
     common = folders[0] if len(folders) == 1 else folders[0].resolve().parent / "report"
     for path in reports.write(folders, out or common):
         typer.echo(path)
+
+
+def _write_report(folder: Path) -> None:
+    from mixwell.report import folders
+
+    typer.echo(f"report: {folders.write([folder], folder)[-1]}")
 
 
 def _given(value: Given | None, default: Given) -> Given:

@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from helpers.report_runs import CHANGES, names, shared_folder, shared_runs
 from helpers.text_configs import write_config
-from mixwell.lab import arms, tables
-from mixwell.lab.arms import Arm
-from mixwell.lab.mnist.experiment import DOMAINS, Outcome, Setting
+from mixwell.lab import tables
+from mixwell.lab.compare import command
+from mixwell.lab.mnist.experiment import DOMAINS, MnistResult, MnistSettings
 from mixwell.lab.mnist.sweep import Results
-from mixwell.report import arms as comparison
-from mixwell.report import mnist, page, runs, style
-from mixwell.report.page import Page, Section, Sheet
-from mixwell.training import config_io
+from mixwell.report import compare, mnist, page, runs, style
+from mixwell.report.page import DataTable, Page, PageSection
 from mixwell.utils import environment
 
 FLAGS = [
@@ -100,8 +97,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     shares = random.dirichlet(np.ones(3))
                     weights = dict(zip(DOMAINS, shares.tolist(), strict=True))
                     course = [(step, weights) for step in range(0, budget + 1, budget // 10)]
-                    outcome = Outcome(loss, 1 - loss, loss, 1 - loss, weights, weights, course, 10.0)
-                    results.add(Setting(budget, horizon, seed, batch_size=batch_size), outcome)
+                    outcome = MnistResult(loss, 1 - loss, loss, 1 - loss, weights, weights, course, 10.0)
+                    results.add(MnistSettings(budget, horizon, seed, batch_size=batch_size), outcome)
     environment.write(folder)
     return mnist.write([folder], folder)[-1]
 
@@ -144,21 +141,20 @@ def test_fits_every_screen_and_loads_nothing(browser: Any, report: Path, width: 
 
 @pytest.fixture(scope="module")
 def run_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages of one run, of two runs with other domains, and of arms."""
+    """Pages of one run, of two runs, and of a comparison."""
     folder = tmp_path_factory.mktemp("runs")
-    base = config_io.read(write_config(folder))
-    alone = Arm("letters alone", {"method": "fixed"}, domains=["letters"])
-    arms.run(base, [arms.LEARNED, alone], seeds=2, out=folder, workers=2, console=Console(quiet=True))
-    one, other = folder / "runs" / "learned-0", folder / "runs" / "letters alone-1"
+    config = write_config(folder)
+    command.main(str(config), names=["mixwell", "uniform"], seeds=2, out=folder, workers=2)
+    one, other = folder / "runs" / "mixwell-0", folder / "runs" / "uniform-1"
     return {
         "one run": runs.write([one], folder / "one")[-1],
         "two runs": runs.write([one, other], folder / "two")[-1],
-        "arms": comparison.write(folder, folder / "arms")[-1],
+        "comparison": compare.write(folder, folder / "comparison")[-1],
     }
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
-@pytest.mark.parametrize("name", ["one run", "two runs", "arms"])
+@pytest.mark.parametrize("name", ["one run", "two runs", "comparison"])
 def test_reports_of_runs_fit_every_screen(
     browser: Any, run_reports: dict[str, Path], name: str, width: int
 ) -> None:
@@ -178,7 +174,7 @@ def test_reports_of_runs_fit_every_screen(
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
-    """The page of so many domains and runs, made by the first process that asks for it."""
+    """The page of a number of domains and runs, made by the first process that asks for it."""
 
     def made(domains: int, count: int) -> Path:
         folders = shared_runs(tmp_path_factory, domains=domains)[:count]
@@ -250,7 +246,7 @@ def test_prints(browser: Any, report: Path) -> None:
 
 def test_text_is_escaped(browser: Any, tmp_path: Path) -> None:
     nasty = "<script>document.title='broken'</script> & <b>"
-    made = Page(nasty, [nasty], [Section(nasty, [nasty], sheets=[Sheet([nasty], [[nasty]], nasty)])])
+    made = Page(nasty, [nasty], [PageSection(nasty, [nasty], tables=[DataTable([nasty], [[nasty]], nasty)])])
     tab, trouble = opened(browser, page.write(made, tmp_path / "page.html"), 400)
     assert trouble == []
     assert tab.title() == nasty

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mixwell.lab.quadratic import example as quadratic
-from mixwell.lab.quadratic.example import Setting
+from mixwell.lab.quadratic.example import QuadraticSettings
 
 HORIZONS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 TABLE = {
@@ -18,7 +18,7 @@ TABLE = {
 
 @pytest.mark.parametrize("case", TABLE)
 def test_every_cell_of_the_table(case: tuple[int, int]) -> None:
-    setting = Setting(*case)
+    setting = QuadraticSettings(*case)
     for horizon, expected in zip(HORIZONS, TABLE[case], strict=True):
         path = quadratic.run(setting, horizon)
         # The table has four decimals, or four significant digits where that is coarser.
@@ -27,7 +27,7 @@ def test_every_cell_of_the_table(case: tuple[int, int]) -> None:
 
 
 def test_a_short_last_round_follows_the_recursion_too() -> None:
-    setting = Setting(150, 1, budget=250)
+    setting = QuadraticSettings(150, 1, budget=250)
     path = quadratic.run(setting, 84)
     assert path.steps.tolist() == [0, 84, 168, 250]
     expected = quadratic.recursion(setting, 84)
@@ -36,24 +36,26 @@ def test_a_short_last_round_follows_the_recursion_too() -> None:
 
 
 def test_the_failure_of_the_greedy_update_is_of_finite_budget() -> None:
-    assert quadratic.run(Setting(150, 1, budget=1400), 1).phi[-1] == pytest.approx(1.46, abs=0.005)
+    assert quadratic.run(QuadraticSettings(150, 1, budget=1400), 1).phi[-1] == pytest.approx(1.46, abs=0.005)
 
 
 def test_both_cases_of_the_theorem() -> None:
-    claims = quadratic.check_theorem(Setting(150, 1), margin=1.0)
+    claims = quadratic.check_theorem(QuadraticSettings(150, 1), margin=1.0)
     assert [claim.holds for claim in claims] == [True, True]
-    assert quadratic.failure_radius(Setting(150, 1)) == pytest.approx(111.1, abs=0.05)
-    assert quadratic.safe_horizon(Setting(150, 1), margin=1.0) == 109
-    near = quadratic.check_theorem(Setting(100, 1), margin=1.0)
+    assert quadratic.failure_radius(QuadraticSettings(150, 1)) == pytest.approx(111.1, abs=0.05)
+    assert quadratic.safe_horizon(QuadraticSettings(150, 1), margin=1.0) == 109
+    near = quadratic.check_theorem(QuadraticSettings(100, 1), margin=1.0)
     assert [claim.holds for claim in near] == [None, None]
 
 
 def test_a_path_that_breaks_the_theorem_is_called_out() -> None:
-    def wrong(setting: Setting, horizon: int) -> quadratic.Path:
+    def wrong(setting: QuadraticSettings, horizon: int) -> quadratic.Trajectory:
         path = quadratic.recursion(setting, horizon)
-        return quadratic.Path(horizon, path.steps, path.theta, -path.phi)
+        return quadratic.Trajectory(horizon, path.steps, path.theta, -path.phi)
 
-    assert [c.holds for c in quadratic.check_theorem(Setting(150, 1), margin=1.0, runner=wrong)] == [
+    assert [
+        c.holds for c in quadratic.check_theorem(QuadraticSettings(150, 1), margin=1.0, runner=wrong)
+    ] == [
         False,
         False,
     ]

@@ -21,7 +21,6 @@ from helpers import synthetic_images
 from helpers.golden_outcomes import of_mixer, of_run
 from helpers.method_runs import online, run_of
 from helpers.text_configs import WORDS, write_config
-from mixwell.lab.demo import command as demo
 from mixwell.lab.mnist import experiment
 from mixwell.lab.problems import read_config
 from mixwell.training import config_io
@@ -127,7 +126,7 @@ def demo_run(folder: Path, *, changes: tuple[str, ...] = ()) -> dict[str, Any]:
     """The demo's config for a few rounds."""
     write_demo_texts(folder / "data")
     path = folder / "demo.yaml"
-    path.write_text(demo.default_config())
+    path.write_text(read_config("demo"))
     short = [f"steps={STEPS}", "output.evaluate_every=8", "output.evaluate_rows=16", "output.log_every=4"]
     config = config_io.read(path, [*short, *changes])
     return of_run(Run(config, folder / "run", console=QUIET).start(), folder / "run")
@@ -149,20 +148,21 @@ def images_run(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def paper_experiment(folder: Path) -> dict[str, Any]:
     """The paper's experiment on images with a loop of its own."""
-    setting = experiment.Setting(
+    settings = experiment.MnistSettings(
         budget=7, horizon=3, seed=0, channels=2, batch_size=8, train_size=50, validation_size=40
     )
-    run = experiment.Run(setting, synthetic_images.in_place_of_mnist())
-    done = run.finish()
+    network, mixer = experiment.build(settings)
+    domains = experiment.Domains(synthetic_images.in_place_of_mnist(), settings)
+    done = experiment.train(network, mixer, domains, budget=settings.budget)
     return {
-        **of_mixer(run.mixer, run._network),
+        **of_mixer(mixer, network),
         "evaluations": [
             done.validation_loss,
             done.validation_accuracy,
             done.test_loss,
             done.test_accuracy,
         ],
-        "steps of the weights": [step for step, _ in done.course],
+        "steps of the weights": [step for step, _ in done.history],
     }
 
 

@@ -162,6 +162,6 @@ def test_bad_input_of_sweeps_is_one_line(args: list[str], message: str, tmp_path
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
     _, err = inside("report", tmp_path, cwd=tmp_path, status=2)
-    assert "has no results: there is no metrics.jsonl, runs.csv, compare.csv or measurements.csv" in err
+    assert "has no results: there is none of metrics.jsonl, runs.csv, compare.csv, measurements.csv" in err
     _, err = inside("report", "a", "b", cwd=tmp_path, status=2)
     assert "a has no results" in err

@@ -1,4 +1,4 @@
-"""What reproduces the paper and compares methods.
+"""Reproductions of the paper, and comparisons of methods.
 
-The quadratic example, the bounds, MNIST, the demo, `mixwell compare`, and the embedded problems.
+The quadratic example, the bounds, MNIST, `mixwell compare`, and the embedded problems (the demo is one).
 """

@@ -1,4 +1,4 @@
-"""Means with the interval that a few observations allow."""
+"""Confidence intervals of means of a few observations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ class Interval:
     """A mean and its confidence interval.
 
     Args:
-        mean: of the observations.
-        low: the interval's lower end; NaN with fewer than two observations.
-        high: its upper end.
-        count: of the observations.
+        low: lower end; NaN with fewer than two observations.
+        count: number of observations.
     """
 
     mean: float
@@ -36,16 +34,7 @@ class Interval:
 
 
 def interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """Student's interval of a mean.
-
-    ``mean +- t_{n-1} s / sqrt(n)``.
-
-    Args:
-        values: independent observations.
-        confidence: of the interval.
-
-    Returns:
-        The mean and the interval; NaN for no values.
+    """Return Student's interval of a mean, ``mean +- t_{n-1} s / sqrt(n)``; NaN for no values.
 
     Example:
         >>> print(interval([1.0, 2.0, 3.0]))
@@ -60,17 +49,10 @@ def interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
 
 
 def student_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's t distribution.
+    """Return the quantile of Student's t distribution, for a probability above a half.
 
     Closed forms for one and two degrees of freedom, and the expansion of Fisher and Cornish beyond (Abramowitz
     and Stegun 26.7.5), which is right to about a percent at three and better after that.
-
-    Args:
-        probability: between a half and one.
-        freedom: degrees of freedom.
-
-    Returns:
-        The quantile.
 
     Example:
         >>> [round(student_quantile(0.975, n), 2) for n in (1, 2, 4, 7, 30)]

@@ -1,4 +1,4 @@
-"""Tidy tables: one row per observation, plain CSV that any tool reads, written whole."""
+"""Tidy tables: plain CSV with one row per observation, written atomically."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ Row = dict[str, Value]
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a table; whole numbers and floats come back as such.
-
-    Args:
-        path: a CSV file with a header.
-
-    Returns:
-        The rows; none where there is no file.
+    """Read a CSV file with a header; numbers come back as such. Return no rows if there is no file.
 
     Raises:
-        ValueError: a row is too short or too long for the header.
+        ValueError: A row is too short or too long for the header.
     """
     if not path.exists():
         return []
@@ -33,24 +27,20 @@ def read(path: Path) -> list[Row]:
     for number, line in enumerate(lines[1:], start=2):
         if len(line) != len(lines[0]):
             raise ValueError(
-                f"{path}, line {number} has {len(line)} values for {len(lines[0])} columns; mend or remove it"
+                f"{path}, line {number} has {len(line)} values for {len(lines[0])} columns; fix or remove it"
             )
         rows.append({name: _value(text) for name, text in zip(lines[0], line, strict=True)})
     return rows
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Value]]) -> Path:
-    """Write a table whole. Floats are written so that they read back to the same bits.
+    """Write a table atomically; floats round-trip exactly.
 
     Args:
-        path: where to; its folder is made if it is missing.
         rows: all with the columns of the first.
 
-    Returns:
-        The path.
-
     Raises:
-        ValueError: a row has other columns, or there is none.
+        ValueError: A row has other columns, or there is none.
     """
     listed = list(rows)
     if not listed:
@@ -68,20 +58,12 @@ def write(path: Path, rows: Iterable[Mapping[str, Value]]) -> Path:
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:
-    """The numbers of a column.
-
-    Args:
-        rows: of a table.
-        name: of the column.
-
-    Returns:
-        One number for each row.
-    """
+    """Return the numbers of a column."""
     return [float(row[name]) for row in rows]
 
 
 def _value(text: str) -> Value:
-    if "_" in text:  # which Python would read as a number with groups of digits
+    if "_" in text:  # Python would read it as a digit separator
         return text
     for kind in (int, float):
         try:

@@ -1,4 +1,4 @@
-"""The pictures and the page of the theorems' bounds beside measurements."""
+"""Figures and page of the theorems' bounds and the measurements."""
 
 from __future__ import annotations
 
@@ -11,29 +11,26 @@ import numpy as np
 from mixwell.lab import tables
 from mixwell.lab.bounds.cells import MEASUREMENTS
 from mixwell.lab.bounds.problems import CURVATURES
-from mixwell.lab.bounds.scaling import Best, BestHorizon, Fit, growth_of, parting
+from mixwell.lab.bounds.scaling import Best, BestHorizon, Fit, compare_choice, growth_of
 from mixwell.lab.bounds.theorem import check, verdict
 from mixwell.lab.tables import Row, column
 from mixwell.reference.theory import stochastic_horizon
-from mixwell.report import lines, page, style
-from mixwell.report.page import Page, Picture, Section, Sheet
+from mixwell.report import page, style
+from mixwell.report.page import DataTable, Page, PageSection, Picture
 from mixwell.utils import environment
 
+TABLE = (
+    "95% Student intervals over the problems; ratios at the largest budget; best horizons that are too short for "
+    "the theorem"
+)
 Drawing = tuple[Callable[[Any], None], str]
 
 
 def write(folder: Path, out: Path) -> list[Path]:
-    """Draw the figures and write the report.
-
-    Args:
-        folder: written by ``mixwell reproduce bounds``.
-        out: where to.
-
-    Returns:
-        The files.
+    """Draw the figures, write the page, and return the files, the page last.
 
     Raises:
-        ValueError: there are no measurements.
+        ValueError: There are no measurements.
     """
     rows = tables.read(folder / MEASUREMENTS)
     if not rows:
@@ -61,7 +58,7 @@ def _pictures(drawings: Sequence[Drawing]) -> list[Picture]:
     for draw, text in drawings:
         figure, axes = style.new_figure(1, 1, width=4.8, height=3.8)
         draw(axes[0, 0])
-        pictures.append(Picture.of(figure, text))
+        pictures.append(Picture.from_figure(figure, text))
     return pictures
 
 
@@ -90,7 +87,7 @@ def _theorem_drawings(rows: Sequence[Row]) -> list[Drawing]:
                     lambda axis, errors=errors, title=f"{kind}: a round's hypergradient": _error(
                         axis, errors, title
                     ),
-                    f"Greatest error of a round's hypergradient and its bound, by curvature: {kind}, one problem.",
+                    f"Largest error of a round's hypergradient and its bound, by curvature: {kind}, one problem.",
                 )
             )
     return drawings
@@ -99,7 +96,7 @@ def _theorem_drawings(rows: Sequence[Row]) -> list[Drawing]:
 def _gap(axis: Any, rows: Sequence[Row], title: str) -> None:
     for index, budget in enumerate(sorted({int(r["budget"]) for r in rows})):
         own = _select(rows, budget=budget)
-        color = style.COLOURS[index]
+        color = style.COLORS[index]
         horizons = column(own, "horizon")
         axis.plot(horizons, column(own, "gap"), "o-", ms=3, color=color, label=f"measured, N = {budget:,}")
         axis.plot(horizons, column(own, "bound"), "--", color=color, label=f"bound, N = {budget:,}")
@@ -114,7 +111,7 @@ def _error(axis: Any, rows: Sequence[Row], title: str) -> None:
         bound = (np.array(column(own, "bound_horizon")) + np.array(column(own, "bound_curvature"))) / 2
         horizons = np.array(column(own, "horizon"))
         seen = error > 0
-        color = style.COLOURS[index]
+        color = style.COLORS[index]
         axis.plot(horizons[seen], error[seen], "o-", ms=3, color=color, label=f"{kind}, measured")
         shown = bound > 1e-9
         axis.plot(horizons[shown], bound[shown], "--", color=color, label=f"{kind}, bound")
@@ -140,7 +137,7 @@ def _growth_drawings(rows: Sequence[Row], best: Best, fits: Sequence[Fit]) -> li
         drawings.append(
             (
                 lambda axis: _valleys(axis, noisy),
-                "What a horizon costs: measured F(w_avg) - F* against T for several budgets, one noisy "
+                "Measured F(w_avg) - F* against T for several budgets, one noisy "
                 "quadratic; the crosses are the paper's T.",
             )
         )
@@ -153,7 +150,7 @@ def _growth(axis: Any, found: Sequence[BestHorizon], fit: Fit) -> None:
         [b.budget for b in found],
         [b.measured for b in found],
         ".",
-        color=style.COLOURS[0],
+        color=style.COLORS[0],
         alpha=0.35,
         ms=5,
         label="measured, each problem",
@@ -167,21 +164,21 @@ def _growth(axis: Any, found: Sequence[BestHorizon], fit: Fit) -> None:
         )
         for n in budgets
     ]
-    axis.plot(budgets, means, "o", color=style.COLOURS[0], ms=6, label="measured, mean")
+    axis.plot(budgets, means, "o", color=style.COLORS[0], ms=6, label="measured, mean")
     law = f"fit: (N log N)^{fit.slope.mean:.2f}" if fit.noisy else f"fit: a + {fit.slope.mean:.2f} log N"
     fine = np.geomspace(budgets[0], budgets[-1], 50)
-    axis.plot(fine, fit.predict(fine), "-", color=style.COLOURS[0], lw=1.2, label=law)
+    axis.plot(fine, fit.predict(fine), "-", color=style.COLORS[0], lw=1.2, label=law)
     ideal = [(n, _mean([b.theory for b in found if b.budget == n])) for n in budgets]
-    axis.plot(*zip(*ideal, strict=True), "s--", color=style.COLOURS[1], ms=4, lw=1, label="least bound")
+    axis.plot(*zip(*ideal, strict=True), "s--", color=style.COLORS[1], ms=4, lw=1, label="lowest bound")
     chosen = [np.mean([b.choice for b in found if b.budget == n]) for n in budgets]
     name = "√(N log N)" if fit.noisy else "2 log N / (ημ)"
-    axis.plot(budgets, chosen, ":", color=style.COLOURS[2], lw=1.5, label=name)
+    axis.plot(budgets, chosen, ":", color=style.COLORS[2], lw=1.5, label=name)
     gradients = "noisy" if fit.noisy else "full"
     _finish(axis, f"{fit.kind}, {gradients} gradients", "budget N", "best horizon T")
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Of those that are numbers."""
+    """Return the mean of the values that are not NaN."""
     known = [value for value in values if not np.isnan(value)]
     return float(np.mean(known)) if known else float("nan")
 
@@ -191,12 +188,12 @@ def _valleys(axis: Any, rows: Sequence[Row]) -> None:
         own = _select(rows, budget=budget)
         horizons, gap = np.array(column(own, "horizon")), np.array(column(own, "gap"))
         error = np.array(column(own, "gap_error"))
-        color = style.COLOURS[index % len(style.COLOURS)]
+        color = style.COLORS[index % len(style.COLORS)]
         axis.plot(horizons, gap, "-", color=color, label=f"N = {budget:,}")
         axis.fill_between(horizons, gap - error, gap + error, color=color, alpha=0.2, lw=0)
         theory = stochastic_horizon(budget)
         axis.plot([theory], np.interp(np.log(theory), np.log(horizons), gap), "x", color=color, ms=8, mew=2)
-    _finish(axis, "what a horizon costs (noisy quadratic)", "horizon T", "F(w_avg) − F*")
+    _finish(axis, "gap by horizon (noisy quadratic)", "horizon T", "F(w_avg) − F*")
 
 
 def _finish(axis: Any, title: str, x: str, y: str) -> None:
@@ -204,7 +201,7 @@ def _finish(axis: Any, title: str, x: str, y: str) -> None:
     axis.set_yscale("log")
     axis.set_title(title, fontsize=10, color=style.INK)
     axis.set_ylabel(y, fontsize=9)
-    lines.legend_under(axis)
+    style.legend_under(axis)
 
 
 def _page(
@@ -217,17 +214,19 @@ def _page(
 ) -> Page:
     lead = [
         *verdict(check(rows)),
-        "Strongly convex problems whose constants are computed: the bounds of the paper beside what its "
-        "algorithms do, and the horizon T that is best for each budget N.",
+        "Strongly convex problems with known constants: the paper's bounds compared with measurements, and the "
+        "best horizon T for each budget N.",
     ]
-    parted = [parting(fit, best[fit.kind, fit.noisy]) for fit in fits]
     names = (
         "problem",
         "gradients",
         "law",
         "b measured",
         "b without the first decade",
-        "b of the least bound",
+        "b of the lowest bound",
+        "paper's T / best T",
+        "its gap / smallest gap",
+        "too short",
     )
     table = [
         [
@@ -237,20 +236,23 @@ def _page(
             str(fit.slope),
             str(fit.late),
             f"{fit.theory:.2f}",
+            f"{ratio:.1f}",
+            f"{gap:.1f}",
+            f"{short} of {len(best[fit.kind, fit.noisy])}",
         ]
         for fit in fits
+        for ratio, gap, short in [compare_choice(best[fit.kind, fit.noisy])]
     ]
     return Page(
-        "Bounds and horizons: theory beside measurement",
+        "Bounds and horizons: theory and measurement",
         lead,
         [
-            Section("The bounds", pictures=_pictures(theorem)),
-            Section(
-                "The best horizon",
+            PageSection("Bounds", pictures=_pictures(theorem)),
+            PageSection(
+                "Best horizon",
                 pictures=_pictures(growth),
-                sheets=[Sheet(names, table, "95% intervals of Student's over the problems")],
+                tables=[DataTable(names, table, TABLE)],
             ),
-            Section("Where theory and measurement part", parted),
         ],
         facts=environment.facts([folder]),
     )

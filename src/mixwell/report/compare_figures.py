@@ -1,4 +1,4 @@
-"""Pictures of a comparison in the plane: what a low loss costs, and losses over training."""
+"""Figures of a comparison: losses, the effect of the horizon, costs, and losses over training."""
 
 from __future__ import annotations
 
@@ -6,229 +6,258 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mixwell.lab.compare.standings import (
+    BEST,
+    PROPORTIONAL,
+    UNIFORM,
+    WITHIN_NOISE,
+    HorizonEffect,
+    Standing,
+    as_number,
+    of_method,
+)
+from mixwell.lab.compare.summary import format_loss
 from mixwell.lab.tables import Row
-from mixwell.report import lines, style
-from mixwell.report.compare_rows import KEY, KINDS, LETTERS, key, limits
-from mixwell.report.lines import Course
-from mixwell.report.standings import PROPORTIONAL, UNIFORM, Standing, number, of_method
+from mixwell.report import style
+from mixwell.report.style import LineStyle, Points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    Box = tuple[float, float, float, float]
-
+KINDS: Mapping[str, LineStyle] = {
+    "online": LineStyle(style.COLORS[0], "-", "o"),
+    "offline": LineStyle(style.COLORS[1], "-", "s"),
+    "static": LineStyle(style.COLORS[6], "-", "^"),
+}
 COSTS: Mapping[str, tuple[Callable[[Standing], float], str]] = {
     "seconds": (lambda one: one.seconds, "seconds, trials included"),
     "compute": (lambda one: one.compute, "compute in training steps, trials included"),
     "steps": (lambda one: one.steps, "training steps of the last run"),
 }
-"""What may be laid against the loss, and how it is called."""
-DIFFERS = 1.02
-WIDE = 20.0
-LABELLED = 6
-BEST = 6
-HIGH = 0.97  # of a panel's height, where arrows are
-LATE = 0.25  # of a line, after which lines are told apart
+ROW, LETTERS, NAME = 0.2, 8.0, 26
+"""Height of a row in inches, font size in points, and characters of a name in the row plots."""
+FAR = 6.0
+BAND = "#e8f1f7"
+BEST_SHOWN = 6
+LATE = 0.25
+"""Fraction of a curve over training after which the limits of the axis are chosen."""
+
+
+def limits(found: Sequence[Standing]) -> tuple[float, float]:
+    """Return limits of a loss axis that leave out outliers above, so that they do not squeeze the others.
+
+    Outliers lie more than six interquartile ranges above the upper quartile of all runs (of wider quantiles if the
+    quartiles are equal).
+    """
+    values = np.array([loss for one in found for loss in one.losses.values() if math.isfinite(loss)])
+    if not len(values):
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    for fraction in (0.25, 0.1):
+        below, above = np.quantile(values, [fraction, 1 - fraction])
+        if above > below:
+            high = float(values[values <= above + FAR * (above - below)].max())
+            break
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def losses(found: Sequence[Standing], label: str) -> Figure:
+    """Draw a row per entry, the best on top: a point per seed and a bar at the mean."""
+    figure, axis = _rows([one.name for one in found], f"{label} (mean at the right)")
+    low, high = limits(found)
+    handles = _kind_handles(found)
+    uniform = of_method(found, UNIFORM)
+    if uniform is not None and uniform.mean <= high:
+        handles["uniform’s mean"] = axis.axvline(
+            uniform.mean, color=style.GRAY, ls=style.DASHES[1], lw=1, zorder=1.5
+        )
+    for place, one in enumerate(found):
+        own = KINDS.get(one.kind, KINDS["static"])
+        if one.status in (BEST, WITHIN_NOISE):
+            axis.axhspan(place - 0.5, place + 0.5, color=BAND, lw=0, zorder=0.5)
+        inside = [loss for loss in one.losses.values() if loss <= high]
+        several = len(one.losses) > 1
+        alpha = 0.45 if several else 1.0
+        axis.plot(inside, [place] * len(inside), own.marker, color=own.color, alpha=alpha, ms=4.5, mew=0)
+        if any(loss > high for loss in one.losses.values()):
+            _arrow(axis, place, own.color)
+        if several and one.mean <= high:
+            axis.plot([one.mean] * 2, [place - 0.36, place + 0.36], color=own.color, lw=2.2)
+    axis.set_xlim(low, high)
+    _right_labels(axis, [format_loss(one.mean) for one in found])
+    style.legend_below(figure, handles)
+    return figure
+
+
+def horizons(effects: Sequence[HorizonEffect], label: str) -> Figure:
+    """Draw a row per method: its mean loss with the shortest and with the longest horizon."""
+    from matplotlib.lines import Line2D
+
+    ends = {
+        "shortest horizon": LineStyle(style.COLORS[4], "-", "s"),
+        "longest horizon": LineStyle(style.COLORS[0], "-", "o"),
+    }
+    names = [f"{one.entry}, T {one.runs[0].horizon} → {one.runs[-1].horizon}" for one in effects]
+    figure, axis = _rows(names, f"mean {label} (change at the right)")
+    low, high = limits([run for one in effects for run in one.runs])
+    for place, one in enumerate(effects):
+        pair = one.runs[0], one.runs[-1]
+        x = [min(run.mean, high) for run in pair]
+        axis.plot(x, [place] * 2, color=style.FAINT, lw=2.5, zorder=1.5, solid_capstyle="butt")
+        for run, own in zip(pair, ends.values(), strict=True):
+            if run.mean <= high:
+                axis.plot(run.mean, place, own.marker, color=own.color, ms=6)
+            elif math.isfinite(run.mean):
+                _arrow(axis, place, own.color)
+    axis.set_xlim(low, high)
+    changes = [one.change.mean for one in effects]
+    _right_labels(axis, [f"{one:+.4f}" if math.isfinite(one) else "" for one in changes])
+    style.legend_below(
+        figure,
+        {name: Line2D([], [], color=own.color, marker=own.marker, ls="", ms=6) for name, own in ends.items()},
+    )
+    return figure
 
 
 def costs(found: Sequence[Standing]) -> list[str]:
-    """The costs that can tell arms apart.
-
-    Args:
-        found: the arms.
-
-    Returns:
-        Keys of :data:`COSTS`: seconds, and those in which arms differ by more than 2%.
-    """
+    """Return the keys of :data:`COSTS` to draw: seconds, and those that differ by more than 2%."""
     shown = ["seconds"]
     for name in ("compute", "steps"):
         values = [value for one in found if math.isfinite(value := COSTS[name][0](one))]
-        if values and max(values) > DIFFERS * min(values):
+        if values and max(values) > 1.02 * min(values):
             shown.append(name)
     return shown
 
 
-def cost(found: Sequence[Standing], names: Sequence[str], label: str) -> Figure:
-    """The mean loss of the arms against what they cost.
+def cost(found: Sequence[Standing], name: str, label: str) -> Figure:
+    """Draw the mean loss against a cost; the legend names the best of each kind and the baselines."""
+    from matplotlib.lines import Line2D
 
-    Args:
-        found: the arms, in their order.
-        names: of the costs, a panel for each.
-        label: what the loss is of.
-
-    Returns:
-        The figure. Named are the best of each kind, and uniform and proportional weights.
-    """
-    kinds = [kind for kind in KINDS if any(one.kind == kind for one in found)]
-    width = style.PANEL * len(names)
-    figure, axes = style.new_figure(1, len(names), width=width, height=3.2, below=KEY)
-    ends = limits(found)
-    for axis, name in zip(axes[0], names, strict=True):
-        axis.set_ylim(ends)
-        _cost_axis(axis, [COSTS[name][0](one) for one in found], COSTS[name][1])
-    axes[0, 0].set_ylabel(f"mean {label}", fontsize=9)
-    base = of_method(found, UNIFORM)
-    key(figure, kinds, uniform=base is not None)
-    style.settle(figure)  # places of labels are found in points, so axes must be where they will be
-    allowed = {one.budget for one in found}
-    for axis, name in zip(axes[0], names, strict=True):
-        if name == "compute" and len(allowed) == 1 and all(map(math.isfinite, allowed)):
-            axis.axvline(*allowed, color="#777777", ls=style.DASHES[3], lw=1, zorder=1.5)
-        if base is not None and base.mean <= ends[1]:
-            axis.axhline(base.mean, color="#777777", ls=style.DASHES[1], lw=1, zorder=1.5)
-        _cloud(axis, found, COSTS[name][0])
-    return figure
-
-
-def shown_curves(found: Sequence[Standing]) -> list[str]:
-    """The arms whose losses over training are shown: the best and the plain baselines, unless they are far off.
-
-    Args:
-        found: the arms, in their order.
-
-    Returns:
-        Their names.
-    """
-    plain = [of_method(found, UNIFORM), of_method(found, PROPORTIONAL)]
-    shown = dict.fromkeys(one.arm for one in (*found[:BEST], *plain) if one is not None)
-    near = {one.arm for one in found if one.mean <= limits(found)[1]}
-    return [arm for arm in shown if arm in near]
-
-
-def courses(curves: Sequence[Row], arms: Sequence[str]) -> dict[str, Course]:
-    """Validation loss over compute, means over the seeds.
-
-    Args:
-        curves: of the table of curves.
-        arms: whose.
-
-    Returns:
-        Points where all seeds of the arm have a loss, by arm; without arms that have none.
-    """
-    made: dict[str, Course] = {}
-    for arm in arms:
-        own = [row for row in curves if str(row["arm"]) == arm and row.get("validation_loss", "") != ""]
-        seeds = len({row["seed"] for row in own})
-        at: dict[float, list[Row]] = {}
-        for row in own:
-            at.setdefault(number(row["step"]), []).append(row)
-        points = [rows for _, rows in sorted(at.items()) if len(rows) == seeds]
-        if points:
-            spent = [_mean(rows, "compute" if "compute" in own[0] else "step") for rows in points]
-            made[arm] = lines.course(spent, [_mean(rows, "validation_loss") for rows in points])
-    return made
-
-
-def over_training(made: Mapping[str, Course]) -> Figure:
-    """The validation loss of some arms over what they had computed by then.
-
-    Args:
-        made: the lines, by arm.
-
-    Returns:
-        The figure. Methods that train other runs first begin later.
-    """
-    looks = dict(zip(made, style.looks(len(made)), strict=True))
-    below = lines.legend_height(list(looks), style.PANEL)
-    figure, axes = style.new_figure(1, 1, width=style.PANEL, height=3.2, below=below)
+    spent, text = COSTS[name]
+    figure, axes = style.new_figure(1, 1, width=style.PANEL, height=3.2)
     axis = axes[0, 0]
-    lines.draw(axis, looks, made, marked=True)
-    # Each from its own begin to its own end, since the first fall of a line that begins late is late.
-    own = [((x - x[0]) / ((x[-1] - x[0]) or 1.0), y) for x, y in made.values()]
-    axis.set_ylim(lines.late_limits(own, LATE / lines.EARLY))
-    axis.set_xlim(0, 1.03 * max(float(x[-1]) for x, _ in made.values()))
-    style.count_axis(axis.xaxis)
-    axis.set_xlabel("computed so far, in training steps", fontsize=9)
-    axis.set_ylabel("validation loss", fontsize=9)
-    lines.legend(figure, looks, markers=True)
+    low, high = limits(found)
+    named = dict(zip(_named(found), style.line_styles(len(found)), strict=False))
+    finite = [one for one in found if math.isfinite(one.mean) and math.isfinite(spent(one))]
+    for one in sorted(finite, key=lambda one: one.name in named):
+        own = named.get(one.name, LineStyle(style.FAINT, "-", "."))
+        marker = r"$\uparrow$" if one.mean > high else own.marker
+        y = min(one.mean, low + 0.97 * (high - low))
+        axis.plot(spent(one), y, ls="", marker=marker, color=own.color, ms=6.0, mew=0)
+    budgets = {one.budget for one in found}
+    if name == "compute" and len(budgets) == 1 and all(map(math.isfinite, budgets)):
+        axis.axvline(*budgets, color=style.GRAY, ls=style.DASHES[3], lw=1, zorder=1.5)
+    values = [spent(one) for one in finite]
+    if values and 0 < 20 * min(values) < max(values):
+        style.log_axis(axis, text)
+    else:
+        style.count_axis(axis.xaxis)
+        axis.set_xlim(0, 1.05 * max(values, default=1.0))
+        axis.set_xlabel(text, fontsize=9)
+    axis.set_ylim(low, high)
+    axis.set_ylabel(f"mean {label}", fontsize=9)
+    handles = {
+        arm: Line2D([], [], color=own.color, marker=own.marker, ls="", ms=5) for arm, own in named.items()
+    }
+    if len(found) > len(named):
+        others = f"{len(found) - len(named)} others"
+        handles[others] = Line2D([], [], color=style.FAINT, marker=".", ls="", ms=6)
+    style.legend_below(figure, handles)
     return figure
+
+
+def curves(rows: Sequence[Row], found: Sequence[Standing]) -> dict[str, Points]:
+    """Return validation loss over compute, mean over the seeds, of the best entries and the baselines.
+
+    Entries that are outliers are left out, and so are points that some seeds do not have.
+    """
+    baselines = [of_method(found, UNIFORM), of_method(found, PROPORTIONAL)]
+    high = limits(found)[1]
+    shown = [one for one in (*found[:BEST_SHOWN], *baselines) if one is not None and one.mean <= high]
+    lines: dict[str, Points] = {}
+    for name in dict.fromkeys(one.name for one in shown):
+        own = [row for row in rows if str(row["arm"]) == name and row.get("validation_loss", "") != ""]
+        seeds = len({row["seed"] for row in own})
+        by_step: dict[float, list[Row]] = {}
+        for row in own:
+            by_step.setdefault(as_number(row["step"]), []).append(row)
+        points = [some for _, some in sorted(by_step.items()) if len(some) == seeds]
+        if points:
+            lines[name] = style.thin(
+                [_mean(some, "compute" if "compute" in own[0] else "step") for some in points],
+                [_mean(some, "validation_loss") for some in points],
+            )
+    return lines
+
+
+def over_training(lines: Mapping[str, Points]) -> Figure:
+    """Draw validation losses over compute; methods that train other runs first start later."""
+    styles = dict(zip(lines, style.line_styles(len(lines)), strict=True))
+    figure, axes = style.new_figure(1, 1, width=style.PANEL, height=3.2)
+    axis = axes[0, 0]
+    style.draw_lines(axis, styles, lines, marked=True)
+    # Relative to its own start and end, since the initial drop of a line that starts late is late.
+    own = [((x - x[0]) / ((x[-1] - x[0]) or 1.0), y) for x, y in lines.values()]
+    axis.set_ylim(style.late_limits(own, 1.0, early=LATE))
+    axis.set_xlim(0, 1.03 * max(float(x[-1]) for x, _ in lines.values()))
+    style.count_axis(axis.xaxis)
+    axis.set_xlabel("compute so far, in training steps", fontsize=9)
+    axis.set_ylabel("validation loss", fontsize=9)
+    style.legend(figure, styles, markers=True)
+    return figure
+
+
+def _named(found: Sequence[Standing]) -> list[str]:
+    """Return the names of all entries if they are few; else of the best of each kind and the baselines."""
+    if len(found) <= len(style.COLORS):
+        return [one.name for one in found]
+    baselines = [of_method(found, UNIFORM), of_method(found, PROPORTIONAL)]
+    best = [next((one for one in found if one.kind == kind), None) for kind in KINDS]
+    return list(dict.fromkeys(one.name for one in (found[0], *best, *baselines) if one is not None))
 
 
 def _mean(rows: Sequence[Row], name: str) -> float:
-    return sum(number(row[name]) for row in rows) / len(rows)
+    return sum(as_number(row[name]) for row in rows) / len(rows)
 
 
-def _cost_axis(axis: Any, values: Sequence[float], label: str) -> None:
-    known = [value for value in values if math.isfinite(value)]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    if low > 0 and high > WIDE * low:
-        style.log_axis(axis, label)
-        axis.set_xlim(low / 1.5, high * 3)
-    else:
-        style.count_axis(axis.xaxis)
-        axis.set_xlabel(label, fontsize=9)
-        axis.set_xlim(0, 1.25 * high)  # with room for names
+def _rows(names: Sequence[str], text: str) -> tuple[Figure, Any]:
+    """Return a panel with a row per name, the first on top."""
+    height = max(1.4, ROW * len(names)) + 0.65
+    figure, axes = style.new_figure(1, 1, width=style.PANEL, height=height)
+    axis = axes[0, 0]
+    axis.set_yticks(range(len(names)), [style.label(name, NAME) for name in names])
+    axis.tick_params(axis="y", labelsize=LETTERS, length=0)
+    axis.tick_params(axis="x", labelsize=LETTERS)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(False)
+    axis.grid(axis="x", color="#eeeeee", lw=0.8)
+    axis.spines["left"].set_visible(False)
+    axis.locator_params(axis="x", nbins=3)
+    axis.set_xlabel(text, fontsize=9)
+    return figure, axis
 
 
-def _cloud(axis: Any, found: Sequence[Standing], spent: Callable[[Standing], float]) -> None:
-    """Points of the arms, and names of some where there is room."""
-    low, high = axis.get_ylim()
-    places: dict[str, tuple[float, float]] = {}
-    for one in found:
-        if not (math.isfinite(one.mean) and math.isfinite(spent(one))):
-            continue
-        look = KINDS.get(one.kind, KINDS["static"])
-        height, marker, size = one.mean, look.marker, 5.5
-        if one.mean > high:  # an arrow at the edge
-            height, marker, size = low + HIGH * (high - low), "$\u2191$", 8.0
-        axis.plot(spent(one), height, marker=marker, color=look.color, alpha=0.7, ms=size, mew=0)
-        places[one.arm] = (spent(one), height)
-    beyond = {one.arm: one.mean for one in found if one.mean > high}
-    _label(axis, places, _worth_naming(found), beyond)
+def _kind_handles(found: Sequence[Standing]) -> dict[str, Any]:
+    from matplotlib.lines import Line2D
+
+    return {
+        kind: Line2D([], [], color=own.color, marker=own.marker, ls="", ms=5)
+        for kind, own in KINDS.items()
+        if any(one.kind == kind for one in found)
+    }
 
 
-def _worth_naming(found: Sequence[Standing]) -> list[str]:
-    """All where they are few; else the best of each kind and the plain baselines."""
-    if len(found) <= LABELLED:
-        return [one.arm for one in found]
-    plain = [of_method(found, UNIFORM), of_method(found, PROPORTIONAL)]
-    of_kinds = [next((one for one in found if one.kind == kind), None) for kind in KINDS]
-    return list(dict.fromkeys(one.arm for one in (found[0], *plain, *of_kinds) if one is not None))
+def _arrow(axis: Any, place: int, color: str) -> None:
+    """Mark a value beyond the right edge."""
+    transform = axis.get_yaxis_transform()
+    axis.plot(1, place, ">", color=color, ms=5, mew=0, transform=transform, clip_on=False, zorder=4)
 
 
-def _label(
-    axis: Any, places: Mapping[str, tuple[float, float]], names: Sequence[str], beyond: Mapping[str, float]
-) -> None:
-    """Write names beside their points, where they cover neither points nor each other."""
-    scale = 72 / axis.figure.dpi
-    points = {arm: scale * axis.transData.transform(place) for arm, place in places.items()}
-    x0, y0, x1, y1 = (scale * value for value in axis.get_window_extent().extents)
-    taken = {arm: (x - 3, y - 4, x + 3, y + 4) for arm, (x, y) in points.items()}
-    written: list[Box] = []
-    for name in names:
-        if name not in points:
-            continue
-        text = style.short(name, LETTERS, 0.45 * (x1 - x0))
-        text += f" {beyond[name]:.4g}" if name in beyond else ""
-        others = [*written, *(box for arm, box in taken.items() if arm != name)]
-        x, y = map(float, points[name])
-        for left, low, right, high in _around(x, y, style.text_width(text, LETTERS)):
-            inside = x0 < left and right < x1 and y0 < low and high < y1
-            if inside and not any(_cross((left, low, right, high), other) for other in others):
-                written.append((left, low, right, high))
-                axis.annotate(
-                    style.plain(text),
-                    places[name],
-                    (left - x, low - y),
-                    textcoords="offset points",
-                    fontsize=LETTERS,
-                    color=style.INK,
-                    va="bottom",
-                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.3},
-                )
-                break
-
-
-def _around(x: float, y: float, wide: float) -> list[Box]:
-    """Where a word may stand beside a point: at its sides, below, above, and between these."""
-    sides = {1: x + 4, 0: x - wide / 2, -1: x - 4 - wide}
-    places = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
-    lows = [y - LETTERS / 2 + up * (LETTERS / 2 + (2 if across else 4)) for across, up in places]
-    return [
-        (sides[across], low, sides[across] + wide, low + LETTERS)
-        for (across, _), low in zip(places, lows, strict=True)
-    ]
-
-
-def _cross(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _right_labels(axis: Any, texts: Sequence[str]) -> None:
+    right = axis.secondary_yaxis("right")
+    right.set_yticks(range(len(texts)), texts)
+    right.tick_params(labelsize=LETTERS, length=0, pad=6)
+    right.spines["right"].set_visible(False)

@@ -1,49 +1,42 @@
-"""The report that fits what is in a folder."""
+"""Write the report that fits the contents of a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from mixwell.lab.arms import RUNS as ARMS
 from mixwell.lab.bounds.cells import MEASUREMENTS
-from mixwell.lab.mnist.sweep import RUNS
-from mixwell.report import arms, bounds, compare, mnist, runs
+from mixwell.lab.compare.results import RUNS as COMPARISON
+from mixwell.lab.mnist.sweep import RUNS as MNIST_RUNS
+from mixwell.lab.quadratic.command import TABLE as QUADRATIC
+from mixwell.report import bounds, compare, mnist, quadratic, runs
 from mixwell.training import metrics
+
+SINGLE = {COMPARISON: compare.write, MEASUREMENTS: bounds.write, QUADRATIC: quadratic.write}
+"""Reports of one folder, by the file that it has."""
 
 
 def write(folders: Sequence[Path], out: Path) -> list[Path]:
-    """Draw the figures and write the report of folders of results.
+    """Draw the figures and write the report of folders of results; return the files, the page last.
 
     Args:
-        folders: directories of runs, one or several; of MNIST sweeps, one or several; or one of bounds, of
-            ``mixwell demo`` or of ``mixwell compare``.
-        out: where to.
-
-    Returns:
-        The files.
+        folders: directories of runs, or folders of MNIST sweeps, one or several of a kind; or one folder of
+            another experiment.
 
     Raises:
-        ValueError: a folder has no results, or they do not go together.
+        ValueError: A folder has no results, or they cannot be combined.
     """
-    if folders and all((folder / metrics.FILE).exists() for folder in folders):
-        return runs.write(folders, out)
-    if len(folders) == 1 and (folders[0] / ARMS).exists():
-        return arms.write(folders[0], out)
-    if len(folders) == 1 and (folders[0] / compare.RUNS).exists():
-        return compare.write(folders[0], out)
+    for file, write_one in SINGLE.items():
+        found = [folder for folder in folders if (folder / file).exists()]
+        if found and len(folders) > 1:
+            raise ValueError(f"{found[0]} has {file}, which cannot be combined with other folders")
+        if found:
+            return write_one(found[0], out)
+    for file, write_all in ((metrics.FILE, runs.write), (MNIST_RUNS, mnist.write)):
+        if folders and all((folder / file).exists() for folder in folders):
+            return write_all(folders, out)
+    known = (metrics.FILE, MNIST_RUNS, *SINGLE)
     for folder in folders:
-        if (folder / compare.RUNS).exists():
-            raise ValueError(f"{folder} is a comparison, which cannot be joined with others; give it alone")
-        if (folder / metrics.FILE).exists():
-            raise ValueError(
-                f"{folder} is a training run; its report cannot be joined with one of experiments"
-            )
-        if not any((folder / name).exists() for name in (RUNS, MEASUREMENTS)):
-            looked_for = f"{metrics.FILE}, {RUNS}, {compare.RUNS} or {MEASUREMENTS}"
-            raise ValueError(f"{folder} has no results: there is no {looked_for} in it")
-    if not any((folder / MEASUREMENTS).exists() for folder in folders):
-        return mnist.write(folders, out)
-    if len(folders) > 1:
-        raise ValueError("results of bounds cannot be joined with others; give their folder alone")
-    return bounds.write(folders[0], out)
+        if not any((folder / file).exists() for file in known):
+            raise ValueError(f"{folder} has no results: there is none of {', '.join(known)} in it")
+    raise ValueError("training runs and MNIST sweeps cannot be combined in one report")

@@ -1,4 +1,4 @@
-"""The pictures and the page of the MNIST experiment."""
+"""Figures and page of the MNIST experiment."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mixwell.lab.mnist.curves import NEAR, Curve, curves_of, findings
+from mixwell.lab.mnist.curves import NEAR, Curve, curves_of, verdict
 from mixwell.lab.mnist.experiment import DOMAINS, ROTATED
 from mixwell.lab.mnist.sweep import Results
 from mixwell.lab.tables import Row
-from mixwell.report import lines, page, style
-from mixwell.report.page import Page, Picture, Section, Sheet
+from mixwell.report import page, style
+from mixwell.report.page import DataTable, Page, PageSection, Picture
 from mixwell.utils import environment
 
 PANELS = (
@@ -21,49 +21,34 @@ PANELS = (
     ("validation_accuracy", "validation accuracy"),
     (f"last_{ROTATED}", "weight of the rotated domain, w₂"),
 )
-COURSES = 6
+SHOWN = 6
 FAR = 6.0
+DESCRIPTION = (
+    "A network is trained on vanilla, rotated and noisily labeled digits; the validation set has digits rotated "
+    "by one angle. Each point is a training run with its own horizon T, or the mean of several seeds (the paper’s "
+    "Algorithm 3)."
+)
+NOTE = (
+    "The test loss is on the test images that are not in the validation set, under the same rotation. With T = N "
+    "the weights move once, after training, and say nothing about the network that was trained."
+)
 
 
-def write(folders: Sequence[Path], out: Path, *, figures: bool = True) -> list[Path]:
-    """Draw the figures and write the report of one or several folders of results.
-
-    Args:
-        folders: written by ``mixwell reproduce mnist``.
-        out: where to.
-        figures: whether to write PNG and SVG files too.
-
-    Returns:
-        The files.
-    """
+def write(folders: Sequence[Path], out: Path) -> list[Path]:
+    """Draw the figures of one or several sweeps, write the page, and return the files, the page last."""
     results = [Results(folder) for folder in folders]
     runs = list({row["run"]: row for result in results for row in result.runs}.values())
     weights = list({(row["run"], row["step"]): row for result in results for row in result.weights}.values())
     curves = curves_of(runs)
     out.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-    if figures:
-        written += style.save(_panels_figure(curves), out / "panels")
-        for own in _by_budget(curves).values():
-            if len(own) > 1:
-                figure, axes = style.new_figure(1, 1, width=6.0, height=4.2)
-                _valleys(axes[0, 0], own)
-                written += style.save(figure, out / f"valleys-n{own[0].budget}")
-        written += style.save(_courses_figure(curves, weights), out / "weights")
+    written = style.save(_panels_figure(curves), out / "panels")
+    written += style.save(_weights_figure(curves, weights), out / "weights")
     examples = next((f / "examples.png" for f in folders if (f / "examples.png").exists()), None)
     return [*written, page.write(_page(curves, weights, examples, folders), out / "report.html")]
 
 
 def draw_examples(batches: Sequence[tuple[str, Any, Any]], out: Path) -> list[Path]:
-    """A row of images and labels for each domain.
-
-    Args:
-        batches: name, images of shape ``(n, 28, 28)`` and labels, of each.
-        out: the folder.
-
-    Returns:
-        The files.
-    """
+    """Draw a row of images and labels for each domain, given as name, images ``(n, 28, 28)`` and labels."""
     count = len(batches[0][2])
     figure, axes = style.new_figure(len(batches), count, width=1.0 * count + 1.2, height=1.15)
     for row, (name, images, labels) in enumerate(batches):
@@ -95,55 +80,46 @@ def _panels_figure(curves: Sequence[Curve]) -> Any:
 
 
 def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
-    """One quantity against the horizon."""
-    looks = style.looks(len(curves))
+    looks = style.line_styles(len(curves))
     for index, curve in enumerate(curves):
         color, marker = looks[index].color, looks[index].marker
         mean, spread = curve.mean(name), curve.spread(name)
         axis.plot(curve.horizons, mean, color=color, marker=marker, ms=4, label=curve.label, zorder=3)
         if curve.seeds > 1:
             low, high = mean - spread, mean + spread
-            if "loss" not in name:  # shares end at 0 and 1
+            if "loss" not in name:  # accuracies and weights are within [0, 1]
                 low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
             axis.fill_between(curve.horizons, low, high, color=color, alpha=0.18, lw=0)
             for horizon, rows in zip(curve.horizons, curve.rows, strict=True):
                 axis.plot([horizon] * len(rows), [r[name] for r in rows], ".", color=color, ms=3, alpha=0.5)
         if name.startswith("last_"):
             average = curve.mean(name.replace("last_", "average_"))
-            label = "its average over the run" if index == 0 else None
+            label = "average over the run" if index == 0 else None
             axis.plot(curve.horizons, average, color=color, lw=1, ls=":", label=label)
     if name.startswith(("last_", "average_")):
-        axis.set_ylim(-0.03, 1.12)  # with room for the words at the top
+        axis.set_ylim(-0.03, 1.03)
     elif "loss" in name:
         means = np.concatenate([curve.mean(name) for curve in curves])
-        if means.max() > FAR * means.min() > 0:  # else one bad horizon would make a line of all others
+        if means.max() > FAR * means.min() > 0:  # otherwise one bad horizon would flatten all others
             axis.set_yscale("log")
             axis.yaxis.set_major_formatter("{x:g}")
             axis.yaxis.set_minor_formatter("{x:g}")
             axis.tick_params(axis="y", which="minor", colors=style.INK, labelsize=8)
-    else:
-        low, high = axis.get_ylim()
-        axis.set_ylim(low, high + 0.12 * (high - low))  # the same for accuracies
-    axis.axvline(curves[0].theory, color=style.FAINT, ls="--", lw=1, zorder=1)
-    axis.annotate(
-        f"theory: {curves[0].theory}",
-        (curves[0].theory, 1.0),
-        (3, -2),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        fontsize=8,
-        color="#777777",
-        va="top",
-    )
+    _theory_line(axis, curves[0])
     style.log_axis(axis, "horizon T")
     axis.set_ylabel(title, fontsize=9)
-    if len(curves) > 1 or name.startswith("last_"):
-        lines.legend_under(axis)
+    style.legend_under(axis)
+
+
+def _theory_line(axis: Any, curve: Curve) -> None:
+    axis.axvline(
+        curve.theory, color=style.FAINT, ls="--", lw=1, zorder=1, label=f"theory, T = {curve.theory}"
+    )
 
 
 def _valleys(axis: Any, curves: Sequence[Curve]) -> None:
-    """The loss of each curve over its least, and the horizons near that, so that valleys can be compared."""
-    looks = style.looks(len(curves))
+    """Draw the loss of each curve relative to its lowest, and bars over the horizons near that."""
+    looks = style.line_styles(len(curves))
     for index, curve in enumerate(curves):
         color, marker = looks[index].color, looks[index].marker
         loss = curve.mean("validation_loss")
@@ -151,48 +127,48 @@ def _valleys(axis: Any, curves: Sequence[Curve]) -> None:
         near = [t for t, value in zip(curve.horizons, loss, strict=True) if value <= NEAR * loss.min()]
         height = 0.97 - 0.02 * index
         axis.plot([near[0], near[-1]], [height, height], color=color, lw=4, alpha=0.6, solid_capstyle="butt")
-    axis.axvline(curves[0].theory, color=style.FAINT, ls="--", lw=1, zorder=1)
+    _theory_line(axis, curves[0])
     style.log_axis(axis, "horizon T")
-    axis.set_ylabel("validation loss / its least", fontsize=9)
+    axis.set_ylabel("validation loss / its lowest", fontsize=9)
     axis.set_title(f"N = {curves[0].budget} training steps", fontsize=10, color=style.INK)
-    lines.legend_under(axis)
+    style.legend_under(axis)
 
 
 def _shown(curve: Curve) -> list[int]:
-    """Some horizons of a curve: the ends, the theory's, and others between."""
-    if len(curve.horizons) <= COURSES:
+    """Return some horizons of a curve: the ends, the theory's, the best, and others between."""
+    if len(curve.horizons) <= SHOWN:
         return curve.horizons
     wanted = {1, curve.theory, curve.budget, curve.horizons[curve.best()]} & set(curve.horizons)
-    for t in np.array(curve.horizons)[np.linspace(0, len(curve.horizons) - 1, COURSES).round().astype(int)]:
-        if len(wanted) < COURSES:
+    for t in np.array(curve.horizons)[np.linspace(0, len(curve.horizons) - 1, SHOWN).round().astype(int)]:
+        if len(wanted) < SHOWN:
             wanted.add(int(t))
     return sorted(wanted)
 
 
-def _courses_figure(curves: Sequence[Curve], weights: Sequence[Row]) -> Any:
-    figure, axes = style.new_figure(len(curves), COURSES, width=2.6 * COURSES, height=2.4)
+def _weights_figure(curves: Sequence[Curve], weights: Sequence[Row]) -> Any:
+    figure, axes = style.new_figure(len(curves), SHOWN, width=2.6 * SHOWN, height=2.4)
     for row, curve in enumerate(curves):
         shown = _shown(curve)
-        for column in range(COURSES):
+        for column in range(SHOWN):
             if column < len(shown):
-                _course(axes[row, column], curve, shown[column], weights)
+                _weights(axes[row, column], curve, shown[column], weights)
             else:
                 axes[row, column].set_visible(False)
         axes[row, 0].set_ylabel(f"weight\n(N = {curve.budget}, {curve.label})", fontsize=8)
-    lines.legend_under(axes[0, 0])
+    style.legend_under(axes[0, 0])
     return figure
 
 
-def _course(axis: Any, curve: Curve, horizon: int, weights: Sequence[Row]) -> None:
-    """The weights of the domains over training with one horizon: a line per seed."""
+def _weights(axis: Any, curve: Curve, horizon: int, weights: Sequence[Row]) -> None:
+    """Draw the weights of the domains over training with one horizon, a line per seed."""
     runs = [row["run"] for row in curve.rows[curve.horizons.index(horizon)]]
     for number, run in enumerate(runs):
-        course = [row for row in weights if row["run"] == run]
+        history = [row for row in weights if row["run"] == run]
         for index, domain in enumerate(DOMAINS):
             axis.plot(
-                [row["step"] for row in course],
-                [row[domain] for row in course],
-                color=style.COLOURS[index],
+                [row["step"] for row in history],
+                [row[domain] for row in history],
+                color=style.COLORS[index],
                 lw=1.2,
                 alpha=1.0 if number == 0 else 0.45,
                 drawstyle="steps-post",
@@ -207,81 +183,58 @@ def _page(
     curves: Sequence[Curve], weights: Sequence[Row], examples: Path | None, folders: Sequence[Path]
 ) -> Page:
     sections = [_panel_section(own) for own in _by_budget(curves).values()]
-    sections += [_course_section(curve, weights) for curve in curves]
+    sections += [_weights_section(curve, weights) for curve in curves]
     if examples is not None:
-        shown = Picture.of_png(examples, "Images and labels of the domains (from MNIST, LeCun and Cortes).")
-        sections.insert(0, Section("What the domains look like", pictures=[shown], columns=1))
-    sections += [_table(curves), _settings(curves)]
-    lead = [
-        *(findings(curve)[0] for curve in curves),
-        "A network is trained on vanilla, rotated and noisily labeled digits; what counts is a validation set of "
-        "digits that are all turned by one angle. Each point is a whole training run with its own horizon T, or "
-        "the mean of several with other seeds (the paper’s Algorithm 3).",
-    ]
-    return Page(
-        "MNIST: validation loss against the horizon",
-        lead,
-        sections,
-        facts=environment.facts(folders),
-    )
+        shown = Picture.from_png(examples, "Images and labels of the domains (from MNIST, LeCun and Cortes).")
+        sections.insert(0, PageSection("The domains", pictures=[shown], columns=1))
+    names = list(curves[0].setting)
+    settings = [[name.replace("_", " "), *(f"{curve.setting[name]:g}" for curve in curves)] for name in names]
+    sections.append(PageSection("Results", [NOTE], tables=[_table(curve) for curve in curves]))
+    table = DataTable(["setting", *(curve.label for curve in curves)], settings)
+    sections.append(PageSection("Settings", tables=[table]))
+    lead = [*(verdict(curve) for curve in curves), DESCRIPTION]
+    return Page("MNIST: validation loss against the horizon", lead, sections, environment.facts(folders))
 
 
-def _panel_section(curves: Sequence[Curve]) -> Section:
+def _panel_section(curves: Sequence[Curve]) -> PageSection:
+    several = any(curve.seeds > 1 for curve in curves)
     pictures: list[Picture] = []
     for name, title in PANELS:
         figure, axes = style.new_figure(1, 1, width=4.6, height=3.6)
         _panel(axes[0, 0], curves, name, title)
         text = f"{title[0].upper()}{title[1:]} at the end of training against the horizon T"
-        several = any(curve.seeds > 1 for curve in curves)
         text += "; mean, standard deviation and runs of the seeds." if several else "."
-        pictures.append(Picture.of(figure, text))
+        pictures.append(Picture.from_figure(figure, text))
     if len(curves) > 1:
         figure, axes = style.new_figure(1, 1, width=4.6, height=3.6)
         _valleys(axes[0, 0], curves)
-        text = (
-            "Validation loss over its least, by batch size; the bars are the horizons within 5% of the least."
-        )
-        pictures.append(Picture.of(figure, text))
-    said = [" ".join(findings(curve)) for curve in curves]
-    return Section(f"N = {curves[0].budget} training steps", said, pictures)
+        text = "Validation loss relative to its lowest; the bars are the horizons within 5% of it."
+        pictures.append(Picture.from_figure(figure, text))
+    return PageSection(f"N = {curves[0].budget} training steps", (), pictures)
 
 
-def _course_section(curve: Curve, weights: Sequence[Row]) -> Section:
+def _weights_section(curve: Curve, weights: Sequence[Row]) -> PageSection:
     pictures: list[Picture] = []
     for horizon in _shown(curve):
         figure, axes = style.new_figure(1, 1, width=4.0, height=3.0)
-        _course(axes[0, 0], curve, horizon, weights)
-        lines.legend_under(axes[0, 0])
-        pictures.append(Picture.of(figure, f"Weights of the domains over training with T = {horizon}."))
-    return Section(f"The weights over training, N = {curve.budget}, {curve.label}", pictures=pictures)
+        _weights(axes[0, 0], curve, horizon, weights)
+        style.legend_under(axes[0, 0])
+        text = f"Weights of the domains over training with T = {horizon}."
+        pictures.append(Picture.from_figure(figure, text))
+    return PageSection(f"Weights over training, N = {curve.budget}, {curve.label}", pictures=pictures)
 
 
-def _table(curves: Sequence[Curve]) -> Section:
+def _table(curve: Curve) -> DataTable:
     columns = ["T", "loss", "accuracy", "test loss", *(f"w {d}" for d in DOMAINS), "w₂ average", "seconds"]
     names = ["validation_loss", "validation_accuracy", "test_loss", *(f"last_{d}" for d in DOMAINS)]
-    names += [f"average_{ROTATED}", "seconds"]
-    sheets: list[Sheet] = []
-    for curve in curves:
-        means = {name: curve.mean(name) for name in names}
-        spread = curve.spread("validation_loss")
-        rows: list[list[str]] = []
-        for index, horizon in enumerate(curve.horizons):
-            cells = [f"{means[name][index]:.3f}" for name in names[:-1]]
-            if curve.seeds > 1:
-                cells[0] += f" ± {spread[index]:.3f}"
-            rows.append([str(horizon), *cells, f"{means['seconds'][index]:.0f}"])
-        sheets.append(
-            Sheet(columns, rows, f"N = {curve.budget}, {curve.label}, means of {curve.seeds} seed(s)")
-        )
-    notes = [
-        "The test loss is on the test images that are not in the validation set, under the same rotation. "
-        "With T = N the weights move once, after training: they say nothing about the network that was "
-        "trained.",
-    ]
-    return Section("The numbers", notes, sheets=sheets)
-
-
-def _settings(curves: Sequence[Curve]) -> Section:
-    names = list(curves[0].setting)
-    rows = [[name.replace("_", " "), *(f"{curve.setting[name]:g}" for curve in curves)] for name in names]
-    return Section("The settings", sheets=[Sheet(["", *(curve.label for curve in curves)], rows)])
+    names.append(f"average_{ROTATED}")
+    means = {name: curve.mean(name) for name in (*names, "seconds")}
+    deviation = curve.spread("validation_loss")
+    rows: list[list[str]] = []
+    for index, horizon in enumerate(curve.horizons):
+        cells = [f"{means[name][index]:.3f}" for name in names]
+        if curve.seeds > 1:
+            cells[0] += f" ± {deviation[index]:.3f}"
+        rows.append([str(horizon), *cells, f"{means['seconds'][index]:.0f}"])
+    text = f"N = {curve.budget}, {curve.label}, means of {curve.seeds} seed(s)"
+    return DataTable(columns, rows, text)

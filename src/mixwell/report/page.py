@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: it opens offline, fits a phone, and prints."""
+"""One self-contained HTML file: it opens offline, fits a phone, and prints."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Picture:
     """A figure in a page.
 
     Args:
-        source: a data address.
-        text: what it shows, below it.
-        alt: the same and more in words, for those who cannot see it; by default the text.
+        source: a data URL.
+        text: caption.
+        alt: alternative text, by default the caption.
     """
 
     source: str
@@ -33,49 +33,31 @@ class Picture:
     alt: str = ""
 
     @classmethod
-    def of(cls, figure: Figure, text: str, *, alt: str = "") -> Picture:
-        """A picture of a figure, as SVG.
-
-        Args:
-            figure: of matplotlib.
-            text: what it shows.
-            alt: what can be seen in it.
-
-        Returns:
-            The picture.
-        """
+    def from_figure(cls, figure: Figure, text: str, *, alt: str = "") -> Picture:
+        """Embed a figure as SVG."""
         style.settle(figure)
         drawn = io.BytesIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
-        return cls(
-            "data:image/svg+xml;base64," + base64.b64encode(_small(drawn.getvalue())).decode(), text, alt
-        )
+        # No indents, and coordinates to a tenth of a point, which is finer than can be seen.
+        small = re.sub(rb"\b([ML] -?\d+(?:\.\d)?)\d*( -?\d+(?:\.\d)?)\d*", rb"\1\2", drawn.getvalue())
+        small = re.sub(rb"\s*\n\s*", b"\n", small)
+        return cls("data:image/svg+xml;base64," + base64.b64encode(small).decode(), text, alt)
 
     @classmethod
-    def of_png(cls, path: Path, text: str) -> Picture:
-        """A picture of a PNG file.
-
-        Args:
-            path: of the file.
-            text: what it shows.
-
-        Returns:
-            The picture.
-        """
+    def from_png(cls, path: Path, text: str) -> Picture:
+        """Embed a PNG file."""
         return cls("data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(), text)
 
 
 @final
 @dataclass(frozen=True)
-class Sheet:
+class DataTable:
     """A table in a page.
 
     Args:
-        columns: their names.
-        rows: texts.
-        text: what it shows.
-        shades: of the cells after the first in each row, from 0 to 1; none where there are none.
-        top: so many rows are shown, and all of them when a reader unfolds the table; 0 for all.
+        text: caption.
+        shades: of the cells after the first in each row, from 0 to 1; empty for none.
+        top: number of rows that are shown until a reader unfolds the table; 0 for all.
     """
 
     columns: Sequence[str]
@@ -87,22 +69,18 @@ class Sheet:
 
 @final
 @dataclass(frozen=True)
-class Section:
-    """A part of a page.
+class PageSection:
+    """A section of a page: paragraphs, then pictures and tables in a grid.
 
     Args:
-        heading: of the part.
-        paragraphs: of text.
-        pictures: in a grid, beside each other where there is room.
-        sheets: tables, in the same grid where they are narrow.
-        columns: how many pictures stand beside each other at most: 1, 2 or 3.
-        blocks: titles and texts that are shown as they are, folded up.
+        columns: maximum number of columns of the grid: 1, 2 or 3.
+        blocks: titles and preformatted texts, folded up.
     """
 
     heading: str
     paragraphs: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
-    sheets: Sequence[Sheet] = ()
+    tables: Sequence[DataTable] = ()
     columns: int = 3
     blocks: Sequence[tuple[str, str]] = ()
 
@@ -113,33 +91,18 @@ class Page:
     """A report.
 
     Args:
-        title: of the page.
         lead: the result in a few sentences.
-        sections: its parts.
-        facts: of the environment, name and value.
+        facts: name and value of facts about the environment.
     """
 
     title: str
     lead: Sequence[str]
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     facts: Sequence[tuple[str, str]] = field(default=())
 
 
-def _small(drawn: bytes) -> bytes:
-    """An SVG without indents, and with lines to a tenth of a point, which is finer than can be seen."""
-    drawn = re.sub(rb"\b([ML] -?\d+(?:\.\d)?)\d*( -?\d+(?:\.\d)?)\d*", rb"\1\2", drawn)
-    return re.sub(rb"\s*\n\s*", b"\n", drawn)
-
-
 def write(page: Page, path: Path) -> Path:
-    """Write a page.
-
-    Args:
-        page: what is in it; all text is escaped.
-        path: where to.
-
-    Returns:
-        The path.
+    """Write a page; all its text is escaped.
 
     Raises:
         ValueError: jinja2 is not installed.

@@ -1,87 +1,76 @@
-"""The picture of the quadratic example."""
+"""The figure of the quadratic example."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mixwell.lab.quadratic.example import Path, Setting
+from mixwell.lab import tables
+from mixwell.lab.quadratic.command import TABLE
+from mixwell.lab.tables import Row, column
 from mixwell.report import style
 
+Instance = tuple[float, float]
+"""R and alpha."""
+DASHES = ("-", "--", ":", "-.")
 
-def draw(runs: Mapping[tuple[Setting, int], Path], shown: Sequence[int], path: FilePath) -> list[FilePath]:
-    """Final weight against horizon for every setting; parameter and weight over time for the first one.
 
-    Args:
-        runs: by setting and horizon.
-        shown: the horizons whose course is drawn.
-        path: where to, without ending.
-
-    Returns:
-        The files.
-    """
+def write(folder: Path, out: Path) -> list[Path]:
+    """Draw the final weight against the horizon of all instances, and the first instance over training."""
+    rows = tables.read(folder / TABLE)
+    runs: dict[Instance, dict[int, list[Row]]] = {}
+    for row in rows:
+        instance = float(row["radius"]), float(row["step_size"])
+        runs.setdefault(instance, {}).setdefault(int(row["horizon"]), []).append(row)
     figure, axes = style.new_figure(1, 3, width=12.0, height=3.8)
-    settings = list(dict.fromkeys(setting for setting, _ in runs))
-    _against_horizon(axes[0, 0], settings, runs)
-    first = settings[0]
-    courses = [runs[first, t] for t in shown if (first, t) in runs]
-    _over_time(axes[0, 1], courses, "theta")
-    _over_time(axes[0, 2], courses, "weight")
-    start = f"R = {first.radius:g}, α = {first.step_size:g}"
-    axes[0, 1].set_title(f"the parameter over training ({start})", fontsize=10, color=style.INK)
+    _against_horizon(axes[0, 0], runs, int(rows[0]["budget"]))
+    (radius, step_size), first = next(iter(runs.items()))
+    horizons = sorted(first)
+    shown = [t for t in (1, 10, 100) if t in first] or horizons[:: max(1, len(horizons) // 3)][:3]
+    instance = f"R = {radius:g}, α = {step_size:g}"
+    _over_time(axes[0, 1], {t: first[t] for t in shown}, "theta")
+    axes[0, 1].set_title(f"the parameter over training ({instance})", fontsize=10, color=style.INK)
     axes[0, 1].set_yscale("symlog", linthresh=1.0)
     axes[0, 1].set_ylabel("θ (the optimum is 0)", fontsize=9)
-    axes[0, 2].set_title(f"the weight over training ({start})", fontsize=10, color=style.INK)
+    _over_time(axes[0, 2], {t: first[t] for t in shown}, "weight")
+    axes[0, 2].set_title(f"the weight over training ({instance})", fontsize=10, color=style.INK)
     axes[0, 2].set_ylabel("weight of the right domain", fontsize=9)
     axes[0, 2].set_ylim(-0.04, 1.04)
-    return style.save(figure, path)
+    out.mkdir(parents=True, exist_ok=True)
+    return style.save(figure, out / "quadratic")
 
 
-def _against_horizon(
-    axis: Any, settings: Sequence[Setting], runs: Mapping[tuple[Setting, int], Path]
-) -> None:
-    for index, setting in enumerate(settings):
-        horizons = sorted(t for s, t in runs if s == setting)
+def _against_horizon(axis: Any, runs: Mapping[Instance, Mapping[int, Sequence[Row]]], budget: int) -> None:
+    for index, ((radius, step_size), own) in enumerate(runs.items()):
+        horizons = sorted(own)
         axis.plot(
             horizons,
-            [runs[setting, t].weight[-1] for t in horizons],
+            [float(own[t][-1]["weight"]) for t in horizons],
             marker="o",
             markersize=4,
-            color=style.COLOURS[index % len(style.COLOURS)],
-            linestyle=("-", "--", ":", "-.")[index % 4],
-            label=f"R = {setting.radius:g}, α = {setting.step_size:g}",
+            color=style.COLORS[index % len(style.COLORS)],
+            linestyle=DASHES[index % 4],
+            label=f"R = {radius:g}, α = {step_size:g}",
         )
-    axis.axhline(0.5, color=style.FAINT, linewidth=1, zorder=0)
-    axis.annotate(
-        "where it started",
-        (1, 0.5),
-        (-2, 4),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        fontsize=8,
-        color="#777777",
-        ha="right",
-    )
+    axis.axhline(0.5, color=style.FAINT, linewidth=1, zorder=0, label="initial weight")
     style.log_axis(axis, "horizon T (steps per weight update)")
     axis.set_ylim(-0.04, 1.04)
     axis.set_ylabel("final weight of the right domain", fontsize=9)
-    axis.set_title(f"N = {settings[0].budget} training steps", fontsize=10, color=style.INK)
+    axis.set_title(f"N = {budget} training steps", fontsize=10, color=style.INK)
     axis.legend(frameon=False, fontsize=8, loc="lower right")
 
 
-def _over_time(axis: Any, courses: Sequence[Path], what: str) -> None:
-    for index, course in enumerate(courses):
+def _over_time(axis: Any, runs: Mapping[int, Sequence[Row]], name: str) -> None:
+    for index, (horizon, rows) in enumerate(runs.items()):
         axis.plot(
-            course.steps,
-            np.asarray(getattr(course, what)),
-            color=style.COLOURS[index % len(style.COLOURS)],
-            linestyle=("-", "--", ":", "-.")[index % 4],
-            marker="o" if len(course.steps) < 40 else None,
+            column(rows, "step"),
+            column(rows, name),
+            color=style.COLORS[index % len(style.COLORS)],
+            linestyle=DASHES[index % 4],
+            marker="o" if len(rows) < 40 else None,
             markersize=3,
-            label=f"T = {course.horizon}",
+            label=f"T = {horizon}",
         )
     axis.set_xlabel("training steps", fontsize=9)
     axis.legend(frameon=False, fontsize=8)

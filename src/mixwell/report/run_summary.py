@@ -1,4 +1,4 @@
-"""What the directories of training runs tell."""
+"""The contents of a run's directory."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from mixwell.training.run import CONFIG
 
 Lines = list[dict[str, Any]]
 HYPERGRADIENTS = ("mixwell", "truncated", "implicit-cg", "implicit-neumann", "single-loop")
-"""The methods whose scores are estimates of the hypergradient."""
+"""The methods with scores that are estimates of the hypergradient."""
 
 
 @final
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run's directory tells.
+    """The contents of a run's directory.
 
     Args:
-        name: of the run.
-        config: its file.
-        mixture: the artifact.
-        steps: lines of metrics, of each kind.
+        config: text of the config file.
+        mixture: contents of ``mixture.json``.
+        steps: lines of the metrics of this kind, as the next two.
         rounds: weight updates.
         evaluations: losses on validation and test sets.
-        fidelity: measurements of the estimate, where they were made.
+        fidelity: measurements of the estimate, if there are any.
     """
 
     name: str
@@ -42,7 +41,7 @@ class RunSummary:
 
     @property
     def domains(self) -> list[str]:
-        """Their names."""
+        """Names of the domains."""
         return self.mixture["domains"]
 
     @property
@@ -56,34 +55,19 @@ class RunSummary:
 
     @property
     def hypergradient(self) -> bool:
-        """Whether what moved the weights is an estimate of the hypergradient."""
+        """Whether the scores are estimates of the hypergradient."""
         return self.mixture["method"] in HYPERGRADIENTS
 
     def loss(self, kind: str = "validation", *, at: int = -1) -> float | None:
-        """A loss of an evaluation.
-
-        Args:
-            kind: ``"validation"`` or ``"test"``.
-            at: which evaluation, by default the last.
-
-        Returns:
-            The loss; ``None`` where there is none, or it was not finite.
-        """
+        """Return the ``"validation"`` or ``"test"`` loss of an evaluation, if there is one and it was finite."""
         return self.evaluations[at]["losses"].get(kind) if self.evaluations else None
 
 
 def read(folder: Path, *, name: str | None = None) -> RunSummary:
-    """Read a run's directory.
-
-    Args:
-        folder: the directory.
-        name: of the run, by default the folder's.
-
-    Returns:
-        What it tells.
+    """Read a run's directory; the run's name is by default that of the folder.
 
     Raises:
-        ValueError: the run has not come to its first checkpoint yet.
+        ValueError: The run has no checkpoint yet.
     """
     artifact = mixture.read(folder)
     by_kind: dict[str, Lines] = {"step": [], "round": [], "evaluation": []}
@@ -101,17 +85,10 @@ def read(folder: Path, *, name: str | None = None) -> RunSummary:
 
 
 def names(folders: Sequence[Path]) -> list[str]:
-    """What runs are called: by their folders, with the parents in which they differ where they must be.
-
-    Args:
-        folders: the runs' directories.
-
-    Returns:
-        A name for each.
-    """
-    whole = [folder.resolve() for folder in folders]
-    short = [folder.name for folder in whole]
+    """Return names of runs: those of their folders, with the parents if these are not unique."""
+    paths = [folder.resolve() for folder in folders]
+    short = [folder.name for folder in paths]
     if len(set(short)) == len(short):
         return short
-    common = os.path.commonpath(whole)
-    return [os.path.relpath(folder, common) if str(folder) != common else folder.name for folder in whole]
+    common = os.path.commonpath(paths)
+    return [os.path.relpath(folder, common) if str(folder) != common else folder.name for folder in paths]

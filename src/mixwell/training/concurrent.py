@@ -68,7 +68,7 @@ def do(
         _work,
         jobs,
         workers=workers,
-        checkpoints=unfinished,
+        folder=unfinished,
         on_done=lambda job, result: None,
         console=console,
         engine=engine,
@@ -95,7 +95,6 @@ def _work(
     setting: tuple[dict[str, Any], str],
     /,
     *,
-    checkpoint: Path,
     report: Callable[[int], None],
     stopping: Callable[[], bool],
 ) -> None:

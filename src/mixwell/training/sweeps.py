@@ -1,4 +1,4 @@
-"""Many independent runs by the workers of an engine, with progress, stopped and continued at will."""
+"""Independent runs by the workers of an engine, with progress; interrupted and continued at will."""
 
 from __future__ import annotations
 
@@ -21,15 +21,11 @@ LINE_SECONDS = 15.0
 
 
 def check_workers(workers: int | None, engine: Engine = LOCAL) -> None:
-    """Refuse workers that cannot be, before anything is written.
-
-    Args:
-        workers: how many; ``None`` for one per core.
-        engine: where they are.
+    """Raise if the workers cannot be started, before anything is written.
 
     Raises:
-        ValueError: the number is below one, or the engine is not installed.
-        OSError: the engine does not answer.
+        ValueError: The number is below one, or the engine is not installed.
+        OSError: The engine does not answer.
     """
     _check_number(workers)
     engine.check()
@@ -40,89 +36,73 @@ def run_sweep(
     jobs: Sequence[Job[Payload]],
     *,
     workers: int | None,
-    checkpoints: Path,
+    folder: Path,
     on_done: Callable[[Job[Payload], Result], None],
     console: Console | None = None,
     engine: Engine = LOCAL,
 ) -> None:
     """Run all jobs, some at a time.
 
-    Every job has a checkpoint in a folder, so an interrupted sweep continues where it stopped when the same
-    jobs are given again (without those whose results are there). Checkpoints of finished jobs are removed. A
-    job that fails does not keep the others from being done.
+    An interrupted sweep continues when it is called again with the jobs that have no result yet. A job that
+    fails does not prevent the others.
 
     Args:
         work: does one job, in a process with one thread.
-        jobs: begun in this order.
-        workers: how many runs at a time; ``None`` for one per core, of a cluster's where the engine has one.
-        checkpoints: the folder for the checkpoints.
-        on_done: told each result in this process, as it comes.
-        console: for the progress bar; a line now and then where it is not a terminal.
-        engine: where the jobs are done. A sweep that was begun with one goes on with another.
+        jobs: started in this order.
+        workers: number of concurrent jobs; ``None`` for one per core (of the cluster, if the engine has one).
+        folder: holds the tracebacks of failed jobs; removed when it is empty. All workers must see it.
+        on_done: called in this process with each result.
+        console: shows a progress bar; a line now and then if it is not a terminal.
+        engine: where the jobs run. A sweep may continue on another engine.
 
     Raises:
-        ValueError: there are no workers, or the engine is not installed.
-        InterruptedError: by Ctrl-C or SIGTERM, after the workers saved.
-        ChildProcessError: jobs failed; the others are done.
-        OSError: the engine does not answer, or its workers cannot start.
+        ValueError: There are no workers, or the engine is not installed.
+        InterruptedError: Ctrl-C or SIGTERM; the workers have stopped.
+        ChildProcessError: Jobs failed; the others are done.
+        OSError: The engine does not answer, or its workers cannot start.
     """
     _check_number(workers)
     if not jobs:
-        _remove_if_empty(checkpoints)  # a sweep that was stopped just after its last job left it
+        _remove_if_empty(folder)  # left by a sweep that was stopped just after its last job
         return
-    checkpoints.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     waiting, failures = list(reversed(jobs)), list[str]()
     console = console or Console()
     made = engine.workers(
-        work, count=workers, jobs=len(jobs), folder=checkpoints, say=lambda text: say(console, text)
+        work, count=workers, jobs=len(jobs), folder=folder, say=lambda text: say(console, text)
     )
     with _Display(jobs, console) as display, made as running:
         while running.busy or (waiting and not running.stopping):
             while running.idle and waiting and not running.stopping:
-                job = waiting.pop()
-                running.give(job, _checkpoint(checkpoints, job))
-            for answer in running.answers(timeout=0.2):
-                job = answer.job
-                if answer.kind == "steps":
-                    display.advance(job.name, answer.content)
-                elif answer.kind == "done":
-                    on_done(job, answer.content)
-                    _checkpoint(checkpoints, job).unlink(missing_ok=True)
+                running.submit(waiting.pop())
+            for message in running.messages(timeout=0.2):
+                job = message.job
+                if message.kind == "steps":
+                    display.advance(job.name, message.content)
+                elif message.kind == "done":
+                    on_done(job, message.content)
                     display.finish(job.name)
-                elif answer.kind == "failed":
-                    message, where = answer.content
-                    report = checkpoints / f"{job.name}.failed.txt"
-                    files.write_atomically(report, where)
-                    failures.append(f"the run {job.name} failed ({message}; see {report})")
-                elif answer.kind == "died" and not running.stopping:
-                    files.write_atomically(checkpoints / f"{job.name}.failed.txt", f"{answer.content}\n")
-                    failures.append(f"the run {job.name} failed ({answer.content})")
+                elif message.kind == "failed":
+                    error, details = message.content
+                    report = folder / f"{job.name}.failed.txt"
+                    files.write_atomically(report, details)
+                    failures.append(f"the run {job.name} failed ({error}; see {report})")
+                elif message.kind == "died" and not running.stopping:
+                    files.write_atomically(folder / f"{job.name}.failed.txt", f"{message.content}\n")
+                    failures.append(f"the run {job.name} failed ({message.content})")
         stopped = running.stopping
     if failures:
         raise ChildProcessError("; ".join(failures) + ". The others were done or saved")
     if stopped:
         raise InterruptedError("stopped; the same command continues where this one left off")
-    _remove_if_empty(checkpoints)
+    _remove_if_empty(folder)
 
 
-def _remove_if_empty(checkpoints: Path) -> None:
-    for left in checkpoints.glob("*.part"):
+def _remove_if_empty(folder: Path) -> None:
+    for left in folder.glob("*.part"):
         left.unlink()  # of a process that was killed while it wrote
-    if checkpoints.exists() and not any(checkpoints.iterdir()):
-        checkpoints.rmdir()
-
-
-def begun(checkpoints: Path, jobs: Sequence[Job[Any]]) -> int:
-    """How many jobs have a checkpoint to continue from.
-
-    Args:
-        checkpoints: the folder.
-        jobs: to be done.
-
-    Returns:
-        Their number.
-    """
-    return sum(_checkpoint(checkpoints, job).exists() for job in jobs)
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _check_number(workers: int | None) -> None:
@@ -130,13 +110,9 @@ def _check_number(workers: int | None) -> None:
         raise ValueError(f"a sweep needs at least 1 worker, got {workers}")
 
 
-def _checkpoint(folder: Path, job: Job[Any]) -> Path:
-    return folder / f"{job.name}.safetensors"
-
-
 @dataclass
 class _Display:
-    """A bar over all steps of all jobs; lines, not too many, where there is no terminal."""
+    """A progress bar over all steps of all jobs; occasional lines where there is no terminal."""
 
     jobs: Sequence[Job[Any]]
     console: Console
@@ -147,7 +123,7 @@ class _Display:
         self._total = sum(job.steps for job in self.jobs)
         self._steps = {job.name: job.steps for job in self.jobs}
         self._first: dict[str, int] = {}
-        self._begun = self._told = time.monotonic()
+        self._started = self._printed = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -168,27 +144,24 @@ class _Display:
         self._bar.stop()
 
     def advance(self, name: str, steps: int) -> None:
-        """Note how many steps of a run are done."""
         self._first.setdefault(name, steps)
         self.done[name] = max(steps, self.done.get(name, 0))
         self._bar.update(self._task, completed=sum(self.done.values()), description=self._description())
 
     def finish(self, name: str) -> None:
-        """Note that a run is finished."""
         self.finished += 1
         self.advance(name, self._steps[name])
         now = time.monotonic()
-        due = now - self._told > LINE_SECONDS or self.finished == len(self.jobs)
+        due = now - self._printed > LINE_SECONDS or self.finished == len(self.jobs)
         if not self.console.is_terminal and due:
-            self._told = now
-            elapsed = now - self._begun
+            self._printed = now
+            elapsed = now - self._started
             made = sum(self.done.values()) - sum(self._first.values())
             left = (self._total - sum(self.done.values())) * elapsed / made if made else 0.0
-            self.console.print(
+            say(
+                self.console,
                 f"{self.finished}/{len(self.jobs)} runs, {name} done, {elapsed / 60:.1f} minutes, "
                 f"about {left / 60:.1f} left",
-                highlight=False,
-                soft_wrap=True,
             )
 
     def _description(self) -> str:

@@ -169,7 +169,6 @@ def test_the_fast_loop_is_the_mixer(curvature: str) -> None:
 def test_theorem_holds(kind: str, curvature: str) -> None:
     rows = measure(
         Cell("theorem", kind, 5, False, curvature, 600),
-        checkpoint=None,
         report=lambda _: None,
         stopping=lambda: False,
     )
@@ -257,7 +256,7 @@ def test_a_broken_inequality_is_seen(broken: dict[str, object]) -> None:
     right = [theorem_row(), theorem_row(horizon=300, error=1e-6)]
     (found,) = check(right)
     assert found.holds
-    assert found.telling == 2
+    assert found.informative == 2
     assert "they all hold" in verdict([found])[0]
     (found,) = check([right[0], theorem_row(**broken)])
     assert not found.holds

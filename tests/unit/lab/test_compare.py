@@ -15,7 +15,7 @@ from helpers import commands
 from helpers.text_configs import WORDS, write_config
 from mixwell.lab import problems, tables
 from mixwell.lab.compare import budgets, results
-from mixwell.lab.compare.contestants import choose, horizons_of
+from mixwell.lab.compare.contestants import choose, parse_horizons
 from mixwell.lab.tables import Row
 from mixwell.methods import base as methods_base
 from mixwell.training import checkpoints, config_io, metrics, mixture
@@ -63,7 +63,7 @@ def test_all_arms_are_told_and_drawn(compared: tuple[Path, str]) -> None:
     assert [row["horizon"] for row in rows if row["seed"] == 0] == ["", 5, 1, 1, 5, 1, 5, "", ""]
     assert all(0 < float(row["test_loss"]) < 6 and float(row["seconds"]) > 0 for row in rows)
     assert all(arm in printed for arm in ARMS)
-    assert "The least mean test loss of 9 arms" in printed
+    assert "has the lowest mean test loss of 9 methods" in printed
     assert (out / "report.html").stat().st_size > 10_000
     assert not (out / results.FAILURES).exists()
     weights = tables.read(out / results.WEIGHTS)
@@ -207,7 +207,7 @@ def test_all_are_the_methods_and_the_variants(tmp_path: Path) -> None:
 
 
 def test_a_horizon_that_is_the_methods_own_is_run_once(tmp_path: Path) -> None:
-    chosen, _ = choose(read(tmp_path), ["group-dro", "mixwell"], horizons_of("own, 1, long"))
+    chosen, _ = choose(read(tmp_path), ["group-dro", "mixwell"], parse_horizons("own, 1, long"))
     # The horizon of the config is of its method, mixwell; others have their authors'.
     assert [(one.name, one.config.mixer.horizon) for one in chosen] == [
         ("group-dro", "auto"), ("group-dro long", "long"), ("mixwell", 5), ("mixwell T=1", 1),

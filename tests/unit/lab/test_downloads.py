@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mixwell.lab.mnist import mnist_data
-from mixwell.lab.mnist.mnist_data import Source, fetch_verified, parse_idx
+from mixwell.lab.mnist.mnist_data import DownloadSource, fetch_verified, parse_idx
 
 CONTENT = {"a.idx": b"\x00\x00\x08\x01\x00\x00\x00\x02\x05\x06", "b.idx": b"second"}
 SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
@@ -40,8 +40,8 @@ def server(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def mirror(url: str) -> Source:
-    return Source(url, lambda names: mnist_data._from_mirror(url, names))
+def mirror(url: str) -> DownloadSource:
+    return DownloadSource(url, lambda names: mnist_data._from_mirror(url, names))
 
 
 def test_fetched_once_then_from_the_cache(server: str, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_fetched_once_then_from_the_cache(server: str, tmp_path: Path) -> None:
 
 def test_the_next_source_is_asked_and_wrong_bytes_are_not_kept(server: str, tmp_path: Path) -> None:
     said: list[str] = []
-    forged = Source("forger", lambda names: dict.fromkeys(names, b"forged"))
+    forged = DownloadSource("forger", lambda names: dict.fromkeys(names, b"forged"))
     silent = mirror("http://127.0.0.1:9")
     cache = tmp_path / "cache"
     assert fetch_verified(SUMS, cache, [silent, forged, mirror(server)], say=said.append) == CONTENT

@@ -1,28 +1,31 @@
-"""The MNIST experiment: its data, its runs, and that a run can be stopped anywhere."""
+"""The MNIST experiment: its data, its runs and their results."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from mixwell.lab.mnist.curves import curves_of, findings
+from mixwell.lab.mnist.curves import curves_of, verdict
 from mixwell.lab.mnist.experiment import (
     NOISY,
     ROTATED,
     VALIDATION,
     VANILLA,
     Domains,
-    Run,
-    Setting,
+    MnistResult,
+    MnistSettings,
+    build,
     rotate,
+    train,
     with_wrong_labels,
 )
 from mixwell.lab.mnist.mnist_data import Mnist
 from mixwell.lab.mnist.sweep import Results, default_horizons, name_of, settings_of
 from mixwell.training.engines import StoppedError
 
-TINY = Setting(budget=7, horizon=3, seed=0, channels=2, batch_size=4, train_size=50, validation_size=40)
+TINY = MnistSettings(budget=7, horizon=3, seed=0, channels=2, batch_size=4, train_size=50, validation_size=40)
 
 
 @pytest.fixture(scope="module")
@@ -80,30 +83,18 @@ def test_rotated_images_get_a_new_angle_whenever_they_are_drawn(images: Mnist) -
     assert torch.equal(pixels[0], pixels[1])
 
 
-def test_a_run_stopped_after_every_step_is_the_undisturbed_one(images: Mnist, tmp_path: Path) -> None:
-    whole = Run(TINY, images).finish()
-    checkpoint = tmp_path / "run.safetensors"
-    stops = 0
-    while True:
-        try:
-            pieces = Run(TINY, images, checkpoint=checkpoint).finish(stopping=lambda: True)
-        except StoppedError:
-            stops += 1
-            if stops < TINY.budget:
-                continue
-            pieces = Run(TINY, images, checkpoint=checkpoint).finish()
-        break
-    assert stops == TINY.budget
-    assert replace(pieces, seconds=0.0) == replace(whole, seconds=0.0)
-    assert [step for step, _ in whole.course] == [0, 3, 6, 7]
+def run(settings: MnistSettings, images: Mnist, **options: Any) -> MnistResult:
+    return train(*build(settings), Domains(images, settings), budget=settings.budget, **options)
 
 
-def test_a_checkpoint_of_another_run_is_refused(images: Mnist, tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
+def test_a_run_reports_its_steps_can_be_stopped_and_is_the_same_again(images: Mnist) -> None:
+    steps: list[int] = []
+    whole = run(TINY, images, report=steps.append)
+    assert steps == list(range(1, TINY.budget + 1))
+    assert [step for step, _ in whole.history] == [0, 3, 6, 7]
     with pytest.raises(StoppedError):
-        Run(TINY, images, checkpoint=path).finish(stopping=lambda: True)
-    with pytest.raises(ValueError, match="other settings; remove it"):
-        Run(replace(TINY, seed=1), images, checkpoint=path)
+        run(TINY, images, stopping=lambda: True)
+    assert replace(run(TINY, images), seconds=0.0) == replace(whole, seconds=0.0)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +137,7 @@ def test_results_are_kept_once_and_read_back(images: Mnist, tmp_path: Path) -> N
     )
     assert [(s.horizon, s.seed) for s in settings] == [(1, 0), (4, 0), (1, 1), (4, 1)]
     results = Results(tmp_path)
-    outcomes = {setting: Run(setting, images).finish() for setting in settings}
+    outcomes = {setting: run(setting, images) for setting in settings}
     for setting in (settings[2], settings[0]):
         results.add(setting, outcomes[setting])
     again = Results(tmp_path)
@@ -166,14 +157,14 @@ def test_results_are_kept_once_and_read_back(images: Mnist, tmp_path: Path) -> N
     losses = [outcomes[s].validation_loss for s in settings if s.horizon == 4]
     assert curve.mean("validation_loss")[1] == pytest.approx(sum(losses) / 2)
     assert curve.spread("validation_loss")[1] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
-    assert "N = 4" in findings(curve)[0]
+    assert "N = 4" in verdict(curve)
 
 
 def test_curves_are_told_apart_by_what_differs(images: Mnist, tmp_path: Path) -> None:
     results = Results(tmp_path)
     for changes in ({}, {"rotation": 30.0}, {"rotation": 30.0, "batch_size": 8}):
         setting = replace(TINY, **changes)
-        results.add(setting, Run(setting, images).finish())
+        results.add(setting, run(setting, images))
     labels = [curve.label for curve in curves_of(results.runs)]
     assert labels == [
         "c = 2, batch 4, rotation 90",

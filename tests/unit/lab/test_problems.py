@@ -18,7 +18,7 @@ from rich.console import Console
 from helpers import commands
 from mixwell.lab import problems
 from mixwell.lab.compare.contestants import choose
-from mixwell.lab.demo import corpus
+from mixwell.lab.problems import demo as corpus
 from mixwell.lab.problems import fashion, finetune, manuals, mnist, packages, synthetic, text
 from mixwell.training import config_io
 from mixwell.training.trainables import next_token_each

@@ -1,4 +1,4 @@
-"""The report of a comparison of methods: its numbers, its words, and that its pictures can be read."""
+"""The report of a comparison of methods: its numbers, its verdict, and that its figures are legible."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from helpers.figure_checks import trouble
 from helpers.report_runs import names
 from mixwell.lab import tables
+from mixwell.lab.compare import results, standings
+from mixwell.lab.compare.summary import summary, verdict
 from mixwell.lab.tables import Row
-from mixwell.report import compare, compare_figures, compare_rows, compare_words, standings, style
+from mixwell.report import compare, compare_figures
 from mixwell.utils import environment
-from unit.report.test_report_figures import trouble
 
 METHODS = (
     ("uniform", "static"), ("proportional", "static"), ("hypergradient", "online"), ("doge", "online"),
@@ -74,9 +76,9 @@ def write_tables(
                 row: Row = {"arm": arm, "seed": seed, "domain": name}
                 weights.append({**row, "initial": 1 / domains, "average": one, "last": one})
     if "validation_loss" in columns:
-        tables.write(folder / compare.CURVES, curves)
-    tables.write(folder / compare.WEIGHTS, weights)
-    tables.write(folder / compare.RUNS, rows)
+        tables.write(folder / results.CURVES, curves)
+    tables.write(folder / results.WEIGHTS, weights)
+    tables.write(folder / results.RUNS, rows)
     environment.write(folder)
     return folder
 
@@ -109,12 +111,17 @@ def up(line: Any) -> float:
     return float(line.get_ydata()[0])
 
 
-def texts(axis: Any) -> list[str]:
-    return [text.get_text() for text in axis.texts]
+def means(axis: Any) -> list[str]:
+    """The labels at the right of the rows."""
+    return [text.get_text() for text in axis.child_axes[0].get_yticklabels()]
+
+
+def named(figure: Any) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def read(folder: Path) -> list[standings.Standing]:
-    return standings.standings(*(tables.read(folder / name) for name in (compare.RUNS, compare.WEIGHTS)))
+    return standings.standings(*(tables.read(folder / name) for name in (results.RUNS, results.WEIGHTS)))
 
 
 # ------------------------------------------------------------------------------------------------- numbers
@@ -128,17 +135,17 @@ FOUR = [
 
 
 def test_ranks_and_paired_intervals_by_hand() -> None:
-    found = {one.arm: one for one in standings.standings(FOUR)}
+    found = {one.name: one for one in standings.standings(FOUR)}
     assert list(found) == ["a", "b", "uniform", "c T=1"]
     assert [one.rank for one in found.values()] == [1, 1, 3, 4]
-    assert [one.beside_best for one in found.values()] == [
+    assert [one.status for one in found.values()] == [
         "best",
-        "within its noise",
-        "within its noise",
+        "within noise",
+        "within noise",
         "worse",
     ]
     assert found["uniform"].mean == pytest.approx(2.2)
-    assert found["uniform"].spread == pytest.approx(0.2)  # of a sample: n - 1
+    assert found["uniform"].deviation == pytest.approx(0.2)  # of a sample: n - 1
     assert found["uniform"].to_uniform is None
     for name, mean, spread in (("a", -0.2, 0.1), ("b", -0.2, 0.01), ("c T=1", 31 / 60, 0.05 / math.sqrt(3))):
         against, reach = found[name].to_uniform, T_OF_2 * spread / math.sqrt(3)
@@ -151,7 +158,7 @@ def test_paired_intervals_are_those_of_scipy() -> None:
     chance = np.random.default_rng(0)
     base, other = chance.normal(2.0, 0.1, 6), chance.normal(2.1, 0.1, 6)
     found = standings.standings([*uniform(base.tolist()), *arm("a", other.tolist())])
-    against = next(one.to_uniform for one in found if one.arm == "a")
+    against = next(one.to_uniform for one in found if one.name == "a")
     expected = stats.ttest_rel(other, base).confidence_interval(0.95)
     assert against is not None
     assert (against.low, against.high) == pytest.approx((expected.low, expected.high), abs=1e-4)
@@ -173,15 +180,13 @@ def test_summary_has_a_text_for_every_heading() -> None:
         *FOUR,
         *arm("d", [9.0] * 3, kind="offline", memory=3 * 2**20, seconds=1234.5, steps=40, compute=1e5),
     ]
-    made = compare_words.summary(rows, weights)
-    assert all(len(row) == len(compare.HEADINGS) for row in made)
-    by_name = {row[0]: dict(zip(compare.HEADINGS, row, strict=True)) for row in made}
+    by_name = {row["method"]: row for row in summary(standings.standings(rows, weights))}
     assert by_name["a"] == {
-        "arm": "a", "rank": "1", "beside the best": "best", "kind": "online", "T": "84", "loss": "2.0000 ± 0.1000",
-        "against uniform": "-0.2000 [-0.4484, +0.0484]", "compute": "100", "steps": "100", "seconds": "1.5",
-        "MiB": "0", "weights": "a-very-…-domain 62%, code 20%, web 10%",
+        "method": "a", "rank": "1", "vs. best": "best", "kind": "online", "T": "84", "loss": "2.0000 ± 0.1000",
+        "vs. uniform": "-0.2000 [-0.4484, +0.0484]", "compute": "100", "steps": "100", "seconds": "1.5",
+        "MiB": "0", "weights": "a-very-long-name-of-a-domain 62%, code 20%, web 10%",
     }  # fmt: skip
-    assert (by_name["uniform"]["T"], by_name["uniform"]["against uniform"]) == ("", "")
+    assert (by_name["uniform"]["T"], by_name["uniform"]["vs. uniform"]) == ("", "")
     assert by_name["uniform"]["weights"] == "all 25.0%"
     assert [by_name["d"][name] for name in ("compute", "steps", "seconds", "MiB")] == [
         "100,000",
@@ -209,125 +214,83 @@ def test_horizons_are_paired_by_method_and_the_greatest_gain_is_first() -> None:
         *arm("d", [1.5, 1.5]), *uniform([2.0, 2.0]),
         *(row | {"method": "a"} for row in arm("variant", [1.0, 1.0], horizon=1)),  # of a, but not a itself
     ]  # fmt: skip
-    made = standings.pairs(standings.standings(rows))
-    assert [pair.entry for pair in made] == ["a", "b", "c"]
-    assert [one.horizon for one in made[0].arms] == [1, 10, 84]
-    assert [pair.change.mean for pair in made[:2]] == pytest.approx([-0.2, 0.05])
-    assert [pair.longer_is_better for pair in made] == [True, False, True]  # what is finite is better
-    said = [line for line in compare.findings(rows) if "horizon" in line]
-    assert said == [
-        "The longest horizon of a method had a lower mean loss than T = 1 in 2 of 3 methods; beyond the noise it "
-        "was lower in 0 and higher in 0."
-    ]
+    made = standings.horizon_effects(standings.standings(rows))
+    assert [one.entry for one in made] == ["a", "b", "c"]
+    assert [one.horizon for one in made[0].runs] == [1, 10, 84]
+    assert [one.change.mean for one in made[:2]] == pytest.approx([-0.2, 0.05])
 
 
-# --------------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------------- verdict
 
 
-def test_findings_say_what_three_seeds_can() -> None:
-    assert compare.findings(FOUR) == [
-        "The least mean test loss of 4 arms is 2.0000 over 3 seeds, of a; against uniform weights it is -0.2000 "
-        "[-0.4484, +0.0484] (95%, paired), lower in 3 of 3 seeds, which noise can explain.",
-        "Within its noise (the 95% interval of the paired difference contains zero): b, uniform.",
-        "Of 3 other arms, 1 did better than uniform weights beyond the noise, 1 cannot be told from them, 1 did "
-        "worse: c T=1.",
-        "The best was picked by these same runs, so its lead is likely to be less in new ones.",
-    ]
+def test_the_verdict_has_the_paired_interval() -> None:
+    assert verdict(FOUR) == (
+        "a has the lowest mean test loss of 4 methods, 2.0000 over 3 seeds; compared with uniform weights "
+        "-0.2000 [-0.4484, +0.0484] (95%, paired by seed), lower in 3 of 3 seeds."
+    )
 
 
-def test_one_seed_gives_no_interval_and_no_verdict() -> None:
+def test_one_seed_gives_no_interval() -> None:
     rows = [row for row in FOUR if row["seed"] == 0]
-    assert compare.findings(rows) == [
-        "The least test loss of 4 arms is 1.8100 in the one seed, of b; against uniform weights it is -0.1900.",
-        "A greater loss than uniform weights: c T=1.",
-        "One seed: any of these differences may be chance.",
-    ]
-    assert [row[2] for row in compare.summary(rows)] == ["best", "", "", ""]
-    assert not any("±" in cell or "[" in cell for row in compare.summary(rows) for cell in row)
+    assert verdict(rows) == (
+        "b has the lowest mean test loss of 4 methods, 1.8100 over 1 seed; compared with uniform weights -0.1900. "
+        "One seed cannot tell this from chance."
+    )
+    cells = summary(standings.standings(rows))
+    assert [row["vs. best"] for row in cells] == ["best", "", "", ""]
+    assert not any("±" in cell or "[" in cell for row in cells for cell in row.values())
 
 
 def test_uniform_may_be_the_best_and_may_be_missing() -> None:
-    best = [*uniform([1.0, 1.0]), *arm("a", [2.0, 2.1])]
-    assert compare.findings(best)[:2] == [
-        "The least mean test loss of 2 arms is 1.0000 over 2 seeds, of uniform: nothing had a lower one than "
-        "uniform weights.",
-        "No other arm is within its noise.",
-    ]
-    assert compare.findings([*arm("a", [2.0, 2.1]), *arm("b", [1.0, 1.3])]) == [
-        "The least mean test loss of 2 arms is 1.1500 over 2 seeds, of b.",
-        "Within its noise (the 95% interval of the paired difference contains zero): a.",
-    ]
+    assert verdict([*uniform([1.0, 1.0]), *arm("a", [2.0, 2.1])]) == (
+        "uniform has the lowest mean test loss of 2 methods, 1.0000 over 2 seeds."
+    )
+    assert verdict([*arm("a", [2.0, 2.1]), *arm("b", [1.0, 1.3])]) == (
+        "b has the lowest mean test loss of 2 methods, 1.1500 over 2 seeds."
+    )
 
 
-def test_seeds_that_are_missing_and_losses_that_are_not_finite_are_told() -> None:
+def test_missing_seeds_and_losses_that_are_not_finite() -> None:
     rows = [
         *uniform([2.0, 2.1, 2.2]),
         *arm("few", [1.0]),
         *arm("lost", [2.0, math.nan, 2.0]),
         *arm("burst", [1.9, math.inf, 2.0]),
-        *arm("dear", [3.0, 3.1, 3.2], compute=1100.0, budget=1000),
+        *arm("expensive", [3.0, 3.1, 3.2], compute=1100.0, budget=1000),
     ]
     found = standings.standings(rows)
-    assert [one.arm for one in found] == ["few", "uniform", "dear", "lost", "burst"]
+    assert [one.name for one in found] == ["few", "uniform", "expensive", "lost", "burst"]
     assert [one.rank for one in found] == [1, 2, 3, 4, 4]
-    assert [one.beside_best for one in found] == ["best", "", "", "not finite", "not finite"]
-    said = compare.findings(rows)
-    for line in (
-        "Too few seeds in common with it to tell: uniform, dear.",
-        "Fewer seeds, so that means are not of the same ones: few (1 of 3).",
-        "A loss that is not finite: lost, burst.",
-        "More compute than was allowed: dear (1.10x).",
-    ):
-        assert line in said
-    assert "over 1 seed, of few; against uniform weights it is -1.0000." in said[0]
-    assert compare.findings(arm("lost", [math.nan])) == [
-        "No arm has a finite test loss.",
-        "One seed: any of these differences may be chance.",
-    ]
+    assert [one.status for one in found] == ["best", "", "", "not finite", "not finite"]
+    assert "over 1 seed; compared with uniform weights -1.0000." in verdict(rows)
+    assert verdict(arm("lost", [math.nan])) == "No method has a finite test loss."
     for figure in (
-        compare_rows.losses(found, "test loss"),
-        compare_figures.cost(found, ["seconds"], "test loss"),
+        compare_figures.losses(found, "test loss"),
+        compare_figures.cost(found, "seconds", "test loss"),
     ):
         assert trouble(figure) == []
-
-
-def test_many_names_are_counted() -> None:
-    assert compare_words.some(["a", "b"]) == "a, b"
-    assert compare_words.some(list("abcdefg")) == "a, b, c, d, e, f, g"
-    assert compare_words.some(list("abcdefgh")) == "a, b, c, d, e, f and 2 others"
-    assert compare_words.some(["a, floor", "b"]) == "a, floor; b"
 
 
 # ------------------------------------------------------------------------------------------------ pictures
 
 
-@pytest.mark.parametrize(
-    ("arms", "domains", "width"), [*((*size, style.PANEL) for size in SIZES), (20, 8, compare.WIDE)]
-)
-def test_nothing_overlaps_and_arms_are_in_order(
-    tmp_path: Path, arms: int, domains: int, width: float
-) -> None:
+@pytest.mark.parametrize(("arms", "domains"), SIZES)
+def test_nothing_overlaps_and_methods_are_in_order(tmp_path: Path, arms: int, domains: int) -> None:
     found = read(write_tables(tmp_path, arms=arms, domains=domains))
-    losses, weights = (
-        compare_rows.losses(found, "test loss", width=width),
-        compare_rows.weights(found, width=width),
-    )
-    assert weights is not None
-    for figure in (losses, weights):
-        assert trouble(figure) == []
-        labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        low, high = figure.axes[0].get_ylim()
-        assert low > high  # the first is above
-        for label, one in zip(labels, found, strict=True):
-            begin, _, end = label.replace(r"\$", "$").partition("…")
-            assert one.arm.startswith(begin)
-            assert one.arm.endswith(end)
-    axis = losses.axes[0]
-    assert texts(axis) == ["mean", *(f"{one.mean:.4f}" for one in found)]
-    made = standings.pairs(found)
-    assert len(made) == {5: 0, 20: 4, 45: 12}[arms]
-    if made:
-        assert trouble(compare_rows.horizons(made, "test loss", width=width)) == []
+    figure = compare_figures.losses(found, "test loss")
+    assert trouble(figure) == []
+    axis = figure.axes[0]
+    low, high = axis.get_ylim()
+    assert low > high  # the first is on top
+    for label, one in zip(axis.get_yticklabels(), found, strict=True):
+        start, _, end = label.get_text().replace(r"\$", "$").partition("…")
+        assert one.name.startswith(start)
+        assert one.name.endswith(end)
+    assert means(axis) == [f"{one.mean:.4f}" for one in found]
+    effects = standings.horizon_effects(found)
+    assert len(effects) == {5: 0, 20: 4, 45: 12}[arms]
+    if effects:
+        assert trouble(compare_figures.horizons(effects, "test loss")) == []
 
 
 def test_heights_grow_with_the_arms(tmp_path: Path) -> None:
@@ -335,9 +298,9 @@ def test_heights_grow_with_the_arms(tmp_path: Path) -> None:
     for arms, _ in SIZES:
         (tmp_path / str(arms)).mkdir()
         found = read(write_tables(tmp_path / str(arms), arms=arms))
-        heights.append(compare_rows.losses(found, "test loss").get_figheight())
+        heights.append(compare_figures.losses(found, "test loss").get_figheight())
     assert heights[1] - heights[0] > 2
-    assert heights[2] - heights[1] == pytest.approx(25 * compare_rows.ROW)
+    assert heights[2] - heights[1] == pytest.approx(25 * compare_figures.ROW)
 
 
 def test_what_is_far_off_is_an_arrow_and_does_not_squeeze_the_others() -> None:
@@ -349,61 +312,55 @@ def test_what_is_far_off_is_an_arrow_and_does_not_squeeze_the_others() -> None:
         *arm("d", [9, 9.5]),
     ]
     found = standings.standings(rows)
-    axis = compare_rows.losses(found, "test loss").axes[0]
+    axis = compare_figures.losses(found, "test loss").axes[0]
     low, high = axis.get_xlim()
     assert (low, high) == pytest.approx((1.9 - 0.02, 2.3 + 0.02))
     arrows = [line for line in axis.lines if line.get_marker() == ">"]
     assert [up(line) for line in arrows] == [4]
-    assert texts(axis)[-1] == "9.2500"
+    assert means(axis)[-1] == "9.2500"
     bars = [line for line in axis.lines if len(line.get_xdata()) == 2 and line.get_linewidth() == 2.2]
     assert [across(line) for line in bars] == pytest.approx([one.mean for one in found[:4]])
     assert [across(line) for line in axis.lines if line.get_linestyle() == "--"] == [2.05]  # uniform
-    cloud = compare_figures.cost(found, ["seconds"], "test loss").axes[0]
+    cloud = compare_figures.cost(found, "seconds", "test loss").axes[0]
     assert cloud.get_ylim() == (low, high)
-    assert "d 9.25" in texts(cloud)
     # A loss that is far below is what a reader looks for.
     better = standings.standings([*rows[:-2], *arm("d", [0.1, 0.2])])
-    assert compare_rows.limits(better)[0] < 0.1
+    assert compare_figures.limits(better)[0] < 0.1
     same = standings.standings([*uniform([2.0, 2.0]), *arm("a", [2.0, 2.0])])
-    assert compare_rows.limits(same) == pytest.approx((1.9, 2.1))
+    assert compare_figures.limits(same) == pytest.approx((1.9, 2.1))
 
 
 def test_bands_are_behind_those_within_the_noise() -> None:
-    axis = compare_rows.losses(standings.standings(FOUR), "test loss").axes[0]
-    bands = [patch for patch in axis.patches if to_hex(patch.get_facecolor()) == compare_rows.BAND]
+    axis = compare_figures.losses(standings.standings(FOUR), "test loss").axes[0]
+    bands = [patch for patch in axis.patches if to_hex(patch.get_facecolor()) == compare_figures.BAND]
     assert [patch.get_y() + patch.get_height() / 2 for patch in bands] == [0, 1, 2]
 
 
 def test_weights_in_cells_add_up_to_a_hundred(tmp_path: Path) -> None:
-    for domains, columns in ((3, 3), (8, 8), (60, 9)):
+    for domains, columns in ((3, 3), (8, 8), (60, 11)):
         (tmp_path / str(domains)).mkdir()
         found = read(write_tables(tmp_path / str(domains), domains=domains))
-        figure = compare_rows.weights(found)
-        assert figure is not None
-        axis = figure.axes[0]
-        labels = [label.get_text() for label in axis.get_xticklabels()]
-        assert len(labels) == columns
-        assert (labels[-1] == "52 others") == (domains == 60)
-        numbers = np.array(list(map(float, texts(axis)))).reshape(5, columns)
-        assert numbers.sum(axis=1) == pytest.approx(np.full(5, 100), abs=0.5 * columns)
-        if domains == 60:  # those that are great somewhere
-            named, others = compare_rows.shown_domains(found)
-            at_most = {name: max(one.weights[name] for one in found) for name in (*named, *others)}
-            assert min(at_most[name] for name in named) >= max(at_most[name] for name in others)
-            assert named == [name for name in names(60) if name in named]
-        assert trouble(figure) == []
-    assert compare_rows.weights(standings.standings(FOUR)) is None
+        table = compare._weights_table(found)
+        assert len(table.columns) == columns + 1
+        assert (table.columns[-1] == "50 others") == (domains == 60)
+        numbers = np.array([list(map(float, row[1:])) for row in table.rows])
+        assert numbers.sum(axis=1) == pytest.approx(np.full(5, 100), abs=0.05 * columns)
+        assert [len(row) for row in table.shades] == [columns] * 5
+        if domains == 60:  # those that are large somewhere
+            shown = table.columns[1:-1]
+            largest = {name: max(one.weights[name] for one in found) for name in names(60)}
+            assert set(shown) == set(sorted(largest, key=largest.__getitem__)[-10:])
+            assert list(shown) == [name for name in names(60) if name in shown]
 
 
-def test_a_domain_that_an_arm_does_not_have_is_an_empty_cell() -> None:
+def test_a_domain_that_a_method_does_not_have_is_an_empty_cell() -> None:
     weights: list[Row] = [
         {"arm": "a", "seed": 0, "domain": "web", "average": 1.0},
         {"arm": "b", "seed": 0, "domain": "web", "average": 0.25},
         {"arm": "b", "seed": 0, "domain": "law", "average": 0.75},
     ]
-    figure = compare_rows.weights(standings.standings([*arm("a", [1.0]), *arm("b", [2.0])], weights))
-    assert figure is not None
-    assert texts(figure.axes[0]) == ["100", "25", "75"]
+    table = compare._weights_table(standings.standings([*arm("a", [1.0]), *arm("b", [2.0])], weights))
+    assert table.rows == [["a", "100.0", ""], ["b", "25.0", "75.0"]]
 
 
 def test_costs_that_are_the_same_for_all_are_not_drawn() -> None:
@@ -412,63 +369,62 @@ def test_costs_that_are_the_same_for_all_are_not_drawn() -> None:
     other = [*arm("a", [2.0], steps=50, compute=100.0, seconds=90.0), *uniform([2.1])]
     found = standings.standings(other)
     assert compare_figures.costs(found) == ["seconds", "steps"]
-    assert compare_figures.cost(found, ["seconds"], "test loss").axes[0].get_xscale() == "log"
+    assert compare_figures.cost(found, "seconds", "test loss").axes[0].get_xscale() == "log"
     dear = [*arm("a", [2.0], compute=300.0, budget=400), *(row | {"budget": 400} for row in uniform([2.1]))]
     found = standings.standings(dear)
     assert compare_figures.costs(found) == ["seconds", "compute"]
-    figure = compare_figures.cost(found, ["seconds", "compute"], "test loss")
+    figure = compare_figures.cost(found, "compute", "test loss")
     assert trouble(figure) == []
     dotted = [
-        across(line) for line in figure.axes[1].lines if len(set(line.get_xdata())) < len(line.get_xdata())
+        across(line) for line in figure.axes[0].lines if len(set(line.get_xdata())) < len(line.get_xdata())
     ]
     assert dotted == [400]
 
 
 @pytest.mark.parametrize("arms", [5, 20, 45])
-def test_points_are_named_beside_them_where_there_is_room(tmp_path: Path, arms: int) -> None:
+def test_the_best_and_the_baselines_are_named_in_the_legend(tmp_path: Path, arms: int) -> None:
     found = read(write_tables(tmp_path, arms=arms))
-    for panels in (["seconds"], ["seconds", "steps"]):
-        figure = compare_figures.cost(found, panels, "test loss")
+    for name in ("seconds", "steps"):
+        figure = compare_figures.cost(found, name, "test loss")
         assert trouble(figure) == []
-        for axis in figure.axes:
-            assert texts(axis)[0].startswith(style.plain(found[0].arm[:5]))
-            assert 2 <= len(texts(axis)) <= 6
-            assert [up(line) for line in axis.lines if line.get_linestyle() == "--"] == [
-                next(one.mean for one in found if one.arm == "uniform")
-            ]
-            points = [line for line in axis.lines if line.get_linestyle() != "--"]
-            assert len(points) == arms
+        labels = named(figure)
+        assert labels[0].startswith(found[0].name[:4])
+        assert {"uniform", "proportional"} <= set(labels)
+        assert len(labels) in (5, 6)
+        assert (labels[-1] == f"{arms - len(labels) + 1} others") == (arms > 5)
+        assert len(figure.axes[0].lines) == arms
 
 
 def test_lines_over_training_are_those_of_the_best_and_the_baselines(tmp_path: Path) -> None:
     folder = write_tables(tmp_path, arms=45)
     found = read(folder)
-    shown = compare_figures.shown_curves(found)
-    assert shown[:6] == [one.arm for one in found[:6]]
+    rows = tables.read(folder / results.CURVES)
+    made = compare_figures.curves(rows, found)
+    shown = list(made)
+    assert shown[:6] == [one.name for one in found[:6]]
     assert set(shown[6:]) <= {"uniform", "proportional"}
     assert {"uniform", "proportional"} <= set(shown)
-    curves = tables.read(folder / compare.CURVES)
-    made = compare_figures.courses(curves, shown)
-    assert list(made) == shown
-    own = [row for row in curves if row["arm"] == shown[0]]
+    own = [row for row in rows if row["arm"] == shown[0]]
     last = [float(row["validation_loss"]) for row in own if row["step"] == own[-1]["step"]]
     assert made[shown[0]][1][-1] == pytest.approx(np.mean(last))
     assert made[shown[0]][0][-1] == 1000  # compute, not the steps of the last run
-    offline = next(one.arm for one in found if one.kind == "offline")
-    assert compare_figures.courses(curves, [offline])[offline][0][0] == 600
+    offline = next(one for one in found if one.kind == "offline")
+    assert compare_figures.curves(rows, [offline])[offline.name][0][0] == 600
     figure = compare_figures.over_training(made)
     assert trouble(figure) == []
     low, high = figure.axes[0].get_ylim()
-    assert 1.9 < low < high < 3.0  # the first fall, from 5.5, is out of the picture
-    # Where one seed stopped early, its mean would jump.
+    assert 1.9 < low < high < 3.0  # the initial drop, from 5.5, is outside
+    # If one seed stopped early, the mean would jump.
     short = [row for row in own if not (row["seed"] == 0 and float(row["step"]) > 400)]
-    assert max(compare_figures.courses(short, shown[:1])[shown[0]][0]) < 600
+    assert max(compare_figures.curves(short, found)[shown[0]][0]) < 600
 
 
-def test_an_arm_that_is_far_off_has_no_line(tmp_path: Path) -> None:
-    found = read(write_tables(tmp_path))
+def test_an_outlier_has_no_line(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path)
+    found = read(folder)
     assert found[-1].mean > 9
-    assert compare_figures.shown_curves(found) == [one.arm for one in found[:-1]]
+    lines = compare_figures.curves(tables.read(folder / results.CURVES), found)
+    assert list(lines) == [one.name for one in found[:-1]]
 
 
 # ------------------------------------------------------------------------------------------------ the page
@@ -482,7 +438,7 @@ def test_the_page_has_all_numbers_and_needs_nothing_else(
 ) -> None:
     folder = write_tables(tmp_path, arms=arms, domains=domains, seeds=seeds, columns=columns)
     written = compare.write(folder, tmp_path / "out")
-    drawn = ["losses", "weights", *(["horizons"] if arms == 45 else []), "cost", "curves"]
+    drawn = ["losses", "curves", *(["horizons"] if arms == 45 else []), "cost-seconds", "cost-steps"]
     assert [path.name for path in written] == [
         *(f"{name}.{kind}" for name in drawn for kind in ("png", "svg")),
         "report.html",
@@ -490,17 +446,16 @@ def test_the_page_has_all_numbers_and_needs_nothing_else(
     assert all(path.stat().st_size > 1000 for path in written)
     page = written[-1].read_text(encoding="utf-8")
     told = html.unescape(page)
-    rows, weights = tables.read(folder / compare.RUNS), tables.read(folder / compare.WEIGHTS)
-    for cells in compare.summary(rows, weights):
-        for cell in cells:
+    rows, weights = tables.read(folder / results.RUNS), tables.read(folder / results.WEIGHTS)
+    for cells in summary(standings.standings(rows, weights)):
+        for cell in cells.values():
             assert f"<td>{cell}</td>" in told
-    for line in compare.findings(rows):
-        assert f"<p>{line}</p>" in told
+    assert f"<p>{verdict(rows)}</p>" in told
     assert ("ean test loss" in told) == ("test_loss" in columns)
     found = standings.standings(rows)
     alts = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)"', page)
-    assert len(alts) == page.count("<img") == len(drawn) + 1  # both costs have a picture of their own
-    assert f"The least: {found[0].arm} {found[0].mean:.4f}," in html.unescape(alts[0][1])
+    assert len(alts) == page.count("<img") == len(drawn)
+    assert f"Lowest: {found[0].name} {found[0].mean:.4f}," in html.unescape(alts[0][1])
     addresses = re.findall(r"""(?:src|href)=["']?([^"'\s>]+)|url\(([^)]+)\)|@import""", page)
     assert all(address.startswith("data:") for address, _ in addresses)
     for picture, _ in alts:
@@ -512,7 +467,7 @@ def test_arms_that_could_not_be_run_are_told_with_the_reason(tmp_path: Path) -> 
     folder = write_tables(tmp_path, columns=("test_loss",))
     reason = "needs <lightgbm>: pip install 'mixwell[methods]'"
     tables.write(
-        folder / compare.FAILURES,
+        folder / results.FAILURES,
         [
             *({"arm": "regmix T=1", "seed": seed, "reason": reason} for seed in (0, 1)),
             {"arm": "doge", "seed": 2, "reason": "the loss is not finite"},
@@ -524,9 +479,10 @@ def test_arms_that_could_not_be_run_are_told_with_the_reason(tmp_path: Path) -> 
     assert "<lightgbm>" not in page
     assert "alidation loss" not in page
     told = html.unescape(page)
-    assert "Not all could be run: regmix T=1, doge; the reasons are at the end." in told
-    assert f"<p>regmix T=1, seeds 0, 1: {reason}</p>" in told
-    assert "<p>doge, seed 2: the loss is not finite</p>" in told
+    assert "Not all methods could be run" in told
+    for seed in (0, 1):
+        assert f"<tr><td>regmix T=1</td><td>{seed}</td><td>{reason}</td></tr>" in told
+    assert "<tr><td>doge</td><td>2</td><td>the loss is not finite</td></tr>" in told
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
@@ -535,14 +491,14 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_arm_alone_has_a_page(tmp_path: Path) -> None:
-    tables.write(tmp_path / compare.RUNS, arm("a", [2.0]))
+    tables.write(tmp_path / results.RUNS, arm("a", [2.0]))
     environment.write(tmp_path)
     written = compare.write(tmp_path, tmp_path)
     assert [path.name for path in written] == [
         "losses.png",
         "losses.svg",
-        "cost.png",
-        "cost.svg",
+        "cost-seconds.png",
+        "cost-seconds.svg",
         "report.html",
     ]
-    assert "One way to choose the mixture: a" in written[-1].read_text(encoding="utf-8")
+    assert "Comparison of 1 method" in written[-1].read_text(encoding="utf-8")

@@ -37,9 +37,10 @@ def train(folder: Path, name: str, *, steps: int) -> Path:
 @pytest.mark.usefixtures("cache")
 def test_runs_that_were_stopped(tmp_path: Path) -> None:
     at_once, early = train(tmp_path, "at-once", steps=0), train(tmp_path, "early", steps=7)
-    assert "stopped after step 0" in runs.write([at_once], tmp_path / "one")[-1].read_text()
+    assert "<td>0 of 24</td>" in runs.write([at_once], tmp_path / "one")[-1].read_text()
     page = runs.write([at_once, early], tmp_path / "two")[-1].read_text()
-    assert "Not finished: at-once, stopped after step 0; early, stopped after step 7." in page
+    assert "<td>0 of 24</td>" in page
+    assert "<td>7 of 24</td>" in page
     assert page.count("<img") == 1 + 3 * 2 + 1  # only one has had a weight update
 
 

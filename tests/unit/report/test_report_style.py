@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mixwell.report import lines, run_summary, style
+from mixwell.report import run_summary, style
 
 Array = NDArray[np.float64]
 
@@ -98,46 +98,47 @@ def test_the_distance_is_that_of_the_published_pairs(
 def test_lines_can_be_told_apart(vision: str) -> None:
     matrix = VISIONS[vision]
     assert matrix.sum(axis=1) == pytest.approx(np.ones(3), abs=1e-5)  # white stays white
-    looks = style.looks(len(style.COLOURS))
-    for one, other in combinations(looks, 2):
+    styles = style.line_styles(len(style.COLORS))
+    for one, other in combinations(styles, 2):
         distance = ciede2000(lab(one.color, matrix), lab(other.color, matrix))
         assert distance >= (ALONE if one.dashes == other.dashes else WITH_DASHES), (one, other)
-    for look in looks:  # the lines that are not named are thinner, too
-        distance = ciede2000(lab(look.color, matrix), lab(style.FAINT, matrix))
-        assert distance >= WITH_DASHES, look
+    for own in styles:  # the lines that are not named are thinner, too
+        distance = ciede2000(lab(own.color, matrix), lab(style.FAINT, matrix))
+        assert distance >= WITH_DASHES, own
 
 
 def test_more_lines_than_colors_differ_in_color_or_dashes() -> None:
-    pairs = [(look.color, look.dashes) for look in style.looks(28)]
+    pairs = [(own.color, own.dashes) for own in style.line_styles(28)]
     assert len(set(pairs)) == 28
 
 
 def test_many_domains_have_few_named_lines() -> None:
     weights = {f"d{i}": float(i) for i in range(60)}
-    assert list(lines.chosen(weights)) == ["d59", "d58", "d57", "d56", "d55", "d54"]
+    assert list(style.style_largest(weights)) == ["d59", "d58", "d57", "d56", "d55", "d54"]
     few = {name: weights[name] for name in ("d3", "d50", "d1")}
-    assert list(lines.chosen(few)) == ["d3", "d50", "d1"]
+    assert list(style.style_largest(few)) == ["d3", "d50", "d1"]
 
 
 @pytest.mark.parametrize(
-    "text", ["web", "stackexchange-mathematics-answers-and-comments" * 3, "a" * 500, "$_$"]
+    "text", ["web", "stackexchange-mathematics-answers-and-comments" * 3, "a" * 500, "_hidden", "$_$"]
 )
-def test_short_texts_fit(text: str) -> None:
-    fitted = style.short(text, 9, 120)
-    assert style.text_width(fitted, 9) <= 120
-    assert (fitted == text) == (style.text_width(text, 9) <= 120)
-    assert fitted[:3] == text[:3]
-    assert fitted[-3:] == text[-3:]
+def test_labels_are_literal_and_short(text: str) -> None:
+    made = style.label(text, 20)
+    shown = made.replace(r"\$", "$").removeprefix(" ")
+    assert len(shown) <= 20
+    assert (shown == text) == (len(text) <= 20)
+    assert (shown[:3], shown[-3:]) == (text[:3], text[-3:])
+    assert not made.startswith("_")  # which matplotlib would leave out of a legend
 
 
 def test_long_lines_keep_their_ends_and_means() -> None:
     steps, values = list(range(1, 5001)), [float(i % 7) for i in range(5000)]
     for named, most in ((True, 120), (False, 40)):
-        across, up = lines.course(steps, values, named=named)
+        across, up = style.thin(steps, values, named=named)
         assert len(across) == len(up) == most
         assert (across[0], across[-1], up[0], up[-1]) == (1, 5000, values[0], values[-1])
         assert set(up) <= set(values)
-        across, up = lines.course(steps, values, named=named, mean=True)
+        across, up = style.thin(steps, values, named=named, mean=True)
         assert across[-1] == 5000
         widths = np.diff(np.concatenate([[0], across]))
         assert float(widths @ up) == pytest.approx(sum(values))  # every value is in one mean
@@ -145,19 +146,19 @@ def test_long_lines_keep_their_ends_and_means() -> None:
 
 def test_unknown_values_are_left_out_of_means() -> None:
     values = [None if i < 3000 else 2.0 if i % 2 else None for i in range(5000)]
-    _, up = lines.course(list(range(5000)), values, mean=True)
+    _, up = style.thin(list(range(5000)), values, mean=True)
     assert np.isnan(up[:60]).all()
     assert up[-40:] == pytest.approx(np.full(40, 2.0))
 
 
 def test_limits_leave_out_the_first_fall() -> None:
-    falling = lines.course(list(range(101)), [100.0 if i <= 5 else 2.0 - i / 100 for i in range(101)])
-    limits = lines.late_limits([falling], 100)
+    falling = style.thin(list(range(101)), [100.0 if i <= 5 else 2.0 - i / 100 for i in range(101)])
+    limits = style.late_limits([falling], 100)
     assert limits is not None
     low, high = limits
     assert 0.9 < low < 1.0
     assert 1.89 < high < 2.0
-    assert lines.late_limits([lines.course([0], [5.0])], 100) is None
+    assert style.late_limits([style.thin([0], [5.0])], 100) is None
 
 
 def test_runs_of_the_same_name_are_told_apart_by_their_parents(tmp_path: Path) -> None:

@@ -146,8 +146,8 @@ def test_the_demo_in_small(tmp_path: Path) -> None:
     """Its text and its commands; what it shows at full size is in results/demo."""
     small = ["--steps", "12", "--workers", "2"]
     out, _ = mixwell("demo", *small, cwd=tmp_path)
-    assert "learned against uniform: test loss" in out
-    for name in ("demo.yaml", "report.html", "runs/learned-0/report.html", "runs/uniform-0/mixture.json"):
+    assert "has the lowest mean test loss of 2 methods" in out
+    for name in ("demo.yaml", "report.html", "runs/mixwell-0/report.html", "runs/uniform-0/mixture.json"):
         assert (tmp_path / "runs" / "demo" / name).exists()
     fixed = json.loads((tmp_path / "runs/demo/runs/uniform-0/mixture.json").read_text())
     assert set(fixed["weights"]["last"].values()) == {0.25}

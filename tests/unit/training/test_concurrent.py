@@ -1,9 +1,10 @@
-"""Several runs side by side, and runs from Python."""
+"""Concurrent runs, and runs from Python."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,65 +15,66 @@ from torch.utils.data import TensorDataset
 
 import mixwell
 from helpers.text_configs import TINY, WORDS, lines, write_config
-from mixwell.lab import arms, tables
-from mixwell.report import arms as report
-from mixwell.training import config_io
+from mixwell.training import concurrent, config_io, metrics, mixture
+from mixwell.training.concurrent import Planned
 from mixwell.training.trainer import Trainer
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "learned": {},
+    "proportional": {"mixer": {"method": "fixed", "weights": "proportional"}},
+    "letters": {"mixer": {"method": "fixed"}, "domains": {"letters": "letters.txt"}},
+}
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three arms of a tiny run."""
-    folder = tmp_path_factory.mktemp("arms")
-    base = config_io.read(write_config(folder))
-    alone = arms.Arm("letters alone", {"method": "fixed"}, domains=["letters"])
-    chosen = [arms.LEARNED, arms.PROPORTIONAL, alone]
-    arms.run(base, chosen, seeds=2, out=folder / "out", workers=2, console=Console(quiet=True))
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three kinds of tiny runs, two seeds each."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_all(folder)
     return folder
 
 
-def test_arms_are_told_in_tables(compared: Path) -> None:
-    rows = tables.read(compared / "out" / arms.RUNS)
-    assert [(row["arm"], row["seed"]) for row in rows] == [
-        (arm, seed) for arm in ("learned", "proportional", "letters alone") for seed in (0, 1)
-    ]
-    assert all(row["steps"] == 24 and 0 < float(row["test_loss"]) < 6 for row in rows)
-    weights = tables.read(compared / "out" / arms.WEIGHTS)
-    sizes = {name: (compared / f"{name}.txt").stat().st_size for name in WORDS}
-    for row in weights:
-        if row["arm"] == "proportional":
-            share = sizes[str(row["domain"])] / sum(sizes.values())
-            assert float(row["weight"]) == pytest.approx(share, abs=0.01)  # rows are whole
-    assert {row["domain"] for row in weights if row["arm"] == "letters alone"} == {"letters"}
-    # A run of an arm is the run that a user would get.
+def run_all(folder: Path, **changes: Any) -> None:
+    planned: list[Planned] = []
+    for name, settings in SETTINGS.items():
+        plain = config_io.read(write_config(folder)).model_dump(mode="json")
+        plain["mixer"] |= settings.get("mixer", {})
+        kept = settings.get("domains", plain["domains"])
+        plain["domains"] = {one: plain["domains"][one] for one in kept}
+        for seed in (0, 1):
+            config = config_io.check({**plain, **changes, "seed": seed})
+            planned.append(Planned(config, folder / "out" / f"{name}-{seed}"))
+    concurrent.do(planned, workers=2, unfinished=folder / "out" / "unfinished", console=Console(quiet=True))
+
+
+def test_runs_are_those_that_a_user_would_get(done: Path) -> None:
+    for name in SETTINGS:
+        for seed in (0, 1):
+            last = list(metrics.read(done / "out" / f"{name}-{seed}", "evaluation"))[-1]
+            assert last["step"] == 24
+            assert 0 < last["losses"]["test"] < 6
+    sizes = {name: (done / f"{name}.txt").stat().st_size for name in WORDS}
+    for name, weight in mixture.read(done / "out" / "proportional-0")["weights"]["last"].items():
+        assert weight == pytest.approx(sizes[name] / sum(sizes.values()), abs=0.01)  # rows are whole
+    assert mixture.read(done / "out" / "letters-1")["domains"] == ["letters"]
     own = mixwell.train(
-        {name: str(compared / f"{name}.txt") for name in WORDS},
-        str(compared / "validation.txt"),
-        test=str(compared / "test.txt"),
-        out=compared / "own",
+        {name: str(done / f"{name}.txt") for name in WORDS},
+        str(done / "validation.txt"),
+        test=str(done / "test.txt"),
+        out=done / "own",
         quiet=True,
         **TINY,
     )
     assert own.finished
-    assert lines(compared / "own") == lines(compared / "out" / "runs" / "learned-0")
+    assert lines(done / "own") == lines(done / "out" / "learned-0")
 
 
-def test_arms_are_not_mixed_with_other_settings(compared: Path) -> None:
-    base = config_io.read(compared / "tiny.yaml", ["optimizer.lr=0.5"])
+def test_runs_are_not_mixed_with_other_settings(done: Path) -> None:
+    optimizer = config_io.read(done / "tiny.yaml").model_dump(mode="json")["optimizer"]
     with pytest.raises(
         ValueError, match=r"learned-0 is a run with other settings \(optimizer.lr is 0.\d+ here"
     ):
-        arms.run(base, [arms.LEARNED], seeds=1, out=compared / "out", workers=1, console=Console(quiet=True))
-
-
-def test_findings_count_the_seeds(compared: Path) -> None:
-    rows = tables.read(compared / "out" / arms.RUNS)
-    first, second = report.findings(rows)
-    by = {(row["arm"], row["seed"]): float(row["test_loss"]) for row in rows}
-    lower = sum(by["learned", seed] < by["proportional", seed] for seed in (0, 1))
-    assert first.startswith("learned against proportional: test loss ")
-    assert f"lower in {lower} of 2 seeds" in first
-    assert second.startswith("learned against letters alone: ")
+        run_all(done, optimizer={**optimizer, "lr": 0.5})
 
 
 def test_train_from_python_with_ones_own_model(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from helpers.text_configs import write_config
 from mixwell.lab import tables
 from mixwell.lab.tables import Row
 from mixwell.training.engines import Engine, Job, connection
-from mixwell.training.engines.ray import _Actor, _Here
+from mixwell.training.engines.ray import _Actor, _DriverState
 from mixwell.training.sweeps import run_sweep
 from mixwell.utils import environment
 
@@ -63,9 +63,9 @@ def test_the_address_of_the_environment_and_all_cpus_are_taken(
     found: list[tuple[int, str, str, str]] = []
     run_sweep(
         where,
-        [Job(f"job{n}", 1, 3) for n in range(9)],
+        [Job(f"job{n}", 1, (3, tmp_path)) for n in range(9)],
         workers=None,
-        checkpoints=Path("c"),
+        folder=Path("c"),
         on_done=lambda job, result: found.append(result),
         console=QUIET,
         engine=Engine("ray"),
@@ -85,9 +85,9 @@ def test_another_version_on_the_cluster_is_refused(
     with pytest.raises(OSError, match=r"has mixwell \S+ and not 99.0; install the same on all machines"):
         run_sweep(
             where,
-            [Job("one", 1, 1), Job("two", 1, 2)],
+            [Job("one", 1, (1, tmp_path)), Job("two", 1, (2, tmp_path))],
             workers=2,
-            checkpoints=tmp_path / "c",
+            folder=tmp_path / "c",
             on_done=lambda job, result: pytest.fail("it was done"),
             console=QUIET,
             engine=Engine("ray", ray_cluster),
@@ -96,12 +96,12 @@ def test_another_version_on_the_cluster_is_refused(
 
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
-    here = _Here(
+    here = _DriverState(
         token=str(tmp_path / "elsewhere" / "token"),
         packages=environment.packages(),
         folder=str(tmp_path),
         path=[],
-        words=[],
+        argv=[],
         work=b"",
     )
     said = _Actor().start(here)
@@ -128,7 +128,7 @@ def test_what_is_no_cluster_is_not_waited_for(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(OSError, match=rf"answers at {address} \(nothing came in 3 seconds\)"):
+        with pytest.raises(OSError, match=rf"answers at {address} \(no reply within 3 seconds\)"):
             Engine("ray", address).check()
 
 

@@ -1,1 +1,1 @@
-"""The theorems' bounds beside what is measured, on problems whose constants are known."""
+"""The theorems' bounds compared with measurements, on problems with known constants."""

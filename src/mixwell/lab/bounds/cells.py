@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -20,9 +19,9 @@ from mixwell.training.engines import StoppedError
 
 MEASUREMENTS = "measurements.csv"
 LEAP = 10_000_000
-"""Greater budgets are computed a round at a time, where that can be done."""
+"""Larger budgets are computed a round at a time."""
 LEARNING_RATE = 0.9
-"""Of the greatest that the theorem allows."""
+"""As a fraction of the largest that the theorem allows."""
 
 
 @final
@@ -31,14 +30,13 @@ class Cell:
     """One measurement.
 
     Args:
-        purpose: ``"theorem"`` (the theorem's step size and its horizons, beside the bounds) or ``"scaling"`` (all
-            horizons, and a step size for the true size of the hypergradients, to find the best one).
-        kind: of the problem.
-        seed: of the problem.
-        noisy: whether gradients are.
-        curvature: of the hypergradients.
+        purpose: ``"theorem"`` (the theorem's step size and horizons, compared with the bounds) or ``"scaling"``
+            (all horizons, and a step size for the true size of the hypergradients, to find the best horizon).
+        kind: kind of problem, a key of ``KINDS``.
+        noisy: whether gradients are noisy.
+        curvature: curvature of the hypergradients.
         budget: N.
-        copies: how many runs of the noise are averaged (1 without noise).
+        copies: number of runs of the noise that are averaged (1 without noise).
     """
 
     purpose: str
@@ -51,32 +49,28 @@ class Cell:
 
     @property
     def work(self) -> int:
-        """For progress: about how many steps it takes as long as."""
+        """Number of steps that take about as long, for the progress bar."""
         return self.budget if self.budget <= LEAP else 100_000
 
     @property
     def name(self) -> str:
-        """Fit for a file."""
+        """A file name."""
         noise = "noisy" if self.noisy else "full"
         return f"{self.purpose}-{self.kind.replace(' ', '-')}-{self.seed}-{noise}-{self.curvature}-n{self.budget}"
 
 
-def measure(
-    cell: Cell, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]
-) -> list[Row]:
-    """Measure a cell. It takes seconds, so it has no checkpoint of its own.
+def measure(cell: Cell, /, *, report: Callable[[int], None], stopping: Callable[[], bool]) -> list[Row]:
+    """Measure a cell.
 
     Args:
-        cell: what to measure.
-        checkpoint: not used.
-        report: told the steps done.
-        stopping: asks whether to stop.
+        report: called with the number of steps done.
+        stopping: returns whether to stop.
 
     Returns:
-        A row per horizon: the measured ``F(w_avg) - F*``, and the bound where the theorem speaks.
+        A row per horizon: the measured ``F(w_avg) - F*``, and the bound where the theorem applies.
 
     Raises:
-        StoppedError: it was asked to.
+        StoppedError: ``stopping`` returned true.
     """
 
     def watch(step: int) -> None:
@@ -168,29 +162,14 @@ def _horizons(cell: Cell, constants: theory.Constants) -> list[int]:
 
 
 def shortest(noisy: bool, constants: theory.Constants) -> int:
-    """The shortest horizon of which the theorem speaks.
-
-    Args:
-        noisy: whether the stochastic one is meant.
-        constants: of the problem.
-
-    Returns:
-        T.
-    """
+    """Return the shortest horizon to which the (stochastic, if noisy) theorem applies."""
     if noisy:
         return theory.shortest_noisy_horizon(constants)
     return theory.shortest_horizon(constants, learning_rate=full_rate(constants))
 
 
 def full_rate(constants: theory.Constants) -> float:
-    """The learning rate with full gradients, somewhat below the greatest that the theorem allows.
-
-    Args:
-        constants: of the problem.
-
-    Returns:
-        eta.
-    """
+    """Return the learning rate with full gradients, somewhat below the theorem's maximum."""
     return LEARNING_RATE * constants.greatest_learning_rate
 
 

@@ -1,4 +1,4 @@
-"""``mixwell reproduce bounds``: measure, check, fit, write and draw."""
+"""``mixwell reproduce bounds``: measure, check the theorems, and fit the growth of the best horizon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from mixwell.lab import tables
 from mixwell.lab.bounds.cells import MEASUREMENTS, Cell, measure
 from mixwell.lab.bounds.problems import CURVATURES
-from mixwell.lab.bounds.scaling import Best, Fit, growth_of, parting
+from mixwell.lab.bounds.scaling import Best, Fit, compare_choice, growth_of
 from mixwell.lab.bounds.theorem import check, verdict
 from mixwell.lab.tables import Row, Value
 from mixwell.training.engines import LOCAL, Engine, Job
@@ -33,15 +33,11 @@ SCALING = (
 
 
 def cells_of(*, seeds: int, copies: int, decades: float) -> list[Cell]:
-    """All measurements.
+    """Return all measurements, those of the theorem first.
 
     Args:
-        seeds: problems of each kind, for the growth of the best horizon; half of them where a run is dear.
-        copies: of the noise.
-        decades: of budgets; from three on, the theorem is also compared at N = 10^8.
-
-    Returns:
-        The cells, those of the theorem first.
+        seeds: problems of each kind, for the growth of the best horizon; half as many where a run is expensive.
+        decades: decades of budgets; from three on, the theorem is also compared at N = 10^8.
     """
     theorem = [
         Cell("theorem", kind, seed, False, curvature, budget)
@@ -57,7 +53,7 @@ def cells_of(*, seeds: int, copies: int, decades: float) -> list[Cell]:
         for budget in (1_000, 10_000)
     ]
     if decades >= 3:
-        # A minute each, but only there is the budget great enough for the bound to say something.
+        # A minute each, but only there the budget is large enough for the bound to be informative.
         theorem += [
             Cell("theorem", "quadratic", s, False, "exact", 100_000_000) for s in range(min(seeds, 3))
         ]
@@ -78,25 +74,18 @@ def main(
     decades: float,
     workers: int | None,
     out: Path,
-    figures: bool,
     engine: Engine = LOCAL,
 ) -> bool:
-    """The whole command.
+    """Run the command and return whether the theorems hold wherever they apply.
 
     Args:
         seeds: problems of each kind.
         copies: runs of the noise that are averaged.
-        decades: of budgets, over which the best horizon is sought.
-        workers: how many measurements at a time; ``None`` for one per core.
-        out: folder for the files.
-        figures: whether to draw.
-        engine: where they are done.
-
-    Returns:
-        Whether the theorems hold wherever they speak.
+        decades: decades of budgets for the growth of the best horizon.
+        workers: number of concurrent measurements; ``None`` for one per core.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
     """
     if seeds < 2 or copies < 2 or not 0.5 <= decades <= 4:
         raise ValueError(
@@ -110,19 +99,15 @@ def main(
     best, fits = growth_of(rows)
     holds = _print_theorem(rows, console)
     _print_scaling(best, fits, console)
-    written = [out / MEASUREMENTS, *_write(best, fits, out)]
-    if figures:
-        from mixwell.report import bounds
-
-        written += bounds.write(out, out)
-    terminal.say(console, "written: " + ", ".join(str(path) for path in written))
+    _write_fits(best, fits, out)
+    terminal.say(console, f"{out}: {MEASUREMENTS}, {HORIZONS}, {FITS}")
     return holds
 
 
 def _measure(
     cells: Sequence[Cell], out: Path, workers: int | None, engine: Engine, console: Console
 ) -> list[Row]:
-    """The rows of all cells; those that are in the table already are not measured again, and others stay in it."""
+    """Return the rows of all cells, measuring those that are not in the table yet; other rows stay in it."""
     path = out / MEASUREMENTS
     wanted = {tuple(int(v) if isinstance(v, bool) else v for v in asdict(c).values()): c for c in cells}
     with lock_folder(out):
@@ -149,7 +134,7 @@ def _measure(
             measure,
             [Job(cell.name, cell.work, cell) for cell in todo],
             workers=workers,
-            checkpoints=out / "unfinished",
+            folder=out / "unfinished",
             on_done=add,
             console=console,
             engine=engine,
@@ -162,8 +147,7 @@ def _key(row: Row) -> tuple[Value, ...]:
 
 
 def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
-    """The theorems' inequalities, and F's convexity that they ask for."""
-    table = Table(title="measured beside bound, greatest quotient", title_justify="left", title_style="bold")
+    table = Table(title="largest ratio of measurement to bound", title_justify="left", title_style="bold")
     heads = (
         "problem",
         "gradients",
@@ -171,7 +155,7 @@ def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
         "rows",
         "F(w_avg) - F*",
         "a round's error",
-        "bound says something",
+        "bound is informative",
     )
     for name in heads:
         table.add_column(name)
@@ -184,7 +168,7 @@ def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
             str(found.rows),
             f"{found.gap:.2g}",
             "" if found.noisy else f"{found.error:.2g}",
-            f"{found.telling} of {found.rows}",
+            f"{found.informative} of {found.rows}",
         )
     terminal.show(console, table)
     for line in verdict(checks):
@@ -195,11 +179,15 @@ def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
 def _print_scaling(best: Best, fits: Sequence[Fit], console: Console) -> None:
     console.print("the best horizon:")
     for growth in fits:
-        told = parting(growth, best[growth.kind, growth.noisy])
-        terminal.say(console, f"  {told}")
+        ratio, gap, short = compare_choice(best[growth.kind, growth.noisy])
+        terminal.say(
+            console,
+            f"  {growth}; the paper's T is {ratio:.1f} times the best and its gap {gap:.1f} times the smallest; "
+            f"{short} best horizons are too short for the theorem",
+        )
 
 
-def _write(best: Best, fits: Sequence[Fit], out: Path) -> list[Path]:
+def _write_fits(best: Best, fits: Sequence[Fit], out: Path) -> None:
     rows: list[Row] = [
         {"kind": kind, "noisy": int(noisy), **asdict(found)}
         for (kind, noisy), every in best.items()
@@ -221,4 +209,5 @@ def _write(best: Best, fits: Sequence[Fit], out: Path) -> list[Path]:
         }
         for growth in fits
     ]
-    return [tables.write(out / HORIZONS, rows), tables.write(out / FITS, lines)]
+    tables.write(out / HORIZONS, rows)
+    tables.write(out / FITS, lines)

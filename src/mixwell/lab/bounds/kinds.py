@@ -1,4 +1,4 @@
-"""The kinds of problems that are measured."""
+"""The kinds of problems."""
 
 from __future__ import annotations
 

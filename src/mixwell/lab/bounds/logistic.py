@@ -6,6 +6,7 @@ import math
 from typing import final
 
 import numpy as np
+from typing_extensions import override
 
 from mixwell.lab.bounds.problems import Array, BilevelProblem, norm, spread, unit
 from mixwell.reference.theory import Constants
@@ -15,17 +16,16 @@ from mixwell.reference.theory import Constants
 class LogisticRegression(BilevelProblem):
     """``l_j(theta) = mean_i log(1 + exp(-y_i x_i theta)) + lambda ||theta||^2 / 2`` over the rows of domain j.
 
-    The rows have length 2 and labels from a teacher of the domain's own; the validation loss is that of
-    rows with a teacher between them, without the ridge. Noise is that of drawing a few rows. F need not be
-    convex; :meth:`BilevelProblem.convexity_violations` tells.
+    The rows have length 2, and labels from a teacher per domain; the validation loss is that of rows with a
+    teacher between them, without the ridge. Noise comes from drawing a few rows. F need not be convex; see
+    :meth:`BilevelProblem.convexity_violations`.
 
     Args:
-        seed: of everything.
         domains: m.
         dimension: d.
-        rows: of each domain, and of the validation set.
+        rows: rows of each domain, and of the validation set.
         ridge: lambda.
-        draw: the number of rows of a noisy gradient, drawn with replacement.
+        draw: number of rows of a noisy gradient, drawn with replacement.
     """
 
     def __init__(
@@ -54,39 +54,42 @@ class LogisticRegression(BilevelProblem):
         """The rows ``y_i x_i`` of the domains, shape ``(m, rows, d)``."""
         self.validation_rows = rows_of(between)
         self.start = unit(random.standard_normal(dimension))
-        self.noise_bound = 4.0  # two rows' gradients, each no longer than the row, differ by no more
+        self.noise_bound = 4.0  # two rows' gradients, each at most as long as the row, differ by at most this
 
+    @override
     def gradients(self, theta: Array) -> Array:
         """``-mean_i y_i x_i sigmoid(-y_i x_i theta) + lambda theta``."""
         slopes = _sigmoid(-np.einsum("mnd,bd->bmn", self.signed, theta))
         data = np.einsum("bmn,mnd->bmd", slopes, self.signed) / self.signed.shape[1]
         return self.ridge * theta[:, None] - data
 
+    @override
     def noisy_gradients(self, theta: Array, random: np.random.Generator) -> Array:
-        """Of a few rows of each domain."""
         chosen = random.integers(self.signed.shape[1], size=(len(theta), self.domains, self.draw))
         rows = self.signed[np.arange(self.domains)[:, None], chosen]
         slopes = _sigmoid(-np.einsum("bmnd,bd->bmn", rows, theta))
         return self.ridge * theta[:, None] - np.einsum("bmn,bmnd->bmd", slopes, rows) / self.draw
 
+    @override
     def validation_gradient(self, theta: Array) -> Array:
         """``-mean_i y_i x_i sigmoid(-y_i x_i theta)``."""
         slopes = _sigmoid(-theta @ self.validation_rows.T)
         return -slopes @ self.validation_rows / len(self.validation_rows)
 
+    @override
     def noisy_validation_gradient(self, theta: Array, random: np.random.Generator) -> Array:
-        """Of a few rows."""
         chosen = random.integers(len(self.validation_rows), size=(len(theta), self.draw))
         rows = self.validation_rows[chosen]
         slopes = _sigmoid(-np.einsum("bnd,bd->bn", rows, theta))
         return -np.einsum("bn,bnd->bd", slopes, rows) / self.draw
 
+    @override
     def validation_loss(self, theta: Array) -> Array:
         """``mean_i log(1 + exp(-y_i x_i theta))``."""
         return np.logaddexp(0.0, -theta @ self.validation_rows.T).mean(-1)
 
+    @override
     def minimizer(self, weights: Array, near: Array | None = None) -> Array:
-        """By Newton's method, to rounding error."""
         theta = np.zeros((len(weights), self.dimension)) if near is None else near.copy()
         for _ in range(50):
             slope = np.einsum("bm,bmd->bd", weights, self.gradients(theta))
@@ -95,6 +98,7 @@ class LogisticRegression(BilevelProblem):
             theta = theta - np.linalg.solve(self.hessian(weights, theta), slope[..., None])[..., 0]
         return theta
 
+    @override
     def hessian(self, weights: Array, theta: Array) -> Array:
         """``sum_j w_j mean_i s_i (1 - s_i) x_i x_i^T + lambda I``."""
         slopes = _sigmoid(-np.einsum("mnd,bd->bmn", self.signed, theta))
@@ -102,12 +106,14 @@ class LogisticRegression(BilevelProblem):
         data = np.einsum("bmn,mni,mnj->bij", spread, self.signed, self.signed, optimize=True)
         return data + self.ridge * np.eye(self.dimension)
 
+    @override
     def diagonal_error(self) -> float:
         """``max_j || mean_i |x_i| |x_i|^T / 4 ||`` without its diagonal, as no ``s (1 - s)`` is above 1/4."""
         sizes = np.abs(self.signed)
         apart = np.einsum("mni,mnj->mij", sizes, sizes) / sizes.shape[1] / 4 * (1 - np.eye(self.dimension))
         return float(np.abs(np.linalg.eigvalsh(apart)).max())
 
+    @override
     def base_constants(self, *, noisy: bool) -> Constants:
         """``mu = lambda``, ``L = lambda + max_j eig(X_j^T X_j / n) / 4``, and the ball around 0."""
         n = self.signed.shape[1]

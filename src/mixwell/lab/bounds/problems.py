@@ -1,6 +1,6 @@
-"""Strongly convex bilevel problems whose constants are computed, not guessed.
+"""Strongly convex bilevel problems with computed constants.
 
-Both kinds live on a ball that no run leaves. Around any center z, the map ``theta -> theta - eta g`` with
+No run of either kind leaves a certain ball. Around any center z, the map ``theta -> theta - eta g`` with
 ``eta <= 1/L`` contracts by ``1 - eta mu`` and moves z by at most ``eta s``, where ``s = max_j ||grad
 l_j(z)|| + noise``; so the ball of radius ``max(||theta_0 - z||, s / mu)`` is mapped into itself. The
 Lipschitz constants are those of that ball.
@@ -26,14 +26,13 @@ GRID = 12
 
 
 class BilevelProblem(ABC):
-    """Domains, a validation loss, and everything that the theorems want to know of them.
+    """Domains, a validation loss, and the constants that the theorems require.
 
     Attributes:
-        name: of the kind and seed.
         domains: m.
         dimension: d.
         start: theta_0, shape ``(d,)``.
-        noise_bound: no noisy gradient is farther than this from the gradient.
+        noise_bound: maximum distance of a noisy gradient from the gradient.
     """
 
     name: str
@@ -44,65 +43,61 @@ class BilevelProblem(ABC):
 
     @abstractmethod
     def gradients(self, theta: Array) -> Array:
-        """The domains' gradients, shape ``(rows, m, d)``."""
+        """Return the domains' gradients, shape ``(rows, m, d)``."""
 
     @abstractmethod
     def noisy_gradients(self, theta: Array, random: np.random.Generator) -> Array:
-        """Unbiased, noisy versions of :meth:`gradients`."""
+        """Return unbiased, noisy :meth:`gradients`."""
 
     @abstractmethod
     def validation_gradient(self, theta: Array) -> Array:
-        """The gradient of the validation loss, shape ``(rows, d)``."""
+        """Return the gradient of the validation loss, shape ``(rows, d)``."""
 
     @abstractmethod
     def noisy_validation_gradient(self, theta: Array, random: np.random.Generator) -> Array:
-        """An unbiased, noisy version of :meth:`validation_gradient`."""
+        """Return an unbiased, noisy :meth:`validation_gradient`."""
 
     @abstractmethod
     def validation_loss(self, theta: Array) -> Array:
-        """Shape ``(rows,)``."""
+        """Return the validation loss, shape ``(rows,)``."""
 
     @abstractmethod
     def minimizer(self, weights: Array, near: Array | None = None) -> Array:
-        """``theta*(w)``, shape ``(rows, d)``; ``near`` is a guess, where there is one."""
+        """Return ``theta*(w)``, shape ``(rows, d)``; ``near`` is an initial guess."""
 
     @abstractmethod
     def hessian(self, weights: Array, theta: Array) -> Array:
-        """The Hessian of the weighted loss, shape ``(rows, d, d)``."""
+        """Return the Hessian of the weighted loss, shape ``(rows, d, d)``."""
 
     @abstractmethod
     def base_constants(self, *, noisy: bool) -> Constants:
-        """The constants for the exact Hessian at the optimum."""
+        """Return the constants for the exact Hessian at the optimum."""
 
     @abstractmethod
     def diagonal_error(self) -> float:
-        """A bound of how far the diagonal of the Hessian is from it, in operator norm, for all weights."""
+        """Return a bound of ``||H - diag H||`` in operator norm, for all weights."""
 
     def greatest_gap(self) -> float:
-        """``max_w F(w) - F*`` on a grid of weights: a bound above it says nothing."""
+        """Return ``max_w F(w) - F*`` on a grid of weights; a larger bound is not informative."""
         return float(self.outer(simplex_grid(self.domains, GRID)).max()) - self.best()[1]
 
     def outer(self, weights: Array) -> Array:
-        """``F(w) = L_V(theta*(w))``, shape ``(rows,)``."""
+        """Return ``F(w) = L_V(theta*(w))``, shape ``(rows,)``."""
         return self.validation_loss(self.minimizer(weights))
 
     def hypergradient(self, weights: Array, theta: Array | None = None) -> Array:
-        """The true one, ``-<grad L_V, H^-1 grad l_j>`` at the minimizer (Eq. 2), shape ``(rows, m)``."""
+        """Return the exact ``-<grad L_V, H^-1 grad l_j>`` at the minimizer (Eq. 2), shape ``(rows, m)``."""
         star = self.minimizer(weights) if theta is None else theta
         target = np.linalg.solve(self.hessian(weights, star), self.validation_gradient(star)[..., None])
         return -(self.gradients(star) @ target)[..., 0]
 
     def curvature(self, kind: str, weights: Array, theta: Array) -> Array:
-        """The H that a round uses, as full matrices, shape ``(rows, d, d)``.
+        """Return the H that a round uses, shape ``(rows, d, d)``.
 
         Args:
             kind: ``"exact"``, the Hessian at the minimizer; its ``"diagonal"``; or ``"isotropic"``, gamma I with
                 gamma midway between mu and L.
-            weights: of the round.
-            theta: the minimizer for them.
-
-        Returns:
-            H.
+            theta: the minimizer for the weights.
         """
         exact = self.hessian(weights, theta)
         eye = np.eye(self.dimension)
@@ -114,17 +109,10 @@ class BilevelProblem(ABC):
         return exact
 
     def constants(self, kind: str = "exact", *, noisy: bool = False) -> Constants:
-        """The theorem's constants for a kind of curvature.
+        """Return the theorem's constants for one of :data:`CURVATURES`.
 
         All curvatures have eigenvalues between mu and L (a diagonal entry of a matrix is between its extreme
         eigenvalues), and ``gamma I`` with gamma midway is at most ``(L - mu) / 2`` from any of them.
-
-        Args:
-            kind: of :data:`CURVATURES`.
-            noisy: whether the gradients are.
-
-        Returns:
-            The constants.
         """
         base = self.base_constants(noisy=noisy)
         mu, smooth = base.strong_convexity, base.smoothness
@@ -137,20 +125,13 @@ class BilevelProblem(ABC):
         return replace(base, curvature_error=error)
 
     def greatest_hypergradient(self) -> float:
-        """``max_w max_j |dF/dw_j|`` on a grid of weights: the size that ``G G_V / mu_hat`` bounds."""
+        """Return ``max_w max_j |dF/dw_j|`` on a grid of weights, which ``G G_V / mu_hat`` bounds."""
         return float(np.abs(self.hypergradient(simplex_grid(self.domains, GRID))).max())
 
     def best(self, *, gap: float = 1e-8, steps: int = 5_000) -> tuple[Array, float]:
-        """The weights that minimize F, by mirror descent with true hypergradients.
+        """Minimize F by mirror descent with exact hypergradients; return the weights ``(m,)`` and ``F*``.
 
-        For convex F, ``F(w) - F* <= <grad F, w> - min_j dF/dw_j``; it stops where that is small.
-
-        Args:
-            gap: to stop at.
-            steps: at most.
-
-        Returns:
-            The weights, shape ``(m,)``, and ``F*``.
+        For convex F, ``F(w) - F* <= <grad F, w> - min_j dF/dw_j``; it stops when that is below ``gap``.
         """
         weights = np.full((1, self.domains), 1 / self.domains)
         star = self.minimizer(weights)
@@ -171,7 +152,7 @@ class BilevelProblem(ABC):
         return weights[0], value
 
     def convexity_violations(self) -> tuple[int, int]:
-        """On how many chords of a grid the middle of F is above the mean of its ends, and of how many."""
+        """Return on how many chords of a grid F is not convex, and the number of chords."""
         grid = simplex_grid(self.domains, GRID)
         first, second = np.triu_indices(len(grid), 1)
         values = self.outer(grid)
@@ -181,14 +162,7 @@ class BilevelProblem(ABC):
 
 
 def simplex_grid(domains: int, parts: int) -> Array:
-    """All weights that are multiples of ``1 / parts``.
-
-    Args:
-        domains: m.
-        parts: of the unit.
-
-    Returns:
-        Shape ``(count, m)``.
+    """Return all weights that are multiples of ``1 / parts``, shape ``(count, m)``.
 
     Example:
         >>> simplex_grid(2, 2).tolist()
@@ -199,15 +173,15 @@ def simplex_grid(domains: int, parts: int) -> Array:
 
 
 def unit(vectors: Array) -> Array:
-    """Vectors of the same directions and length one."""
+    """Return vectors of the same directions and length one."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def norm(vectors: Array) -> float:
-    """The greatest length."""
+    """Return the largest length."""
     return float(np.linalg.norm(vectors, axis=-1).max())
 
 
 def spread(points: Array) -> float:
-    """The greatest distance of two points."""
+    """Return the largest distance of two points."""
     return norm((points[:, None] - points).reshape(-1, points.shape[-1]))

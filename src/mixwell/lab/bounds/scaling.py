@@ -23,15 +23,13 @@ class BestHorizon:
     """The best horizon of one problem and budget.
 
     Args:
-        seed: of the problem.
-        budget: N.
-        measured: T with the least measured gap, between the grid's points by a parabola in the logarithms.
-        gap: there.
-        theory: T that minimizes the theorem's bound; NaN where the budget is too short for the theorem, or all
-            of it would be one round.
-        gap_at_choice: the measured gap at the grid's horizon next to the paper's choice.
+        measured: T with the smallest measured gap, interpolated by a parabola in the logarithms.
+        gap: the gap at the best horizon of the grid.
+        theory: T that minimizes the theorem's bound; NaN where the budget is too short for the theorem, or would
+            be a single round.
+        gap_at_choice: the measured gap at the grid's horizon nearest to ``choice``.
         choice: the paper's choice.
-        shortest: the horizon from which on the theorem speaks.
+        shortest: the shortest horizon to which the theorem applies.
     """
 
     seed: int
@@ -51,14 +49,12 @@ Best = dict[tuple[str, bool], list[BestHorizon]]
 @final
 @dataclass(frozen=True)
 class Fit:
-    """How the best horizon grows over all problems of a kind.
+    """The growth of the best horizon over all problems of a kind.
 
     Without noise ``T = a + b log N``; with noise ``log T = a + b log(N log N)``. Each problem has its own
     slope b; the intervals are Student's over the problems.
 
     Args:
-        kind: of the problems.
-        noisy: which law.
         slope: b, the exponent with noise.
         late: b without the first decade of budgets, where few horizons are long enough for the theorem.
         theory: b of the horizons that minimize the bound.
@@ -81,32 +77,21 @@ class Fit:
         )
 
     def predict(self, budget: Array) -> Array:
-        """The fitted horizon for budgets."""
+        """Return the fitted horizon for each budget."""
         line = self.intercept + self.slope.mean * abscissa(budget, noisy=self.noisy)
         return np.exp(line) if self.noisy else line
 
 
 def abscissa(budget: Array, *, noisy: bool) -> Array:
-    """``log N``, or with noise ``log(N log N)``.
-
-    Args:
-        budget: N.
-        noisy: which.
-
-    Returns:
-        What the best horizon is fitted against.
-    """
+    """Return ``log N``, or with noise ``log(N log N)``."""
     return np.log(budget * np.log(budget)) if noisy else np.log(budget)
 
 
 def best_horizons(rows: Sequence[Row]) -> list[BestHorizon]:
-    """The best horizon of every problem and budget.
+    """Return the best horizon of every problem and budget, sorted.
 
     Args:
         rows: scaling rows of one kind of problems, with or without noise.
-
-    Returns:
-        In the order of seeds and budgets.
     """
     found: list[BestHorizon] = []
     for seed, budget in sorted({(int(r["seed"]), int(r["budget"])) for r in rows}):
@@ -139,14 +124,7 @@ def best_horizons(rows: Sequence[Row]) -> list[BestHorizon]:
 
 
 def growth_of(rows: Sequence[Row]) -> tuple[Best, list[Fit]]:
-    """The best horizons and their growth, of everything that was measured.
-
-    Args:
-        rows: all measurements; those for scaling are taken.
-
-    Returns:
-        The best horizons by kind of problem and noise, and a fit for each.
-    """
+    """Return the best horizons by kind of problem and noise, and a fit for each."""
     scaling = [row for row in rows if row["purpose"] == "scaling"]
     best: Best = {}
     for kind, noisy in dict.fromkeys((str(row["kind"]), int(row["noisy"])) for row in scaling):
@@ -156,16 +134,11 @@ def growth_of(rows: Sequence[Row]) -> tuple[Best, list[Fit]]:
 
 
 def lowest(horizons: Array, gaps: Array) -> float:
-    """Where the gap is least, between the points.
-
-    It is the vertex of the parabola through the least point and its neighbors, in logarithms.
+    """Return the vertex of the parabola through the smallest gap and its neighbors, in logarithms.
 
     Args:
         horizons: ascending.
         gaps: positive.
-
-    Returns:
-        The horizon.
 
     Example:
         >>> t = np.array([1.0, 10.0, 100.0])
@@ -181,16 +154,7 @@ def lowest(horizons: Array, gaps: Array) -> float:
 
 
 def fit(kind: str, best: Sequence[BestHorizon], *, noisy: bool) -> Fit:
-    """Fit the growth of the best horizon.
-
-    Args:
-        kind: of the problems.
-        best: of several problems and budgets.
-        noisy: which law.
-
-    Returns:
-        The fit.
-    """
+    """Fit the growth of the best horizon over several problems and budgets."""
     later = 10 * min(b.budget for b in best)
     lines = _lines(best, lambda b: b.measured, noisy)
     late = _lines([b for b in best if b.budget >= later], lambda b: b.measured, noisy)
@@ -218,7 +182,7 @@ def _least_bound(constants: theory.Constants, budget: int, *, noisy: bool) -> fl
 def _lines(
     best: Sequence[BestHorizon], horizon: Callable[[BestHorizon], float], noisy: bool
 ) -> list[tuple[float, float]]:
-    """Slope and intercept of each problem that has at least two budgets."""
+    """Return slope and intercept of each problem with at least two budgets."""
     found: list[tuple[float, float]] = []
     for seed in sorted({b.seed for b in best}):
         own = [b for b in best if b.seed == seed]
@@ -231,25 +195,15 @@ def _lines(
     return found
 
 
-def parting(growth: Fit, found: Sequence[BestHorizon]) -> str:
-    """Where the theory and the measurements of a kind part, in a sentence or two.
-
-    Args:
-        growth: the fit.
-        found: the best horizons that it was fitted to.
+def compare_choice(found: Sequence[BestHorizon]) -> tuple[float, float, int]:
+    """Compare the paper's choice of T with the best horizons.
 
     Returns:
-        The sentences.
+        The choice relative to the best T, and its gap relative to the smallest (medians over the problems with the
+        largest budget); and the number of best horizons that are too short for the theorem.
     """
     last = max(b.budget for b in found)
     own = [b for b in found if b.budget == last]
-    times = float(np.median([b.choice / b.measured for b in own]))
-    price = float(np.median([b.gap_at_choice / b.gap for b in own]))
-    below = sum(b.measured < b.shortest for b in found)
-    inside = "inside" if growth.theory in growth.slope else "outside"
-    later = "inside" if growth.theory in growth.late else "outside"
-    return (
-        f"{growth}: {inside} the first interval and {later} the second. {below} of {len(found)} best horizons are "
-        f"shorter than those of which the theorem speaks. At N = {last} the paper's T is {times:.1f} times the "
-        f"best one, and its gap {price:.1f} times the least (medians over {len(own)} problems)."
-    )
+    ratio = float(np.median([b.choice / b.measured for b in own]))
+    gap = float(np.median([b.gap_at_choice / b.gap for b in own]))
+    return ratio, gap, sum(b.measured < b.shortest for b in found)

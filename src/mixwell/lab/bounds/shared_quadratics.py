@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 import numpy as np
+from typing_extensions import override
 
 from mixwell.lab.bounds.problems import Array, BilevelProblem, norm, spread, unit
 from mixwell.reference.theory import Constants
@@ -12,15 +13,14 @@ from mixwell.reference.theory import Constants
 
 @final
 class SharedQuadratics(BilevelProblem):
-    """``l_j = (theta - c_j)^T A (theta - c_j) / 2`` with one A.
+    """``l_j = (theta - c_j)^T A (theta - c_j) / 2`` with a common A.
 
     So ``theta*(w) = sum_j w_j c_j``, and F is convex. The eigenvalues of A go from 1 to ``condition``. The
-    validation loss is a quadratic with a Hessian of its own, whose minimum no mixture reaches, so the
+    validation loss is a quadratic with another Hessian, the minimum of which no mixture reaches, so the
     hypergradients do not vanish at the best weights. Noise is uniform on a sphere of radius sigma, so its
     variance is ``sigma^2`` and it is bounded.
 
     Args:
-        seed: of everything.
         domains: m.
         dimension: d.
         condition: L / mu.
@@ -42,40 +42,46 @@ class SharedQuadratics(BilevelProblem):
         self.target = mixture @ self.centers + unit(random.standard_normal(dimension))
         self.start = self.centers.mean(0) + unit(random.standard_normal(dimension))
 
+    @override
     def gradients(self, theta: Array) -> Array:
         """``A (theta - c_j)``."""
         return (theta[:, None] - self.centers) @ self.matrix
 
+    @override
     def noisy_gradients(self, theta: Array, random: np.random.Generator) -> Array:
-        """With a vector of length sigma in a random direction."""
         exact = self.gradients(theta)
         return exact + self.noise_bound * unit(random.standard_normal(exact.shape))
 
+    @override
     def validation_gradient(self, theta: Array) -> Array:
         """``A_V (theta - c_V)``."""
         return (theta - self.target) @ self.validation_matrix
 
+    @override
     def noisy_validation_gradient(self, theta: Array, random: np.random.Generator) -> Array:
-        """With a vector of length sigma in a random direction."""
         exact = self.validation_gradient(theta)
         return exact + self.noise_bound * unit(random.standard_normal(exact.shape))
 
+    @override
     def validation_loss(self, theta: Array) -> Array:
         """``(theta - c_V)^T A_V (theta - c_V) / 2``."""
         return ((theta - self.target) * self.validation_gradient(theta)).sum(-1) / 2
 
+    @override
     def minimizer(self, weights: Array, near: Array | None = None) -> Array:
         """``sum_j w_j c_j``."""
         return weights @ self.centers
 
+    @override
     def hessian(self, weights: Array, theta: Array) -> Array:
-        """A."""
         return np.broadcast_to(self.matrix, (len(weights), self.dimension, self.dimension))
 
+    @override
     def diagonal_error(self) -> float:
         """``||A - diag A||``."""
         return float(np.abs(np.linalg.eigvalsh(self.matrix * (1 - np.eye(self.dimension)))).max())
 
+    @override
     def base_constants(self, *, noisy: bool) -> Constants:
         """From the eigenvalues of A and A_V, and the ball around the mean of the centers."""
         values = np.linalg.eigvalsh(self.matrix)

@@ -1,7 +1,7 @@
 """Algorithms 2 and 3 on many rows at once: every horizon of a grid, and several copies of the noise, in one pass.
 
-The real mixer takes a fraction of a millisecond per step, too slow for millions of them; a test holds this
-loop to it.
+The mixer takes a fraction of a millisecond per step, too slow for millions of them; a test compares this loop
+with it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Silent: Callable[[int], None] = lambda _: None  # noqa: E731
 @final
 @dataclass(frozen=True)
 class Outcomes:
-    """What the rows came to.
+    """Results by row.
 
     Args:
         average: ``(w_0 + ... + w_{K-1}) / K``, shape ``(rows, m)``.
-        error: the greatest ``max_j |h_j - dF/dw_j|`` of a round, shape ``(rows,)``; NaN where not asked for.
-        error_ratio: the greatest quotient of that error and its bound over the rounds, likewise.
+        error: the largest ``max_j |h_j - dF/dw_j|`` of a round, shape ``(rows,)``; NaN if not requested.
+        error_ratio: the largest ratio of that error to its bound over the rounds, likewise.
     """
 
     average: Array
@@ -50,20 +50,16 @@ def simulate(
     """Train every row for its ``floor(N / T)`` rounds.
 
     Args:
-        problem: what is trained.
         budget: N.
         horizons: T of every row, shape ``(rows,)``.
         learning_rates: eta of every row.
         step_sizes: alpha of every row.
         curvature: a kind of :meth:`BilevelProblem.curvature`.
-        random: of the noise; ``None`` for full gradients.
+        random: source of the noise; ``None`` for full gradients.
         error_bounds: bounds of the hypergradients' error, from rows and the distances of their rounds' first
-            parameters to the minimizers; ``None`` where the errors are not wanted (they cost an exact
-            hypergradient per round).
-        report: told the steps done, now and then.
-
-    Returns:
-        What came of them.
+            parameters to the minimizers; ``None`` to skip the errors (they cost an exact hypergradient per
+            round).
+        report: called now and then with the number of steps done.
     """
     rows = len(horizons)
     horizon = horizons.astype(np.int64)
@@ -122,23 +118,11 @@ def leap(
     error_bounds: Callable[[Indices, Array], Array],
     report: Callable[[int], None] = Silent,
 ) -> Outcomes:
-    """The same as :func:`simulate` for full gradients and exact curvature, a whole round at a time.
+    """Compute :func:`simulate` for full gradients and exact curvature, a whole round at a time.
 
     With one Hessian A, ``y = theta_0 - theta*`` and ``r = I - eta A``, a round ends at ``theta_T = theta* +
     r^T y`` and ``u_j = A (T r^(T-1) y + (1 - r^T) (eta A)^-1 (theta* - c_j))``, so budgets of many millions
-    of steps are within reach.
-
-    Args:
-        problem: what is trained.
-        budget: N.
-        horizons: T of every row, shape ``(rows,)``.
-        learning_rates: eta of every row.
-        step_sizes: alpha of every row.
-        error_bounds: as there.
-        report: told the steps done, now and then.
-
-    Returns:
-        What came of them.
+    of steps are feasible.
     """
     values, basis = np.linalg.eigh(problem.matrix)
     parts: list[Outcomes] = []

@@ -1,4 +1,4 @@
-"""Whether the theorems' inequalities hold in what was measured, and whether they say anything there."""
+"""Check the theorems' inequalities on the measurements, and whether they are informative."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ from mixwell.lab.tables import Row, column
 @final
 @dataclass(frozen=True)
 class Check:
-    """The measurements of one kind of problems beside their bounds.
+    """Measurements of one kind of problems compared with their bounds.
 
     Args:
-        kind: of the problems.
-        noisy: whether gradients are.
-        curvature: of the hypergradients.
-        rows: how many were compared.
-        gap: the greatest quotient of ``F(w_avg) - F*`` and its bound.
-        error: the greatest quotient of a round's hypergradient error and its bound; NaN with noise.
-        telling: in how many rows the bound is below ``max_w F(w) - F*``; elsewhere nothing could break it.
-        fading: the slowest fall of the error with the horizon, as a share of what the bound promises per step
-            (at least 1 is right); NaN but for the exact curvature, whose error has no other part.
-        nonconvex: in how many problems F is not convex, as the theorems ask.
+        rows: number of measurements.
+        gap: the largest ratio of ``F(w_avg) - F*`` to its bound.
+        error: the largest ratio of a round's hypergradient error to its bound; NaN with noise.
+        informative: rows in which the bound is below ``max_w F(w) - F*``; elsewhere nothing could violate it.
+        fading: the slowest decay of the error with the horizon, relative to the bound's decay per step (at least 1
+            is right); NaN except for the exact curvature, the error of which has no other part.
+        nonconvex: number of problems in which F is not convex, as the theorems require.
     """
 
     kind: str
@@ -39,26 +36,19 @@ class Check:
     rows: int
     gap: float
     error: float
-    telling: int
+    informative: int
     fading: float
     nonconvex: int
 
     @property
     def holds(self) -> bool:
-        """Whether every inequality does; what is not a number does not hold."""
+        """Whether every inequality holds; NaN does not."""
         right = self.gap <= 1 and (self.noisy or self.error <= 1)
         return right and (math.isnan(self.fading) or self.fading >= 1)
 
 
 def check(rows: Sequence[Row]) -> list[Check]:
-    """Compare all theorem rows with their bounds.
-
-    Args:
-        rows: all measurements.
-
-    Returns:
-        One check for each kind, noise and curvature.
-    """
+    """Compare all theorem rows with their bounds, for each kind, noise and curvature."""
     theorem = [row for row in rows if row["purpose"] == "theorem"]
     found: list[Check] = []
     for kind, noisy, curvature in dict.fromkeys((r["kind"], r["noisy"], r["curvature"]) for r in theorem):
@@ -72,7 +62,7 @@ def check(rows: Sequence[Row]) -> list[Check]:
                 rows=len(own),
                 gap=float(np.max(np.array(column(own, "gap")) / np.array(column(own, "bound")))),
                 error=math.nan if noisy else float(np.max(column(own, "error_ratio"))),
-                telling=sum(float(r["bound"]) < greatest_gap(str(kind), int(r["seed"])) for r in own),
+                informative=sum(float(r["bound"]) < greatest_gap(str(kind), int(r["seed"])) for r in own),
                 fading=_fading(own) if curvature == "exact" and not noisy else math.nan,
                 nonconvex=sum(not is_convex(str(kind), seed) for seed in seeds),
             )
@@ -81,21 +71,13 @@ def check(rows: Sequence[Row]) -> list[Check]:
 
 
 def verdict(checks: Sequence[Check]) -> list[str]:
-    """What the checks say, in sentences.
-
-    Args:
-        checks: of all kinds.
-
-    Returns:
-        The sentences.
-    """
-    rows, telling = sum(c.rows for c in checks), sum(c.telling for c in checks)
+    """Return a summary of the checks in sentences."""
+    rows, informative = sum(c.rows for c in checks), sum(c.informative for c in checks)
     broken = [f"{c.kind}, {c.curvature}" for c in checks if not c.holds]
     holds = f"they do NOT hold for {'; '.join(broken)}" if broken else "they all hold"
     lines = [
-        f"The theorems' inequalities were compared with {rows} measurements: {holds}. In {telling} of them the "
-        "bound of F(w_avg) - F* is below the greatest gap that any weights can have; elsewhere no algorithm "
-        "could break it, so the bound is true but says nothing at these sizes."
+        f"The theorems' inequalities were compared with {rows} measurements: {holds}. In {informative} of them "
+        "the bound of F(w_avg) - F* is below the largest gap of any weights; elsewhere it is not informative."
     ]
     fading = [c.fading for c in checks if not math.isnan(c.fading)]
     if fading:
@@ -111,37 +93,21 @@ def verdict(checks: Sequence[Check]) -> list[str]:
 
 @cache
 def greatest_gap(kind: str, seed: int) -> float:
-    """``max_w F(w) - F*`` of a problem.
-
-    Args:
-        kind: of the problem.
-        seed: of the problem.
-
-    Returns:
-        The gap.
-    """
+    """Return ``max_w F(w) - F*`` of a problem."""
     return KINDS[kind](seed).greatest_gap()
 
 
 @cache
 def is_convex(kind: str, seed: int) -> bool:
-    """Whether F of a problem is convex, on the chords of a grid.
-
-    Args:
-        kind: of the problem.
-        seed: of the problem.
-
-    Returns:
-        Whether it is.
-    """
+    """Return whether F of a problem is convex on the chords of a grid."""
     return KINDS[kind](seed).convexity_violations()[0] == 0
 
 
 def _fading(rows: Sequence[Row]) -> float:
-    """The slowest ``log(error_1 / error_2) / log(bound_1 / bound_2)`` of neighboring horizons.
+    """Return the slowest ``log(error_1 / error_2) / log(bound_1 / bound_2)`` of neighboring horizons.
 
-    Only the bound's exponential part is taken, with its factor ``eta T``; pairs whose errors are rounded away
-    are left out.
+    Only the bound's exponential part is taken, with its factor ``eta T``; pairs with errors below rounding are
+    left out.
     """
     slowest = math.inf
     for seed, budget in sorted({(int(r["seed"]), int(r["budget"])) for r in rows}):

@@ -1,1 +1,1 @@
-"""Methods side by side: the same problem, the same seeds, the same compute."""
+"""Comparisons of methods on one problem with the same seeds, data and compute."""

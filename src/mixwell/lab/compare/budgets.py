@@ -1,4 +1,4 @@
-"""How many steps a method may train for, when everything that it computes is charged."""
+"""The number of steps that a method can afford when everything it computes is charged."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from mixwell.training.trainer import validation_rows
 
 
 def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
-    """What a run will compute, in training steps: a gradient of a batch each.
+    """Return the cost of a run in training steps (the gradient of one batch).
 
-    Training, validation gradients, trials before the run, probes and passes of a reference model; a forward pass
-    alone is a third. Evaluations are for us to look at and do not count.
+    It includes training, validation gradients, trials before the run, probes and passes of a reference model; a
+    forward pass costs a third. Evaluations are not charged. For a solver that may stop early it is the maximum.
 
     Args:
-        config: the settings.
         sizes: rows by domain.
         held_out: rows of the validation set.
-
-    Returns:
-        The sum; of a method whose solver may stop early, the most that it can be.
     """
     method = methods.find(config.mixer.method)
     context = mixing.method_context(config, sizes, held_out)
@@ -41,36 +37,27 @@ def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
 
 
 def affordable(config: Config, sizes: Mapping[str, int], held_out: int, *, budget: float) -> Config:
-    """The same settings with as many training steps as the budget allows.
-
-    Args:
-        config: the settings.
-        sizes: rows by domain.
-        held_out: rows of the validation set.
-        budget: in training steps.
-
-    Returns:
-        The settings of the longest run that costs no more.
+    """Return the settings of the longest run that costs at most ``budget`` (arguments as of :func:`cost`).
 
     Raises:
-        ValueError: not even one step can be paid for.
+        ValueError: The budget does not pay for a single step.
     """
-    if cost(_with(config, 1), sizes, held_out) > budget:
+    if cost(_with_steps(config, 1), sizes, held_out) > budget:
         raise ValueError(
-            f"{config.mixer.method} cannot train a single step within {budget:g}, as what it computes besides "
+            f"{config.mixer.method} cannot train a single step within {budget:g}: its other computation "
             "costs more; raise `steps`, or lower its options"
         )
     low, high = 1, max(1, int(budget))
     while low < high:
         middle = (low + high + 1) // 2
-        if cost(_with(config, middle), sizes, held_out) <= budget:
+        if cost(_with_steps(config, middle), sizes, held_out) <= budget:
             low = middle
         else:
             high = middle - 1
-    return _with(config, low)
+    return _with_steps(config, low)
 
 
-def _with(config: Config, steps: int) -> Config:
+def _with_steps(config: Config, steps: int) -> Config:
     plain = config.model_dump(mode="json")
     plain["steps"] = steps
     if isinstance(plain["mixer"]["horizon"], int):

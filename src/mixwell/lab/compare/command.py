@@ -1,11 +1,12 @@
-"""``mixwell compare``: methods side by side at equal compute; ``mixwell methods``: what there is."""
+"""``mixwell compare``: train several methods with the same seeds, data and compute, and compare their losses."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import final
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,8 +14,10 @@ from rich.table import Table
 
 from mixwell.lab import problems, tables
 from mixwell.lab.compare import budgets, results
-from mixwell.lab.compare.contestants import Contestant, choose, horizons_of
-from mixwell.lab.compare.results import Entry
+from mixwell.lab.compare.contestants import Contestant, choose, parse_horizons
+from mixwell.lab.compare.results import ComparedRun
+from mixwell.lab.compare.standings import standings
+from mixwell.lab.compare.summary import summary, verdict
 from mixwell.lab.tables import Row
 from mixwell.training import concurrent, config_io, metrics, mixing
 from mixwell.training.concurrent import Planned
@@ -26,11 +29,31 @@ from mixwell.utils import environment
 from mixwell.utils.files import lock_folder
 from mixwell.utils.terminal import say, show
 
-TOLD = (
-    ("arm", "rank", "T", "loss", "against uniform"),
-    ("arm", "compute", "steps", "seconds", "MiB", "weights"),
+TERMINAL_COLUMNS = (
+    ("method", "rank", "T", "loss", "vs. uniform"),
+    ("method", "compute", "steps", "seconds", "MiB", "weights"),
 )
-"""The columns of two tables, one under the other, since terminals are narrow; the report page has all."""
+"""Two tables, one below the other, since terminals are narrow; the report page has all columns."""
+
+
+@final
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome of a comparison.
+
+    Args:
+        rows: rows of ``compare.csv``; empty if no run is finished.
+        error: raised by the runs, if they failed or were interrupted.
+    """
+
+    folder: Path
+    rows: Sequence[Row]
+    error: Exception | None
+
+    def raise_error(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error
 
 
 def main(
@@ -38,31 +61,27 @@ def main(
     *,
     names: Sequence[str],
     seeds: int,
-    horizons: str,
-    equal: str,
+    horizons: str = "own",
+    equal: str = "compute",
     out: Path | None,
     workers: int | None,
-    overrides: Sequence[str],
-    figures: bool,
+    overrides: Sequence[str] = (),
     engine: Engine = LOCAL,
-) -> None:
-    """Run what is not done yet, write the tables, print and draw.
+) -> Comparison:
+    """Run everything that is not finished yet, write the tables and print them.
 
     Args:
-        problem: the path of a config, or the name of an embedded problem.
-        names: of methods, or of entries of ``compare`` in the config; ``all``.
-        seeds: how many, from 0.
-        horizons: of the methods that learn online, with commas.
+        problem: path of a config, or name of an embedded problem.
+        names: methods, entries of ``compare`` in the config, or ``all``.
+        seeds: number of seeds, from 0.
+        horizons: horizons of the online methods, separated by commas.
         equal: ``compute``, or ``steps`` of the last run.
-        out: the folder; ``None`` for ``runs/compare-`` and the problem's name.
-        workers: how many runs at a time; ``None`` for one per core.
+        out: ``None`` for ``runs/compare-`` and the problem's name.
+        workers: number of concurrent runs; ``None`` for one per core.
         overrides: ``key=value``.
-        figures: whether to write the report page.
-        engine: where they are done.
 
     Raises:
-        ValueError: a setting is wrong, or a method lacks what it needs.
-        ChildProcessError: runs failed; the others are told.
+        ValueError: A setting is wrong, or a method lacks a requirement.
     """
     check_workers(workers, engine)
     if seeds < 1:
@@ -78,40 +97,52 @@ def main(
     base = config_io.read(problems.find(problem, out, console), overrides)
     if base.validation is None and base.test is None:
         raise ValueError("a comparison needs something to compare by: give `validation` or `test`")
-    chosen, refused = choose(base, names, horizons_of(horizons))
+    chosen, refused = choose(base, names, parse_horizons(horizons))
     if equal == "compute":
-        chosen, too_dear = _affordable(base, chosen, console)
-        refused |= too_dear
+        chosen, too_expensive = _affordable(base, chosen, console)
+        refused |= too_expensive
     for name, reason in refused.items():
         say(console, f"left out: {name} ({reason})")
-    entries = _entries(base, chosen, seeds=seeds, equal=equal, out=out)
+    planned = _runs(base, chosen, seeds=seeds, equal=equal, out=out)
+    comparison = _execute(planned, refused, out=out, workers=workers, console=console, engine=engine)
+    if comparison.rows:
+        _print(comparison, console)
+    return comparison
+
+
+def _execute(
+    runs: Sequence[ComparedRun],
+    refused: dict[str, str],
+    *,
+    out: Path,
+    workers: int | None,
+    console: Console,
+    engine: Engine,
+) -> Comparison:
     with lock_folder(out):
         environment.write(out)
-        planned = [Planned(one.config, one.folder, work=_work(one)) for one in entries]
-        failed: ChildProcessError | InterruptedError | None = None
+        # The progress bar counts everything that is computed, in training steps.
+        planned = [
+            Planned(one.config, one.folder, work=max(one.config.steps, int(one.budget or 0))) for one in runs
+        ]
+        failed: Exception | None = None
         try:
             concurrent.do(
                 planned, workers=workers, unfinished=out / "unfinished", console=console, engine=engine
             )
-        except (ChildProcessError, InterruptedError) as error:  # what is done is told all the same
+        except (ChildProcessError, InterruptedError) as error:  # the finished runs are reported nevertheless
             failed = error
-        done = [one for one in entries if finished(one.folder)]
-        rows = results.write(out, _by_arm(done), _failures(out, entries, refused))
-    if rows:
-        _tell(console, rows, out)
-    if figures and rows:
-        from mixwell.report import compare as report
-
-        written = report.write(out, out)
-        say(console, f"look at {next(path for path in written if path.suffix == '.html')}")
-    if failed is not None:
-        raise failed
+        order = list(dict.fromkeys(one.name for one in runs))
+        done = sorted(
+            (one for one in runs if finished(one.folder)), key=lambda one: (order.index(one.name), one.seed)
+        )
+        return Comparison(out, results.write_tables(out, done, _failures(out, runs, refused)), failed)
 
 
 def _affordable(
     base: Config, chosen: Sequence[Contestant], console: Console
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """Those that can train within the budget, for as many steps as it pays for; and why others cannot."""
+    """Give each contestant the steps that the budget pays for; also return why some cannot train at all."""
     _, rows = Run(base, Path(), console=console).load()
     sizes = {name: len(own) for name, own in rows.domains.items()}
     held_out = 0 if rows.validation is None else len(rows.validation)
@@ -128,16 +159,18 @@ def _affordable(
     return found, refused
 
 
-def _entries(base: Config, chosen: Sequence[Contestant], *, seeds: int, equal: str, out: Path) -> list[Entry]:
-    """Seed by seed, so that a comparison that was stopped has something to compare."""
+def _runs(
+    base: Config, chosen: Sequence[Contestant], *, seeds: int, equal: str, out: Path
+) -> list[ComparedRun]:
+    """Return the runs seed by seed, so that an interrupted comparison has something to compare."""
     places = [_slug(one.name) for one in chosen]
     for one, place in zip(chosen, places, strict=True):
         if places.count(place) > 1:
             raise ValueError(
-                f"{one.name!r} and another arm would share runs/{place}-0; rename it in `compare`"
+                f"{one.name!r} and another entry would share runs/{place}-0; rename it in `compare`"
             )
     return [
-        Entry(
+        ComparedRun(
             one.name,
             one.entry,
             one.method.name,
@@ -153,40 +186,28 @@ def _entries(base: Config, chosen: Sequence[Contestant], *, seeds: int, equal: s
     ]
 
 
-def _by_arm(entries: Sequence[Entry]) -> list[Entry]:
-    arms = list(dict.fromkeys(one.arm for one in entries))
-    return sorted(entries, key=lambda one: (arms.index(one.arm), one.seed))
-
-
-def _work(entry: Entry) -> int:
-    """For the progress bar: everything, in steps."""
-    return max(entry.config.steps, int(entry.budget or 0))
-
-
-def _failures(out: Path, entries: Sequence[Entry], refused: dict[str, str]) -> list[Row]:
+def _failures(out: Path, runs: Sequence[ComparedRun], refused: dict[str, str]) -> list[Row]:
     found: list[Row] = [{"arm": name, "seed": "", "reason": reason} for name, reason in refused.items()]
-    for one in entries:
+    for one in runs:
         report = out / "unfinished" / f"{one.folder.name}.failed.txt"
         if not finished(one.folder) and report.exists():
             last = report.read_text(encoding="utf-8").strip().splitlines()[-1]
-            found.append({"arm": one.arm, "seed": one.seed, "reason": last})
+            found.append({"arm": one.name, "seed": one.seed, "reason": last})
     return found
 
 
-def _tell(console: Console, rows: Sequence[Row], out: Path) -> None:
-    from mixwell.report import compare as report
-
-    texts = report.summary(rows, tables.read(out / results.WEIGHTS))
-    for columns in TOLD:
+def _print(comparison: Comparison, console: Console) -> None:
+    out = comparison.folder
+    cells = summary(standings(comparison.rows, tables.read(out / results.WEIGHTS)))
+    for columns in TERMINAL_COLUMNS:
         table = Table(*columns, box=None)
         for column in table.columns:
             column.no_wrap = True
-        for cells in report.columns_of(texts, columns):
-            table.add_row(*(escape(cell) for cell in cells))
+        for row in cells:
+            table.add_row(*(escape(row[name]) for name in columns))
         show(console, table)
         say(console, "")
-    for line in report.findings(rows):
-        say(console, line)
+    say(console, verdict(comparison.rows))
     say(console, f"{out}: {results.RUNS}, {results.CURVES}, {results.WEIGHTS}, runs/")
 
 

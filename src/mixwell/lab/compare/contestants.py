@@ -1,4 +1,4 @@
-"""Who takes part in a comparison, and which settings each has."""
+"""The contestants of a comparison and their settings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ Horizon = int | Literal["own", "long"]
 @final
 @dataclass(frozen=True)
 class Contestant:
-    """One way to train.
+    """A method with its settings.
 
     Args:
-        name: shown, and that of its directories.
-        entry: the same without a horizon.
-        method: what it is of.
-        config: its settings.
-        named: whether it was asked for by its name, and not as one of all.
+        name: shown, and used for its directories.
+        entry: the name without a horizon.
+        named: whether it was requested by name, and not as one of ``all``.
     """
 
     name: str
@@ -43,26 +41,23 @@ class Contestant:
 def choose(
     base: Config, names: Sequence[str], horizons: Sequence[Horizon] = (OWN,)
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """The contestants, and why others cannot take part.
+    """Return the contestants, and by name the reasons why some of ``all`` cannot take part.
 
     Args:
         base: the settings that all share.
-        names: of methods, of entries of ``compare`` in the settings, or ``all`` for all of both.
-        horizons: of the methods that learn in rounds, in the run or in a proxy: ``own`` is what its authors
-            use, ``long`` is sqrt(N log N).
-
-    Returns:
-        The contestants, and by name the reasons for which some of ``all`` cannot take part.
+        names: methods, entries of ``compare`` in the settings, or ``all`` for all of both.
+        horizons: for methods that learn in rounds, in the run or in a proxy: ``own`` is the authors' choice,
+            ``long`` is sqrt(N log N).
 
     Raises:
-        ValueError: one that was named cannot take part.
+        ValueError: A contestant that was named cannot take part.
     """
     wanted = list(dict.fromkeys(one for name in names for one in (_all(base) if name == ALL else [name])))
     found: list[Contestant] = []
     refused: dict[str, str] = {}
     for name in wanted:
         try:
-            found += _of(base, name, horizons, named=name in names)
+            found += _contestants(base, name, horizons, named=name in names)
         except ValueError as error:
             if name in names:
                 raise
@@ -70,17 +65,11 @@ def choose(
     return found, refused
 
 
-def horizons_of(text: str) -> list[Horizon]:
-    """What the command line says.
-
-    Args:
-        text: ``own``, ``long`` and numbers with commas between.
-
-    Returns:
-        The horizons.
+def parse_horizons(text: str) -> list[Horizon]:
+    """Parse ``own``, ``long`` and numbers, separated by commas.
 
     Raises:
-        ValueError: something else is there.
+        ValueError: There is something else.
     """
     found: list[Horizon] = []
     for part in (one.strip() for one in text.split(",")):
@@ -100,7 +89,7 @@ def _all(base: Config) -> list[str]:
     return [*known, *(name for name in base.compare if name not in known)]
 
 
-def _of(base: Config, name: str, horizons: Sequence[Horizon], *, named: bool) -> list[Contestant]:
+def _contestants(base: Config, name: str, horizons: Sequence[Horizon], *, named: bool) -> list[Contestant]:
     given = base.compare.get(name, {})
     try:
         method = methods.find(str(given.get("method", name)))
@@ -110,7 +99,7 @@ def _of(base: Config, name: str, horizons: Sequence[Horizon], *, named: bool) ->
     method.expect_installed()
     if not method.has_rounds:
         return [Contestant(name, name, method, _config(base, name, method, given, "own"), named)]
-    found: dict[int, Contestant] = {}  # by T, of which one is enough
+    found: dict[int, Contestant] = {}  # by T: the same horizon is run once
     for horizon in horizons:
         config = _config(base, name, method, given, horizon)
         shown = {"own": name, "long": f"{name} long"}.get(str(horizon), f"{name} T={horizon}")
@@ -121,7 +110,7 @@ def _of(base: Config, name: str, horizons: Sequence[Horizon], *, named: bool) ->
 def _config(base: Config, name: str, method: Method, given: Mapping[str, Any], horizon: Horizon) -> Config:
     plain = base.model_dump(mode="json")
     mixer: dict[str, Any] = plain["mixer"]
-    if method.name != base.mixer.method:  # what was chosen for another method says nothing about this one
+    if method.name != base.mixer.method:  # options of another method do not apply to this one
         mixer |= {"options": {}, "horizon": "auto"}
     mixer |= {"method": method.name, **given}
     if horizon != OWN:

@@ -1,4 +1,4 @@
-"""The tables of a comparison: what every run reached, what it cost, which weights it found."""
+"""The tables of a comparison: losses, costs and weights of every run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,17 @@ RUNS, FAILURES, CURVES, WEIGHTS = "compare.csv", "failures.csv", "curves.csv", "
 
 @final
 @dataclass(frozen=True)
-class Entry:
-    """A run of a contestant.
+class ComparedRun:
+    """A run of a contestant with one seed.
 
     Args:
-        arm: the contestant's name.
-        entry: the same without a horizon.
-        method: its method's name.
-        kind: of the method.
+        name: the contestant's name (column ``arm`` of the tables).
+        entry: its name without the horizon.
         horizon: T, if there is one.
-        seed: of the run.
-        config: its settings.
-        folder: its directory.
-        budget: what it may compute, in training steps; ``None`` where that is not limited.
+        budget: allowed compute in training steps; ``None`` for no limit.
     """
 
-    arm: str
+    name: str
     entry: str
     method: str
     kind: str
@@ -43,22 +38,18 @@ class Entry:
     budget: float | None
 
 
-def write(out: Path, entries: Sequence[Entry], failures: Sequence[Row]) -> list[Row]:
-    """Write the tables.
+def write_tables(out: Path, runs: Sequence[ComparedRun], failures: Sequence[Row]) -> list[Row]:
+    """Write the tables and return the rows of :data:`RUNS`.
 
     Args:
-        out: the folder.
-        entries: the runs that are finished.
-        failures: arms that could not be run, with ``arm``, ``seed`` and ``reason``.
-
-    Returns:
-        The rows of the table of runs.
+        runs: finished runs.
+        failures: rows of contestants that could not be run, with ``arm``, ``seed`` and ``reason``.
     """
-    rows = [_row(entry) for entry in entries]
+    rows = [_row(run) for run in runs]
     written = {
         FAILURES: failures,
-        CURVES: [row for entry in entries for row in _curve(entry)],
-        WEIGHTS: [row for entry in entries for row in _weights(entry)],
+        CURVES: [row for run in runs for row in _curve(run)],
+        WEIGHTS: [row for run in runs for row in _weights(run)],
         RUNS: rows,
     }
     for name, table in written.items():
@@ -69,21 +60,21 @@ def write(out: Path, entries: Sequence[Entry], failures: Sequence[Row]) -> list[
     return rows
 
 
-def _row(entry: Entry) -> Row:
-    found = mixture.read(entry.folder)
-    last = list(metrics.read(entry.folder, "evaluation"))[-1]
-    trials = [one.parent for one in (entry.folder / stages.FOLDER).glob(f"*/{mixture.FILE}")]
-    everything = [entry.folder, *trials]
+def _row(run: ComparedRun) -> Row:
+    found = mixture.read(run.folder)
+    last = list(metrics.read(run.folder, "evaluation"))[-1]
+    trials = [one.parent for one in (run.folder / stages.FOLDER).glob(f"*/{mixture.FILE}")]
+    everything = [run.folder, *trials]
     return {
-        "arm": entry.arm,
-        "entry": entry.entry,
-        "method": entry.method,
-        "kind": entry.kind,
-        "horizon": "" if entry.horizon is None else entry.horizon,
-        "seed": entry.seed,
+        "arm": run.name,
+        "entry": run.entry,
+        "method": run.method,
+        "kind": run.kind,
+        "horizon": "" if run.horizon is None else run.horizon,
+        "seed": run.seed,
         "steps": last["step"],
-        "compute": round(float(found["rows"]["computed"]) / entry.config.batch.rows, 3),
-        "budget": "" if entry.budget is None else entry.budget,
+        "compute": round(float(found["rows"]["computed"]) / run.config.batch.rows, 3),
+        "budget": "" if run.budget is None else run.budget,
         **{f"{name}_loss": value for name, value in last["losses"].items()},
         "seconds": round(sum(_seconds(one) for one in everything), 2),
         "memory": max(int(mixture.read(one)["memory"]) for one in everything),
@@ -94,18 +85,17 @@ def _seconds(folder: Path) -> float:
     return float(list(metrics.read(folder, "step"))[-1]["seconds"])
 
 
-def _curve(entry: Entry) -> list[Row]:
-    lines = list(metrics.read(entry.folder, "evaluation"))
-    end = float(mixture.read(entry.folder)["rows"]["computed"]) / entry.config.batch.rows
-    # Where weights are kept, the run itself computes its steps and no more.
-    before = stages.computed(entry.folder) / entry.config.batch.rows
-    if entry.kind != "online":
+def _curve(run: ComparedRun) -> list[Row]:
+    lines = list(metrics.read(run.folder, "evaluation"))
+    end = float(mixture.read(run.folder)["rows"]["computed"]) / run.config.batch.rows
+    before = stages.computed(run.folder) / run.config.batch.rows
+    if run.kind != "online":  # weights stay fixed, so the run itself computes its steps and no more
         before = end - lines[-1]["step"]
     per_step = (end - before) / lines[-1]["step"]
     return [
         {
-            "arm": entry.arm,
-            "seed": entry.seed,
+            "arm": run.name,
+            "seed": run.seed,
             "step": line["step"],
             "compute": round(before + per_step * line["step"], 3),
             "validation_loss": line["losses"]["validation"],
@@ -115,13 +105,13 @@ def _curve(entry: Entry) -> list[Row]:
     ]
 
 
-def _weights(entry: Entry) -> list[Row]:
-    found = mixture.read(entry.folder)
+def _weights(run: ComparedRun) -> list[Row]:
+    found = mixture.read(run.folder)
     first = found["history"][0]["weights"]
     return [
         {
-            "arm": entry.arm,
-            "seed": entry.seed,
+            "arm": run.name,
+            "seed": run.seed,
             "domain": name,
             "initial": first[name],
             "average": found["weights"]["average"][name],

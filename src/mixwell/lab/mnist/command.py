@@ -1,4 +1,4 @@
-"""``mixwell reproduce mnist``: sweep, print, write and draw."""
+"""``mixwell reproduce mnist``: run the sweep and print its curves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mixwell.lab.mnist import mnist_data
-from mixwell.lab.mnist.curves import Curve, curves_of, findings
-from mixwell.lab.mnist.experiment import DOMAINS, VALIDATION, Domains, Setting
-from mixwell.lab.mnist.sweep import RUNS, WEIGHTS, settings_of, sweep
+from mixwell.lab.mnist.curves import Curve, curves_of, verdict
+from mixwell.lab.mnist.experiment import DOMAINS, VALIDATION, Domains, MnistSettings
+from mixwell.lab.mnist.sweep import settings_of, sweep
 from mixwell.training.engines import LOCAL, Engine
 from mixwell.training.sweeps import check_workers
 from mixwell.utils import terminal
@@ -28,22 +28,17 @@ def main(
     seeds: int,
     workers: int | None,
     out: Path,
-    figures: bool,
     engine: Engine = LOCAL,
     **shared: Any,
-) -> None:
-    """The whole command.
+) -> MnistSettings:
+    """Run the sweep, print its curves, and return the settings of one run.
 
     Args:
         budgets: N, one or several.
         horizons: T, or ``None`` for the defaults.
         batch_sizes: images per domain, one or several.
-        seeds: how many.
-        workers: how many runs at a time; ``None`` for one per core.
-        out: folder for the files.
-        figures: whether to draw.
-        engine: where they are done.
-        **shared: other fields of :class:`Setting`.
+        workers: number of concurrent runs; ``None`` for one per core.
+        **shared: other fields of :class:`MnistSettings`.
     """
     check_workers(workers, engine)
     console = Console()
@@ -58,28 +53,13 @@ def main(
     results = sweep(settings, out, workers=workers, console=console, say=say, engine=engine)
     for curve in curves_of(results.runs):
         _print_curve(curve, console)
-        for line in findings(curve):
-            say(line)
-    written = [out / RUNS, out / WEIGHTS]
-    if figures:
-        from mixwell.report import mnist as report
-
-        written += report.draw_examples(examples(settings[0], mnist_data.load(say=say)), out)
-        written += report.write([out], out)
-    say("written: " + ", ".join(str(path) for path in written))
+        say(verdict(curve))
+    return settings[0]
 
 
-def examples(setting: Setting, images: mnist_data.Mnist) -> list[tuple[str, Any, Any]]:
-    """Some images of each domain and of the validation set.
-
-    Args:
-        setting: of the domains.
-        images: MNIST.
-
-    Returns:
-        Name, pixels of shape ``(n, 28, 28)`` and labels.
-    """
-    domains = Domains(images, setting)
+def examples(settings: MnistSettings) -> list[tuple[str, Any, Any]]:
+    """Return name, pixels of shape ``(n, 28, 28)`` and labels of some images of each domain."""
+    domains = Domains(mnist_data.load(), settings)
     found: list[tuple[str, Any, Any]] = []
     for name in (*DOMAINS, VALIDATION):
         pixels, labels = domains.draw(name, EXAMPLES)

@@ -1,4 +1,4 @@
-"""What a sweep of the MNIST experiment says: final loss, accuracy and weights against the horizon."""
+"""Curves of the MNIST experiment: final loss, accuracy and weights against the horizon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mixwell.reference.theory import stochastic_horizon
 
 Array = NDArray[np.float64]
 NEAR = 1.05
-"""A loss within this factor of the least is near it."""
+"""A loss within this factor of the lowest is near it."""
 _RUN_ITSELF = ("run", "horizon", "seed", "seconds")
 _RESULTS = ("validation_", "test_", "last_", "average_")
 
@@ -22,13 +22,13 @@ _RESULTS = ("validation_", "test_", "last_", "average_")
 @final
 @dataclass(frozen=True)
 class Curve:
-    """The runs of one setting, by horizon.
+    """The runs with the same settings, by horizon.
 
     Args:
-        setting: what all of them share.
-        label: what tells them from the other curves; width and batch in any case.
+        setting: the common settings.
+        label: network width, batch size, and the settings in which it differs from the other curves.
         horizons: ascending.
-        rows: the runs of each horizon, one for each seed.
+        rows: the runs of each horizon, one per seed.
     """
 
     setting: dict[str, Value]
@@ -38,7 +38,7 @@ class Curve:
 
     @property
     def budget(self) -> int:
-        """N."""
+        """Training steps N."""
         return int(self.setting["budget"])
 
     @property
@@ -48,7 +48,7 @@ class Curve:
 
     @property
     def seeds(self) -> int:
-        """The least number of runs of a horizon."""
+        """The smallest number of runs of a horizon."""
         return min(len(rows) for rows in self.rows)
 
     @property
@@ -57,35 +57,29 @@ class Curve:
         return max(len(rows) for rows in self.rows) > self.seeds
 
     def mean(self, name: str) -> Array:
-        """Of a column, for each horizon."""
+        """Return the mean of a column for each horizon."""
         return np.array([float(np.mean(column(rows, name))) for rows in self.rows])
 
     def spread(self, name: str) -> Array:
-        """The standard deviation over the seeds; zero for one seed."""
+        """Return the standard deviation over the seeds for each horizon; zero for one seed."""
         return np.array(
             [float(np.std(column(rows, name), ddof=1)) if len(rows) > 1 else 0.0 for rows in self.rows]
         )
 
     def best(self, name: str = "validation_loss") -> int:
-        """The index of the horizon with the least mean."""
+        """Return the index of the horizon with the lowest mean."""
         return int(self.mean(name).argmin())
 
     def at(self, horizon: int) -> int | None:
-        """The index of a horizon, where there is one."""
+        """Return the index of a horizon, if it was run."""
         return self.horizons.index(horizon) if horizon in self.horizons else None
 
 
 def curves_of(runs: Sequence[Row]) -> list[Curve]:
-    """The curves in a table of runs.
-
-    Args:
-        runs: the rows of ``runs.csv``, of one folder or several.
-
-    Returns:
-        One for each setting, in the order of budget and batch size.
+    """Return the curves in the rows of ``runs.csv``, sorted by budget, width and batch size.
 
     Raises:
-        ValueError: there are no runs.
+        ValueError: There are no runs.
     """
     if not runs:
         raise ValueError("there are no finished runs to show")
@@ -105,38 +99,23 @@ def curves_of(runs: Sequence[Row]) -> list[Curve]:
 
 def _label(setting: dict[str, Value], differing: Sequence[str]) -> str:
     others = [n for n in differing if n not in ("budget", "channels", "batch_size")]
-    told = [f"{name.replace('_', ' ')} {setting[name]:g}" for name in others]
-    return ", ".join([f"c = {setting['channels']}", f"batch {setting['batch_size']}", *told])
+    parts = [f"{name.replace('_', ' ')} {setting[name]:g}" for name in others]
+    return ", ".join([f"c = {setting['channels']}", f"batch {setting['batch_size']}", *parts])
 
 
-def findings(curve: Curve) -> list[str]:
-    """What a curve says about the horizon, in sentences, each from its numbers.
-
-    Args:
-        curve: of one setting.
-
-    Returns:
-        The sentences.
-    """
-    loss, spread, name = curve.mean("validation_loss"), curve.spread("validation_loss"), "validation loss"
+def verdict(curve: Curve) -> str:
+    """Return the horizon with the lowest loss, and how T = 1, the theory's T and T = N compare with it."""
+    loss, deviation = curve.mean("validation_loss"), curve.spread("validation_loss")
     best = curve.best()
-
-    def told(index: int) -> str:
-        deviation = f" ± {spread[index]:.3f}" if curve.seeds > 1 else ""
-        return f"T = {curve.horizons[index]}: {loss[index]:.3f}{deviation}"
-
-    seeds = f"{curve.seeds} seeds" if curve.seeds > 1 else "one seed"
-    seeds += " or more" if curve.uneven else ""
-    lines = [f"N = {curve.budget}, {curve.label}, {seeds}: the least {name} is at {told(best)}."]
-    if best in (0, len(loss) - 1):
-        lines.append("The best horizon is at an end of the grid, so there is no valley to speak of.")
-    compared = [(1, "updating at every step"), (curve.theory, "the theory's"), (curve.budget, "one round")]
-    for horizon, meaning in compared:
-        index = curve.at(horizon)
-        if index is not None and index != best:
-            more = loss[index] / loss[best]
-            lines.append(f"{told(index)} ({meaning}), {more:.2f} times the least.")
-    near = [str(t) for t, value in zip(curve.horizons, loss, strict=True) if value <= NEAR * loss[best]]
-    if len(near) > 1:
-        lines.append(f"Within {NEAR - 1:.0%} of the least: T = {', '.join(near)}.")
-    return lines
+    seeds = f"{curve.seeds}{'+' if curve.uneven else ''} seed{'s' if curve.seeds > 1 else ''}"
+    plus_minus = f" ± {deviation[best]:.3f}" if curve.seeds > 1 else ""
+    others = {1: "", curve.theory: " (theory)", curve.budget: " (one round)"}
+    ratios = [
+        f"{loss[index] / loss[best]:.2f} times at T = {horizon}{meaning}"
+        for horizon, meaning in others.items()
+        if (index := curve.at(horizon)) is not None and index != best
+    ]
+    return (
+        f"N = {curve.budget}, {curve.label}, {seeds}: the lowest validation loss is {loss[best]:.3f}{plus_minus} "
+        f"at T = {curve.horizons[best]}{'; ' if ratios else ''}{', '.join(ratios)}."
+    )

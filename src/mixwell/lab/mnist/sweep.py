@@ -16,26 +16,20 @@ from rich.console import Console
 
 from mixwell.lab import tables
 from mixwell.lab.mnist import mnist_data
-from mixwell.lab.mnist.experiment import DOMAINS, Outcome, Run, Setting
+from mixwell.lab.mnist.experiment import DOMAINS, Domains, MnistResult, MnistSettings, build, train
 from mixwell.lab.tables import Row
 from mixwell.reference.theory import stochastic_horizon
 from mixwell.training.engines import LOCAL, Engine, Job
-from mixwell.training.sweeps import begun, run_sweep
+from mixwell.training.sweeps import run_sweep
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder
 
-RUNS, WEIGHTS, CHECKPOINTS = "runs.csv", "weights.csv", "unfinished"
+RUNS, WEIGHTS = "runs.csv", "weights.csv"
 _NAMED = ("budget", "horizon", "seed", "channels", "batch_size")
 
 
 def default_horizons(budget: int) -> list[int]:
-    """1, 2, 5, 10, ... and N, with the theory's ``ceil(sqrt(N log N))`` among them.
-
-    Args:
-        budget: N.
-
-    Returns:
-        The horizons; those within a tenth of the theory's give way to it.
+    """Return 1, 2, 5, 10, ... and N, with ``ceil(sqrt(N log N))`` in place of those within a tenth of it.
 
     Example:
         >>> default_horizons(1000)
@@ -54,26 +48,21 @@ def settings_of(
     batch_sizes: Sequence[int],
     seeds: int,
     **shared: Any,
-) -> list[Setting]:
-    """The runs of a sweep, seed by seed, so that what is there first is a whole curve.
+) -> list[MnistSettings]:
+    """Return the runs of a sweep, seed by seed, so that whole curves are finished first.
 
     Args:
-        budgets: of training steps.
-        horizons: for each budget, those beyond it left out; ``None`` for :func:`default_horizons`.
-        batch_sizes: of the runs.
-        seeds: how many, from 0.
-        **shared: other fields of every :class:`Setting`.
-
-    Returns:
-        The settings.
+        horizons: used with each budget that is at least as large; ``None`` for :func:`default_horizons`.
+        seeds: number of seeds, from 0.
+        **shared: other fields of every :class:`MnistSettings`.
 
     Raises:
-        ValueError: nothing is left to run.
+        ValueError: There is nothing to run.
     """
     if seeds < 1:
         raise ValueError(f"a sweep needs at least 1 seed, got {seeds}")
     found = [
-        Setting(budget=budget, horizon=horizon, seed=seed, batch_size=rows, **shared)
+        MnistSettings(budget=budget, horizon=horizon, seed=seed, batch_size=rows, **shared)
         for seed, budget, rows in product(range(seeds), sorted(set(budgets)), sorted(set(batch_sizes)))
         for horizon in sorted(set(horizons or default_horizons(budget)))
         if horizon <= budget
@@ -83,33 +72,23 @@ def settings_of(
     return found
 
 
-def name_of(setting: Setting) -> str:
-    """A short name of a run; settings that are not in it and not the defaults go in as a checksum.
-
-    Args:
-        setting: of the run.
-
-    Returns:
-        The name, fit for a file.
+def name_of(settings: MnistSettings) -> str:
+    """Return a file name of a run; other settings than the defaults are part of it as a checksum.
 
     Example:
-        >>> name_of(Setting(budget=1000, horizon=84, seed=0))
+        >>> name_of(MnistSettings(budget=1000, horizon=84, seed=0))
         'n1000-t84-s0-c32-b256'
     """
-    values = asdict(setting)
+    values = asdict(settings)
     name = "n{budget}-t{horizon}-s{seed}-c{channels}-b{batch_size}".format(**values)
-    others = {f.name: values[f.name] for f in fields(Setting) if f.name not in _NAMED}
-    if all(others[f.name] == f.default for f in fields(Setting) if f.name in others):
+    others = {f.name: values[f.name] for f in fields(MnistSettings) if f.name not in _NAMED}
+    if all(others[f.name] == f.default for f in fields(MnistSettings) if f.name in others):
         return name
     return f"{name}-{hashlib.sha256(json.dumps(others).encode()).hexdigest()[:8]}"
 
 
 class Results:
-    """The results in a folder: one row per run in ``runs.csv``, the weights over time in ``weights.csv``.
-
-    Args:
-        folder: of the results.
-    """
+    """The results in a folder: one row per run in ``runs.csv``, the weights over time in ``weights.csv``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,30 +97,30 @@ class Results:
         self.weights = tables.read(folder / WEIGHTS)
         """The weights of the domains after rounds of the runs."""
 
-    def missing(self, settings: Sequence[Setting]) -> list[Setting]:
-        """The settings without a result."""
+    def missing(self, settings: Sequence[MnistSettings]) -> list[MnistSettings]:
+        """Return the settings without a result."""
         done = {row["run"] for row in self.runs}
-        return [setting for setting in settings if name_of(setting) not in done]
+        return [one for one in settings if name_of(one) not in done]
 
-    def add(self, setting: Setting, outcome: Outcome) -> None:
-        """Take up a result and write the tables."""
-        name = name_of(setting)
-        numbers = {f.name: getattr(outcome, f.name) for f in fields(Outcome)}
-        row: Row = {"run": name, **asdict(setting)}
+    def add(self, settings: MnistSettings, result: MnistResult) -> None:
+        """Add a result and write the tables."""
+        name = name_of(settings)
+        numbers = {f.name: getattr(result, f.name) for f in fields(MnistResult)}
+        row: Row = {"run": name, **asdict(settings)}
         row |= {key: value for key, value in numbers.items() if isinstance(value, float)}
-        row |= {f"last_{domain}": outcome.last[domain] for domain in DOMAINS}
-        row |= {f"average_{domain}": outcome.average[domain] for domain in DOMAINS}
+        row |= {f"last_{domain}": result.last[domain] for domain in DOMAINS}
+        row |= {f"average_{domain}": result.average[domain] for domain in DOMAINS}
         self.runs = [r for r in self.runs if r["run"] != name] + [row]
         done = {r["run"] for r in self.runs}
-        course: list[Row] = [{"run": name, "step": step, **weights} for step, weights in outcome.course]
-        self.weights = [r for r in self.weights if r["run"] in done - {name}] + course
+        history: list[Row] = [{"run": name, "step": step, **weights} for step, weights in result.history]
+        self.weights = [r for r in self.weights if r["run"] in done - {name}] + history
         # The weights first: a run counts as done by its row in runs.csv.
         tables.write(self.folder / WEIGHTS, sorted(self.weights, key=lambda r: (_order(r["run"]), r["step"])))
         tables.write(self.folder / RUNS, sorted(self.runs, key=lambda r: _order(r["run"])))
 
 
 def sweep(
-    settings: Sequence[Setting],
+    settings: Sequence[MnistSettings],
     folder: Path,
     *,
     workers: int | None,
@@ -149,27 +128,11 @@ def sweep(
     say: Callable[[str], None],
     engine: Engine = LOCAL,
 ) -> Results:
-    """Do the runs that have no result yet.
-
-    Args:
-        settings: of the runs.
-        folder: for the results; unfinished runs keep their checkpoints in it.
-        workers: how many at a time; ``None`` for one per core.
-        console: for the progress.
-        say: told what is found, fetched and done.
-        engine: where they are done.
-
-    Returns:
-        The results in the folder.
-    """
+    """Do the runs that have no result in the folder yet, ``workers`` at a time (``None``: one per core)."""
     with lock_folder(folder):
         results = Results(folder)
-        jobs = [Job(name_of(setting), setting.budget, setting) for setting in results.missing(settings)]
-        again = begun(folder / CHECKPOINTS, jobs)
-        say(
-            f"{len(settings)} runs, {len(settings) - len(jobs)} of them done before"
-            + (f", {again} begun before" if again else "")
-        )
+        jobs = [Job(name_of(one), one.budget, one) for one in results.missing(settings)]
+        say(f"{len(settings)} runs, {len(settings) - len(jobs)} of them done before")
         if jobs:
             mnist_data.load(say=say)
             environment.write(folder)
@@ -177,8 +140,8 @@ def sweep(
             _run,
             jobs,
             workers=workers,
-            checkpoints=folder / CHECKPOINTS,
-            on_done=lambda job, outcome: results.add(job.setting, outcome),
+            folder=folder / "unfinished",
+            on_done=lambda job, result: results.add(job.setting, result),
             console=console,
             engine=engine,
         )
@@ -186,9 +149,15 @@ def sweep(
 
 
 def _run(
-    setting: Setting, /, *, checkpoint: Path, report: Callable[[int], None], stopping: Callable[[], bool]
-) -> Outcome:
-    return Run(setting, _images(), checkpoint=checkpoint).finish(report=report, stopping=stopping)
+    settings: MnistSettings, /, *, report: Callable[[int], None], stopping: Callable[[], bool]
+) -> MnistResult:
+    return train(
+        *build(settings),
+        Domains(_images(), settings),
+        budget=settings.budget,
+        report=report,
+        stopping=stopping,
+    )
 
 
 @cache
@@ -197,5 +166,5 @@ def _images() -> mnist_data.Mnist:
 
 
 def _order(name: Any) -> list[Any]:
-    """So that t5 comes before t10."""
+    """Return a sort key that puts t5 before t10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(name))]

@@ -1,7 +1,7 @@
-"""Problems that need no files of one's own: ``mixwell compare NAME``.
+"""Problems that need no files from the user: ``mixwell compare NAME``.
 
-Their data come from this Python installation or from package registries (npm, PyPI, Debian), once, and are kept in
-the cache folder. Nothing heavy is imported before a problem is asked for, so that ``--help`` can list them.
+Their data come from this Python installation or from package registries (npm, PyPI, Debian) and are cached.
+Nothing heavy is imported before a problem is used, so that ``--help`` can list them quickly.
 """
 
 from __future__ import annotations
@@ -17,60 +17,51 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class Problem:
-    """What can be compared by its name.
+class EmbeddedProblem:
+    """A problem that can be compared by its name; its config is ``NAME.yaml`` in this package.
 
     Args:
         description: one line.
         prepare: ``module:function`` in this package; called with a folder and a function that prints a line, it
-            writes the data that the config names into the folder, or fetches them into the cache, unless they are
-            there.
-        package: that has the config, named like the problem.
+            writes the data that the config names into the folder, or fetches them into the cache, unless they
+            exist.
     """
 
     description: str
     prepare: str
-    package: str = __name__
 
 
 PROBLEMS = {
-    "mnist": Problem(
+    "mnist": EmbeddedProblem(
         "digits turned by 45 degrees, from turned, straight and mislabeled ones", "mnist:prepare"
     ),
-    "fashion": Problem(
+    "fashion": EmbeddedProblem(
         "clothes, from few good images and many with wrong labels or spoiled pixels", "fashion:prepare"
     ),
-    "demo": Problem("docstrings, from code, a manual, names and noise", "demo:prepare", "mixwell.lab.demo"),
-    "drama": Problem("plays, from little drama and five other kinds of text", "text:prepare_drama"),
-    "repetition": Problem(
+    "demo": EmbeddedProblem("docstrings, from code, a manual, names and noise", "demo:prepare"),
+    "drama": EmbeddedProblem("plays, from little drama and five other kinds of text", "text:prepare_drama"),
+    "repetition": EmbeddedProblem(
         "scripture, from very little of it, which can be seen too often, and many speeches",
         "text:prepare_repetition",
     ),
-    "manuals": Problem(
+    "manuals": EmbeddedProblem(
         "Italian manual pages, from few of them and those in five languages", "manuals:prepare"
     ),
-    "finetune": Problem(
+    "finetune": EmbeddedProblem(
         "a small model fine-tuned on questions and answers, of which one source is wrong", "finetune:prepare"
     ),
-    "synthetic": Problem("linear regression whose best mixture is known in closed form", "synthetic:prepare"),
+    "synthetic": EmbeddedProblem(
+        "linear regression with a best mixture known in closed form", "synthetic:prepare"
+    ),
 }
-"""By name."""
 
 
 def find(name: str, out: Path, console: Console) -> Path:
-    """The config of a problem.
-
-    Args:
-        name: the path of a config, or the name of an embedded problem, whose config (and data) are written.
-        out: the folder of the comparison.
-        console: where to report.
-
-    Returns:
-        The path of a config.
+    """Return the path of a config; that of an embedded problem is written to ``out``, with its data.
 
     Raises:
-        ValueError: there is neither.
-        OSError: data cannot be had.
+        ValueError: There is neither a config nor a problem of this name.
+        OSError: The data cannot be fetched.
     """
     from mixwell.utils import files
     from mixwell.utils.terminal import say
@@ -82,27 +73,19 @@ def find(name: str, out: Path, console: Console) -> Path:
             f"there is no config {name}; give the path of one (`mixwell init` writes one to start from), or the "
             f"name of an embedded problem: {', '.join(PROBLEMS)}"
         )
-    problem = PROBLEMS[name]
-    module, _, function = problem.prepare.partition(":")
+    module, _, function = PROBLEMS[name].prepare.partition(":")
     prepare = getattr(import_module(f"{__name__}.{module}"), function)
     prepare(out / "data", lambda line: say(console, line))
     path = out / f"{name}.yaml"
     if not path.exists():
-        files.write_atomically(path, read_config(name) + _resource(__name__, "variants.yaml"))
+        files.write_atomically(path, read_config(name) + _resource("variants.yaml"))
     return path
 
 
 def read_config(name: str) -> str:
-    """The config of an embedded problem, without the variants of methods.
-
-    Args:
-        name: one of :data:`PROBLEMS`.
-
-    Returns:
-        The text of a YAML file.
-    """
-    return _resource(PROBLEMS[name].package, f"{name}.yaml")
+    """Return the YAML config of an embedded problem, without the variants of methods."""
+    return _resource(f"{name}.yaml")
 
 
-def _resource(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text("utf-8")
+def _resource(name: str) -> str:
+    return resources.files(__name__).joinpath(name).read_text("utf-8")

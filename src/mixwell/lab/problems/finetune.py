@@ -1,9 +1,9 @@
 """Fine-tuning: a small language model learns to answer, from sources of which one gives wrong answers.
 
 The base model is trained once, on code and the manual of this Python installation, and kept in the cache. The
-sources are made of the same installation, without docstrings having been in the base model's text:
+sources come from the same installation; the base model's text has no docstrings:
 
-- *docs*: what a function does (the first sentence of its docstring);
+- *docs*: the first sentence of a function's docstring;
 - *spelling*: the letters of a word;
 - *sums*: sums and differences;
 - *characters*: the names of Unicode's characters;
@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 from mixwell.data.downloads import cache_folder
 from mixwell.data.tokenizer import LEAST_SIZE
-from mixwell.lab.demo import corpus
+from mixwell.lab.problems import demo
 from mixwell.lab.problems.packages import Say
-from mixwell.lab.problems.text import write
+from mixwell.lab.problems.text import write_texts
 from mixwell.training.models.gpt import Gpt
 from mixwell.training.trainables import next_token_each, next_token_loss
 from mixwell.utils import files
@@ -44,38 +44,26 @@ from mixwell.utils import files
 CONTEXT, LAYERS, HEADS, WIDTH = 64, 2, 4, 96
 BASE_STEPS, BASE_ROWS, BASE_RATE = 1200, 32, 3e-3
 GOOD_CHARACTERS = 100_000
-"""Of *docs* and of *spelling* to train on."""
+"""Each of *docs* and *spelling* to train on."""
 OTHER_CHARACTERS = 400_000
-"""Of each other source."""
+"""Each other source."""
 HELD_OUT_CHARACTERS = 100_000
-"""Of each of the two kinds of questions for validation, and as many for the test."""
+"""Each of the two kinds of questions for validation, and as many for the test."""
 
 Exchange = tuple[str, str]
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
 def prepare(folder: Path, say: Say) -> None:
-    """Write the sources, and train the base model into the cache, unless they are there.
-
-    Args:
-        folder: where the sources are written.
-        say: told what is written and trained.
-    """
-    if not (folder / "test.txt").exists():  # which is written last
+    """Write the sources, and train the base model into the cache, unless they exist."""
+    if not (folder / "test.txt").exists():  # written last
         say(f"writing questions and answers from this Python installation to {folder}")
-        write(folder, sources(), say)
+        write_texts(folder, sources(), say)
     base_model(say=say)
 
 
 def base_model(*, say: Say = print) -> tuple[Gpt, Loss, Loss]:
-    """The base model, from the cache; trained if it is not there.
-
-    Args:
-        say: told that it is trained.
-
-    Returns:
-        The model, its mean loss and the loss of every row.
-    """
+    """Return the base model (from the cache, or trained), its mean loss and its loss of every row."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Gpt(LEAST_SIZE, context=CONTEXT, layers=LAYERS, heads=HEADS, width=WIDTH)
@@ -99,27 +87,16 @@ def base_model(*, say: Say = print) -> tuple[Gpt, Loss, Loss]:
 
 
 def answer_loss(model: nn.Module, rows: Tensor) -> Tensor:
-    """The mean over rows of :func:`answer_losses`.
-
-    Args:
-        model: gives logits of shape ``(rows, length, vocabulary)``.
-        rows: tokens, shape ``(rows, length + 1)``.
-
-    Returns:
-        One number.
-    """
+    """Return the mean over rows of :func:`answer_losses`."""
     return answer_losses(model, rows).mean()
 
 
 def answer_losses(model: nn.Module, rows: Tensor) -> Tensor:
-    """The cross-entropy of every row, the mean over the tokens of its answers; zero where it has none.
+    """Return the cross-entropy of every row, the mean over the tokens of its answers; zero if it has none.
 
     Args:
         model: gives logits of shape ``(rows, length, vocabulary)``.
         rows: tokens, shape ``(rows, length + 1)``.
-
-    Returns:
-        Shape ``(rows,)``.
     """
     counted = in_answers(rows)[:, 1:]
     losses = next_token_each(model, rows) * counted
@@ -127,13 +104,7 @@ def answer_losses(model: nn.Module, rows: Tensor) -> Tensor:
 
 
 def in_answers(rows: Tensor) -> Tensor:
-    r"""Which bytes belong to an answer that begins in its row: from behind ``A: `` to the end of the line.
-
-    Args:
-        rows: bytes, shape ``(rows, length)``.
-
-    Returns:
-        Booleans of the same shape.
+    r"""Return which bytes belong to an answer that starts in its row: after ``A: `` to the end of the line.
 
     Example:
         >>> rows = torch.tensor([list(b"f\nA: no\n\nQ: ")])
@@ -144,7 +115,7 @@ def in_answers(rows: Tensor) -> Tensor:
 
 
 def _latest(rows: Tensor, marker: bytes, behind: int) -> Tensor:
-    """Where the latest marker began, plus ``behind``, from that place on; -1 before the first one."""
+    """Return, at each position, the start of the latest marker plus ``behind``; -1 before the first one."""
     wanted = torch.tensor(list(marker), device=rows.device)
     found = (rows.unfold(1, len(marker), 1) == wanted).all(dim=2)
     begins = found.new_full(rows.shape, 0)
@@ -154,26 +125,16 @@ def _latest(rows: Tensor, marker: bytes, behind: int) -> Tensor:
 
 
 def base_text() -> bytes:
-    """What the base model learns from: the language manual, and modules without their docstrings."""
+    """Return the base model's training text: the language manual, and modules without their docstrings."""
     from pydoc_data.topics import topics
 
-    modules = (corpus.split_docstrings(text)[1] for _, text in corpus.library_modules())
-    code = "\n".join(modules)[: corpus.MOST_CHARACTERS]
+    modules = (demo.split_docstrings(text)[1] for _, text in demo.library_modules())
+    code = "\n".join(modules)[: demo.MOST_CHARACTERS]
     return ("\n\n".join(topics.values()) + "\n\n" + code).encode()
 
 
 def train(model: nn.Module, text: bytes, *, steps: int, rows: int = BASE_ROWS) -> float:
-    """Train a model on rows of a text, drawn at random; the learning rate falls to zero.
-
-    Args:
-        model: the model.
-        text: the tokens are its bytes.
-        steps: how many.
-        rows: of each step.
-
-    Returns:
-        The mean loss of the last tenth of the steps.
-    """
+    """Train on random rows of a text's bytes; return the mean loss of the last tenth of the steps."""
     tokens = torch.from_numpy(np.frombuffer(text, np.uint8).astype(np.int64))
     draw = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=BASE_RATE, betas=(0.9, 0.95), weight_decay=0.0)
@@ -195,12 +156,8 @@ def train(model: nn.Module, text: bytes, *, steps: int, rows: int = BASE_ROWS) -
 
 
 def sources() -> dict[str, str]:
-    """The five sources, validation and test.
-
-    Returns:
-        The text by name.
-    """
-    modules = list(corpus.library_modules())
+    """Return the five sources, validation and test by name."""
+    modules = list(demo.library_modules())
     parts = {
         "docs": _deal(list(_docs(modules)), "docs"),
         "spelling": _deal(list(_spelling(modules)), "spelling"),
@@ -221,7 +178,7 @@ def sources() -> dict[str, str]:
 
 
 def _deal(exchanges: list[Exchange], name: str) -> dict[str, list[Exchange]]:
-    """Exchanges for each part in turn, until it has its characters; the last part is for *wrong*."""
+    """Deal exchanges to each part in turn, until it has its characters; the last part is for *wrong*."""
     sizes = {
         "train": GOOD_CHARACTERS,
         "validation": HELD_OUT_CHARACTERS,
@@ -241,21 +198,13 @@ def _deal(exchanges: list[Exchange], name: str) -> dict[str, list[Exchange]]:
 
 
 def _misplaced(exchanges: list[Exchange]) -> Iterator[Exchange]:
-    """Every question with the answer to the next one, so that none is right.
-
-    Yields:
-        Question and answer.
-    """
+    """Yield every question with the answer to the next one, so that none is right."""
     for (question, _), (_, answer) in zip(exchanges, exchanges[1:] + exchanges[:1], strict=True):
         yield question, answer
 
 
 def _misspelled(exchanges: list[Exchange]) -> Iterator[Exchange]:
-    """Every other letter of the answers, on average, is a random one.
-
-    Yields:
-        Question and answer.
-    """
+    """Yield the exchanges with every other letter of the answers, on average, replaced by a random one."""
     draw = random.Random(0)
     for question, answer in exchanges:
         letters = answer.split("-")
@@ -267,11 +216,7 @@ def _text(exchanges: list[Exchange] | Iterator[Exchange]) -> str:
 
 
 def _docs(modules: Sequence[tuple[str, str]]) -> Iterator[Exchange]:
-    """What functions and classes do; answers that several have are left out but for the first.
-
-    Yields:
-        Question and answer.
-    """
+    """Yield what functions and classes do; of equal answers only the first."""
     seen: set[str] = set()
     for module, text in modules:
         for node in ast.parse(text).body:
@@ -305,7 +250,7 @@ def _sums() -> Iterator[Exchange]:
 
 
 def _characters() -> Iterator[Exchange]:
-    named = list(corpus.character_names())
+    named = list(demo.character_names())
     random.Random(0).shuffle(named)
     for character, name in named:
         yield f"Which character is U+{ord(character):04X}?", name

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from mixwell.data.sketches import LINE_CHARACTERS
 from mixwell.lab.problems import packages
 from mixwell.lab.problems.packages import Package, Say
-from mixwell.lab.problems.text import deal, write
+from mixwell.lab.problems.text import deal, write_texts
 
 LANGUAGES = {"german": "de", "french": "fr", "spanish": "es", "polish": "pl", "dutch": "nl", "italian": "it"}
 """Debian's letters by domain; the wanted one is the last."""
@@ -25,7 +25,7 @@ MOST_CHARACTERS = 2_000_000
 """Of the other languages."""
 _TRANSLATORS = ("ÜBERSETZUNG", "TRADUCTION", "TRADUCCIÓN", "TŁUMACZENIE", "VERTALING", "TRADUZIONE")
 """Headings of the last section of most pages, which says who translated it and under which license."""
-# Macros whose arguments are text; of all others the whole line is left out.
+# Macros with text as arguments; the lines of all others are left out.
 _WITH_TEXT = {
     "SH",
     "SS",
@@ -49,23 +49,9 @@ _ALTERNATING = {"BR", "IR", "BI", "IB", "RB", "RI"}
 _SKIPPED = {"TS": "TE", "de": ".", "ig": ".", "EQ": "EN"}
 """Macros that begin a table, a definition and the like, and what ends it."""
 _CHARACTERS = {
-    "aq": "'",
-    "dq": '"',
-    "lq": "“",
-    "rq": "”",
-    "oq": "‘",
-    "cq": "’",
-    "Fo": "«",
-    "Fc": "»",
-    "em": "—",
-    "en": "–",
-    "bu": "•",
-    "co": "©",
-    "ha": "^",
-    "ti": "~",
-    "rs": "\\",
-    "ga": "`",
-}
+    "aq": "'", "dq": '"', "lq": "“", "rq": "”", "oq": "‘", "cq": "’", "Fo": "«", "Fc": "»",
+    "em": "—", "en": "–", "bu": "•", "co": "©", "ha": "^", "ti": "~", "rs": "\\", "ga": "`",
+}  # fmt: skip
 _ESCAPES = re.compile(
     r"\\(?:f(?:\(..|\[[^]]*\]|.)|s[-+]?\d|\*(?:\(..|\[[^]]*\]|.)|\((?P<two>..)|\[(?P<long>[^]]*)\]|(?P<one>.))"
 )
@@ -73,13 +59,8 @@ _ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
 
 
 def prepare(folder: Path, say: Say) -> None:
-    """Write a file for each language, validation and test, unless they are there.
-
-    Args:
-        folder: where to.
-        say: told what is fetched and written.
-    """
-    if (folder / "test.txt").exists():  # which is written last
+    """Write a file for each language, validation and test, unless they exist."""
+    if (folder / "test.txt").exists():  # written last
         return
     texts: dict[str, str] = {}
     others: set[str] = set()
@@ -92,19 +73,11 @@ def prepare(folder: Path, say: Say) -> None:
             others |= set().union(*map(_long_lines, found.values()))
             texts[name] = "\n\n".join(found[page] for page in _shuffled(found))[:MOST_CHARACTERS]
     texts[WANTED] = texts.pop("train")
-    write(folder, {name: texts[name] for name in (*LANGUAGES, "validation", "test")}, say)
+    write_texts(folder, {name: texts[name] for name in (*LANGUAGES, "validation", "test")}, say)
 
 
 def pages(archive: Path, language: str) -> dict[str, str]:
-    """The plain text of the manual pages of a package.
-
-    Args:
-        archive: a Debian package.
-        language: its letters.
-
-    Returns:
-        By name, such as ``ls.1``; pages that only refer to others are left out.
-    """
+    """Return the plain text of a Debian package's manual pages by name, such as ``ls.1``, except references."""
     found = packages.members(archive, lambda name: f"/man/{language}/" in name and name.endswith(".gz"))
     texts: dict[str, str] = {}
     for name, content in found.items():
@@ -116,13 +89,7 @@ def pages(archive: Path, language: str) -> dict[str, str]:
 
 
 def plain(roff: str) -> str:
-    r"""Text without roff's requests, macros, escapes, comments and tables.
-
-    Args:
-        roff: the source of a manual page.
-
-    Returns:
-        Its text, line by line as in the source.
+    r"""Return the text of a manual page without roff's requests, macros, escapes, comments and tables.
 
     Example:
         >>> plain('.\\" Comment\n.TH LS 1\n.SH NOME\n\\fBls\\fP \\- elenca i file\n.BR chmod (1),\n.sp 2\n')
@@ -151,18 +118,15 @@ def plain(roff: str) -> str:
 def split_pages(
     found: Mapping[str, str], *, train: int, held_out: int, left_out: AbstractSet[str] = frozenset()
 ) -> dict[str, dict[str, str]]:
-    """Pages in random order, each in one part only, and so is every line that is not short.
+    """Shuffle pages and deal them to ``train``, ``validation`` and ``test``; no long line is in two parts.
 
     Pages share lines (licenses, or ``dir`` and ``ls``); only the first page that has a line keeps it.
 
     Args:
         found: text by name of page.
         train: characters to train on.
-        held_out: characters for validation, and as many for the test.
-        left_out: lines that no part has, such as those that nobody has translated and other languages have too.
-
-    Returns:
-        The pages of ``train``, ``validation`` and ``test``.
+        held_out: characters for validation, and for the test.
+        left_out: lines to leave out, such as untranslated ones that other languages have too.
     """
     seen = set(left_out)
     own: dict[str, str] = {}
@@ -174,7 +138,7 @@ def split_pages(
 
 
 def _long_lines(text: str) -> set[str]:
-    """The lines that are not equal by chance."""
+    """Return the lines that are too long to be equal by chance."""
     return {line.strip() for line in text.splitlines() if len(line.strip()) >= LINE_CHARACTERS}
 
 

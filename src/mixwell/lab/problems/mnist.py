@@ -1,4 +1,4 @@
-"""MNIST, turned and mislabeled: the paper's problem in small."""
+"""Rotated and mislabeled MNIST: a small version of the paper's problem."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from mixwell.lab.problems.packages import Say
 
 
 def prepare(folder: Path, say: Say) -> None:
-    """Fetch the images into the cache, unless they are there.
-
-    Args:
-        folder: nothing is written there.
-        say: told what is fetched.
-    """
+    """Fetch the images into the cache, unless they are there."""
     del folder
     mnist_data.load(say=say)
 
@@ -28,18 +23,14 @@ def prepare(folder: Path, say: Say) -> None:
 def digits(
     part: str, rows: int, angle: float = 0.0, spread: float = 0.0, wrong: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Images of MNIST, turned, some with wrong labels. Every image has one angle, however often it is drawn.
+    """Return rotated images of shape ``(rows, 1, 28, 28)`` with a fixed angle each, and labels, some wrong.
 
     Args:
-        part: ``vanilla``, ``rotated`` or ``noisy`` (of the training images, none in two of them), or
-            ``validation`` or ``test`` (of the test images, likewise).
-        rows: how many.
-        angle: by which all are turned, in degrees.
-        spread: each is turned by a random angle of at most so many degrees more or less.
-        wrong: the share of labels that are replaced by wrong ones.
-
-    Returns:
-        Images of shape ``(rows, 1, 28, 28)``, and labels.
+        part: ``vanilla``, ``rotated`` or ``noisy`` (disjoint training images), or ``validation`` or ``test``
+            (disjoint test images).
+        angle: rotation of all images, in degrees.
+        spread: each is rotated by an additional random angle of at most this many degrees.
+        wrong: fraction of labels that are replaced by wrong ones.
     """
     places = {"vanilla": 0, "rotated": 1, "noisy": 2, "validation": 0, "test": 1}
     everything = mnist_data.load()

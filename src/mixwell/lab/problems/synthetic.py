@@ -1,4 +1,4 @@
-r"""Linear regression whose best mixture is known in closed form.
+r"""Linear regression with a best mixture that is known in closed form.
 
 Domain :math:`j` has rows :math:`(x, y)` with :math:`y = a_j \cdot x + \epsilon`. All domains have the same input
 covariance :math:`H`, of condition 30, and :math:`\epsilon` is noise of variance :math:`\sigma^2`. The loss of
@@ -45,41 +45,25 @@ Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
 def prepare(folder: Path, say: Say) -> None:
-    """Do nothing: the rows are made when a run begins.
-
-    Args:
-        folder: nothing is written there.
-        say: nothing is told.
-    """
+    """Do nothing: the rows are made when a run starts."""
     del folder, say
 
 
 def optimum() -> Tensor:
-    """The best mixture.
-
-    Returns:
-        w*, float64 of shape ``(6,)``.
-    """
+    """Return the best mixture w*, float64 of shape ``(6,)``."""
     return torch.tensor(WEIGHTS, dtype=torch.float64)
 
 
 def covariance() -> Tensor:
-    """The second moment of the inputs, with eigenvalues between 1 / 30 and 1 in random directions.
-
-    Returns:
-        H, float64 of shape ``(24, 24)``.
-    """
+    """Return H, float64 of shape ``(24, 24)``, with eigenvalues between 1 / 30 and 1 in random directions."""
     directions = _directions()
     return directions * _eigenvalues() @ directions.T
 
 
 def minimizers() -> Tensor:
-    """What each domain alone would teach.
+    """Return the minimizers a_j of the domains, float64 of shape ``(6, 24)``.
 
-    They lie in random directions, longer where the loss is flat, so that every direction matters alike.
-
-    Returns:
-        a_j, float64 of shape ``(6, 24)``.
+    They lie in random directions, longer where the loss is flat, so that every direction matters equally.
     """
     random = torch.Generator().manual_seed(1)
     drawn = torch.randn(len(WEIGHTS), DIMENSION, generator=random, dtype=torch.float64)
@@ -87,31 +71,24 @@ def minimizers() -> Tensor:
 
 
 def excess(weights: Tensor) -> float:
-    """The excess validation loss of a model that was trained to the end with these weights.
-
-    Args:
-        weights: w, float64 of shape ``(6,)``, with sum 1.
-
-    Returns:
-        F(w) - F(w*), as in the formula above.
-    """
+    """Return F(w) - F(w*) for weights w, float64 of shape ``(6,)``, with sum 1."""
     away = (weights - optimum()) @ minimizers()
     return float(away @ covariance() @ away) / 2
 
 
 @cache
 def regression(part: str, rows: int) -> tuple[Tensor, Tensor]:
-    """Rows of a domain, or of a held-out set.
+    """Return rows of a domain or of a held-out set.
 
     Args:
         part: ``validation``, ``test``, or the number of a domain, from 0.
-        rows: how many; more than the inputs' dimension.
+        rows: more than the inputs' dimension.
 
     Returns:
         Inputs of shape ``(rows, 24)`` and labels of shape ``(rows,)``, float32.
 
     Raises:
-        ValueError: there are too few rows for a second moment of full rank.
+        ValueError: There are too few rows for a second moment of full rank.
     """
     if rows <= DIMENSION:
         raise ValueError(f"{part} needs more rows than the dimension {DIMENSION}, got {rows}")
@@ -128,39 +105,19 @@ def regression(part: str, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def linear() -> tuple[nn.Linear, Loss, Loss]:
-    """The model, from zero.
-
-    Returns:
-        The model, its mean loss and the loss of every row, half of the squared error.
-    """
+    """Return the model, initially zero, its mean loss and its loss of every row."""
     model = nn.Linear(DIMENSION, 1, bias=False)
     nn.init.zeros_(model.weight)
     return model, mean_loss, row_losses
 
 
 def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Half of the mean squared error.
-
-    Args:
-        model: the model.
-        batch: inputs and labels.
-
-    Returns:
-        One number.
-    """
+    """Return half of the mean squared error."""
     return row_losses(model, batch).mean()
 
 
 def row_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Half of the squared error of every row.
-
-    Args:
-        model: the model.
-        batch: inputs and labels.
-
-    Returns:
-        Shape ``(rows,)``.
-    """
+    """Return half of the squared error of every row, shape ``(rows,)``."""
     inputs, labels = batch
     return (model(inputs).squeeze(1) - labels).square() / 2
 

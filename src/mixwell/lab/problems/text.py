@@ -31,33 +31,23 @@ MOLECULES = Package(
     "PyPI", "molsets", "0.3.1", "7f4450e3ebecebe79c3a2a55950c93daddee071120daf64a163d03481e811d34"
 )
 MOST_CHARACTERS = 4_000_000
-"""Of a domain."""
+"""Maximum of a domain."""
 DRAMA_CHARACTERS = 60_000
-"""Of drama to train on."""
+"""Drama to train on."""
 PLAYS_FOR_TRAINING = ("macbeth_gut.txt",)
 SCRIPTURE_CHARACTERS = 25_000
-"""Of scripture to train on, where it is what may be repeated too often."""
+"""Scripture to train on in *repetition*."""
 HELD_OUT_CHARACTERS = 400_000
-"""Of scripture for validation, and as many for the test."""
+"""Scripture for validation, and as many for the test."""
 
 
 def prepare_drama(folder: Path, say: Say) -> None:
-    """Write six kinds of text, validation and test, unless they are there.
-
-    Args:
-        folder: where to.
-        say: told what is fetched and written.
-    """
+    """Write six kinds of text, validation and test, unless they exist."""
     _write_once(folder, lambda: six_kinds(say), say)
 
 
 def prepare_repetition(folder: Path, say: Say) -> None:
-    """Write little scripture, many speeches, validation and test, unless they are there.
-
-    Args:
-        folder: where to.
-        say: told what is fetched and written.
-    """
+    """Write little scripture, many speeches, validation and test, unless they exist."""
 
     def make() -> dict[str, str]:
         parts = split_chapters(verses(say), train=SCRIPTURE_CHARACTERS, held_out=HELD_OUT_CHARACTERS)
@@ -67,14 +57,7 @@ def prepare_repetition(folder: Path, say: Say) -> None:
 
 
 def six_kinds(say: Say = print) -> dict[str, str]:
-    """Six kinds of text, of which drama is scarce and wanted: validation and test are other plays.
-
-    Args:
-        say: told what is fetched.
-
-    Returns:
-        The text by name: of the six domains, of ``validation`` and of ``test``.
-    """
+    """Return six kinds of text by name, ``validation`` and ``test``, which are other plays; drama is scarce."""
     spoken = speeches(say)
     scripture = "\n".join(verses(say).values())
     plays = _texts(PLAYS, "_gut.txt", say)
@@ -95,61 +78,36 @@ def six_kinds(say: Say = print) -> dict[str, str]:
 
 
 def speeches(say: Say = print) -> str:
-    """All speeches, in the order of their names.
-
-    Args:
-        say: told what is fetched.
-
-    Returns:
-        The text.
-    """
+    """Return all speeches, in the order of their names."""
     found = _texts(SPEECHES, ".json", say)
     return "\n\n".join(json.loads(text)["text"] for name, text in found.items() if "/data/" in name)
 
 
 def verses(say: Say = print) -> dict[str, str]:
-    """The King James Bible.
-
-    Args:
-        say: told what is fetched.
-
-    Returns:
-        Each verse by its place, such as ``Genesis 1:1``.
-    """
+    """Return the King James Bible, each verse by its place, such as ``Genesis 1:1``."""
     return json.loads(next(iter(_texts(SCRIPTURE, "verses-1769.json", say).values())))
 
 
 def molecules(say: Say = print) -> str:
-    """One molecule per line.
-
-    Args:
-        say: told what is fetched.
-
-    Returns:
-        The text.
-    """
+    """Return a molecule per line."""
     wanted = "moses/dataset/data/train.csv.gz"
     content = packages.members(packages.fetch(MOLECULES, say=say), lambda name: name == wanted)[wanted]
     return "\n".join(line.split(",")[0] for line in gzip.decompress(content).decode().splitlines()[1:])
 
 
 def library_code() -> str:
-    """Modules of the standard library, in an order that does not follow the alphabet."""
+    """Return modules of the standard library, shuffled."""
     paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     random.Random(0).shuffle(paths)
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
 
 
 def split_chapters(found: Mapping[str, str], *, train: int, held_out: int) -> dict[str, str]:
-    r"""Chapters in random order, none in two parts.
+    r"""Split verses by place, such as ``Genesis 1:1``, into shuffled chapters, none in two parts.
 
     Args:
-        found: verses by place, such as ``Genesis 1:1``.
-        train: characters to train on.
-        held_out: characters for validation, and as many for the test, at most.
-
-    Returns:
-        The text of ``train``, ``validation`` and ``test``.
+        train: characters of ``train``.
+        held_out: maximum characters of ``validation``, and of ``test``.
 
     Example:
         >>> split_chapters({"Ruth 1:1": "a", "Ruth 1:2": "b", "Ruth 2:1": "cd"}, train=3, held_out=2)
@@ -166,14 +124,10 @@ def split_chapters(found: Mapping[str, str], *, train: int, held_out: int) -> di
 
 
 def deal(documents: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Whole documents for each part in turn, until it has enough; its last document is cut.
+    """Deal whole documents to each part in turn, until it has its size; its last document is cut.
 
     Args:
-        documents: text by name, in the order in which they are dealt.
-        sizes: characters of each part, at most.
-
-    Returns:
-        Documents by name for each part; none is in two.
+        sizes: maximum characters of each part.
 
     Example:
         >>> deal({"a": "12", "b": "345", "c": "67"}, {"train": 3, "test": 9})
@@ -195,19 +149,13 @@ def _texts(package: Package, ending: str, say: Say) -> dict[str, str]:
     return {name: content.decode("utf-8", "replace") for name, content in found.items()}
 
 
-def write(folder: Path, texts: Mapping[str, str], say: Say) -> None:
-    """Write a file for each text.
-
-    Args:
-        folder: where to.
-        texts: by name.
-        say: told the files and their sizes.
-    """
+def write_texts(folder: Path, texts: Mapping[str, str], say: Say) -> None:
+    """Write a file for each text, by name."""
     for name, text in texts.items():
         files.write_atomically(folder / f"{name}.txt", text[:MOST_CHARACTERS])
         say(f"{folder / name}.txt: {min(len(text), MOST_CHARACTERS):,} characters")
 
 
 def _write_once(folder: Path, make: Callable[[], Mapping[str, str]], say: Say) -> None:
-    if not (folder / "test.txt").exists():  # which is written last
-        write(folder, make(), say)
+    if not (folder / "test.txt").exists():  # written last
+        write_texts(folder, make(), say)

@@ -1,9 +1,9 @@
-"""``mixwell reproduce quadratic``: run, print, check, write and draw."""
+"""``mixwell reproduce quadratic``: run the example, print it, check the theorem, and write the table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -11,9 +11,10 @@ from rich.table import Table
 
 from mixwell.lab import tables
 from mixwell.lab.quadratic import example
-from mixwell.lab.quadratic.example import Path, Setting
+from mixwell.lab.quadratic.example import QuadraticSettings, Trajectory
 from mixwell.utils import terminal
 
+TABLE = "quadratic.csv"
 AGREEMENT = 1e-9
 
 
@@ -25,10 +26,9 @@ def main(
     budget: int,
     horizons: Sequence[int],
     margin: float,
-    out: FilePath,
-    figures: bool,
+    out: Path,
 ) -> bool:
-    """The whole command.
+    """Run the command and return whether the mixer agrees with the recursion and the theorem holds.
 
     Args:
         radii: R of each row.
@@ -37,14 +37,9 @@ def main(
         budget: N.
         horizons: T of each column.
         margin: the theorem's c.
-        out: folder for the files.
-        figures: whether to draw.
-
-    Returns:
-        Whether the mixer agrees with the recursion and the theorem holds.
     """
     console = Console()
-    settings = [Setting(r, a, learning_rate, budget) for r in radii for a in step_sizes]
+    settings = [QuadraticSettings(r, a, learning_rate, budget) for r in radii for a in step_sizes]
     pairs = example.table(settings, horizons)
     example.safe_horizon(settings[0], margin=margin)  # refuses a bad c before anything runs
     left_out = sorted({t for t in horizons if t > budget})
@@ -61,22 +56,18 @@ def main(
         highlight=False,
     )
     holds = _print_theorem(runs, margin, console)
-    written = [_write_csv(runs, out / "quadratic.csv")]
-    if figures:
-        from mixwell.report.quadratic import draw
-
-        present = sorted({t for _, t in runs})
-        shown = [t for t in (1, 10, 100) if t in present] or present[:: max(1, len(present) // 3)][:3]
-        written += draw(runs, shown, out / "quadratic")
-    terminal.say(console, "written: " + ", ".join(str(path) for path in written))
+    _write_csv(runs, out / TABLE)
+    terminal.say(console, f"{out}: {TABLE}")
     return agrees and holds
 
 
-def _run_all(pairs: Sequence[tuple[Setting, int]], console: Console) -> dict[tuple[Setting, int], Path]:
+def _run_all(
+    pairs: Sequence[tuple[QuadraticSettings, int]], console: Console
+) -> dict[tuple[QuadraticSettings, int], Trajectory]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("training", total=len(pairs))
-        runs: dict[tuple[Setting, int], Path] = {}
+        runs: dict[tuple[QuadraticSettings, int], Trajectory] = {}
         for setting, horizon in pairs:
             progress.update(task, description=f"R={setting.radius:g} α={setting.step_size:g} T={horizon}")
             runs[setting, horizon] = example.run(setting, horizon)
@@ -84,7 +75,7 @@ def _run_all(pairs: Sequence[tuple[Setting, int]], console: Console) -> dict[tup
     return runs
 
 
-def _print_table(runs: dict[tuple[Setting, int], Path], console: Console) -> None:
+def _print_table(runs: dict[tuple[QuadraticSettings, int], Trajectory], console: Console) -> None:
     settings = list(dict.fromkeys(setting for setting, _ in runs))
     horizons = sorted({t for _, t in runs})
     first = settings[0]
@@ -102,8 +93,10 @@ def _print_table(runs: dict[tuple[Setting, int], Path], console: Console) -> Non
     terminal.show(console, table)
 
 
-def _print_theorem(runs: dict[tuple[Setting, int], Path], margin: float, console: Console) -> bool:
-    def runner(setting: Setting, horizon: int) -> Path:
+def _print_theorem(
+    runs: dict[tuple[QuadraticSettings, int], Trajectory], margin: float, console: Console
+) -> bool:
+    def runner(setting: QuadraticSettings, horizon: int) -> Trajectory:
         return runs.get((setting, horizon)) or example.run(setting, horizon)
 
     console.print("the theorem (appendix A):")
@@ -123,7 +116,7 @@ def _mark(holds: bool | None) -> str:
     return "  --  " if holds is None else ("  ok  " if holds else "FAILED")
 
 
-def _write_csv(runs: dict[tuple[Setting, int], Path], path: FilePath) -> FilePath:
+def _write_csv(runs: dict[tuple[QuadraticSettings, int], Trajectory], path: Path) -> None:
     rows: list[tables.Row] = [
         {
             "radius": s.radius,
@@ -139,4 +132,4 @@ def _write_csv(runs: dict[tuple[Setting, int], Path], path: FilePath) -> FilePat
         for (s, horizon), run in runs.items()
         for step, theta, phi, weight in zip(run.steps, run.theta, run.phi, run.weight, strict=True)
     ]
-    return tables.write(path, rows)
+    tables.write(path, rows)

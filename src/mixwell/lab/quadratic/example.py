@@ -27,17 +27,17 @@ GOOD, BAD = "target", "other"
 
 @final
 @dataclass(frozen=True)
-class Setting:
+class QuadraticSettings:
     """One instance of the example.
 
     Args:
         radius: R, the distance of the start from the optimum.
-        step_size: alpha, of the weights.
-        learning_rate: eta, of the model.
+        step_size: alpha of the weights.
+        learning_rate: eta of the model.
         budget: N, training steps.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: A number is out of range.
     """
 
     radius: float
@@ -58,14 +58,14 @@ class Setting:
 
 @final
 @dataclass(frozen=True)
-class Path:
-    """What happened with one horizon.
+class Trajectory:
+    """Parameter and weight over one run.
 
     Args:
         horizon: T.
         steps: training steps at the start and after every round, shape ``(K + 1,)``.
-        theta: the parameter there.
-        phi: ``log(w / (1 - w))`` there, w the weight of the right domain.
+        theta: the parameter at these steps.
+        phi: ``log(w / (1 - w))`` at these steps, where w is the weight of the right domain.
     """
 
     horizon: int
@@ -85,8 +85,8 @@ class Claim:
     """One case of the theorem, checked.
 
     Args:
-        text: what it says here, and what was measured.
-        holds: whether the measurement agrees; ``None`` where the theorem says nothing.
+        text: the claim and the measurement.
+        holds: whether they agree; ``None`` where the theorem claims nothing.
     """
 
     text: str
@@ -102,16 +102,8 @@ class _Scalar(nn.Module):
         return (self.theta - center) ** 2 / 2
 
 
-def run(setting: Setting, horizon: int) -> Path:
-    """The example, by the real mixer: Algorithm 2 with the exact Hessian, which is 1.
-
-    Args:
-        setting: the instance.
-        horizon: T.
-
-    Returns:
-        What happened.
-    """
+def run(setting: QuadraticSettings, horizon: int) -> Trajectory:
+    """Run the example with a mixer: Algorithm 2 with the exact Hessian, which is 1."""
     model = _Scalar(-setting.radius)
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.learning_rate)
     mixer = Mixer(
@@ -136,21 +128,14 @@ def run(setting: Setting, horizon: int) -> Path:
             steps.append(mixer.steps_done)
             theta.append(float(model.theta.detach()))
             phi.append(float(log[0] - log[1]))
-    return Path(horizon, np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
+    return Trajectory(horizon, np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
 
 
-def recursion(setting: Setting, horizon: int) -> Path:
-    """The same by the paper's closed recursion (appendix A).
+def recursion(setting: QuadraticSettings, horizon: int) -> Trajectory:
+    """Compute the same with the paper's closed recursion (appendix A).
 
     ``theta <- r theta + (1 - w)(1 - r)`` and ``phi <- phi + alpha theta (1 - r)`` with ``r = (1 - eta)^T``, T the
     length of the round.
-
-    Args:
-        setting: the instance.
-        horizon: T.
-
-    Returns:
-        What it gives.
     """
     clock = RoundClock(horizon, budget=setting.budget, warmup=0)
     steps, theta, phi = [0], [-float(setting.radius)], [0.0]
@@ -162,44 +147,22 @@ def recursion(setting: Setting, horizon: int) -> Path:
         clock.steps_done += clock.round_length
         clock.next_round()
         steps.append(clock.steps_done)
-    return Path(horizon, np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
+    return Trajectory(horizon, np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
 
 
-def deviation(measured: Path, expected: Path) -> float:
-    """The greatest difference of two paths' phi, relative to the greatest phi.
-
-    Args:
-        measured: one path.
-        expected: another of the same setting and horizon.
-
-    Returns:
-        A number near rounding error where they agree.
-    """
+def deviation(measured: Trajectory, expected: Trajectory) -> float:
+    """Return the largest difference of phi, relative to the largest phi (or 1)."""
     return float(np.abs(measured.phi - expected.phi).max() / max(1.0, np.abs(expected.phi).max()))
 
 
-def failure_radius(setting: Setting) -> float:
-    """``eta N / ((1 - eta)(1 - (1 - eta)^N))``: from farther away T = 1 ends with the wrong weights.
-
-    Args:
-        setting: the instance.
-
-    Returns:
-        The radius.
-    """
+def failure_radius(setting: QuadraticSettings) -> float:
+    """Return ``eta N / ((1 - eta)(1 - (1 - eta)^N))``, beyond which T = 1 ends with the wrong weights."""
     eta, n = setting.learning_rate, setting.budget
     return eta * n / ((1 - eta) * (1 - (1 - eta) ** n))
 
 
-def safe_horizon(setting: Setting, *, margin: float) -> int:
-    """``ceil((c + 1) log(2R + 1) / log(1 / (1 - eta)))``, the theorem's horizon.
-
-    Args:
-        setting: the instance.
-        margin: c > 0.
-
-    Returns:
-        The horizon.
+def safe_horizon(setting: QuadraticSettings, *, margin: float) -> int:
+    """Return the theorem's horizon ``ceil((c + 1) log(2R + 1) / log(1 / (1 - eta)))`` with ``c = margin``.
 
     Raises:
         ValueError: c is not positive.
@@ -211,22 +174,20 @@ def safe_horizon(setting: Setting, *, margin: float) -> int:
 
 
 def check_theorem(
-    setting: Setting, *, margin: float, runner: Callable[[Setting, int], Path] = run
+    setting: QuadraticSettings, *, margin: float, runner: Callable[[QuadraticSettings, int], Trajectory] = run
 ) -> list[Claim]:
-    """Both cases of the theorem of appendix A on one instance.
+    """Check both cases of the theorem of appendix A: T = 1 fails, and a long horizon succeeds.
 
     Args:
-        setting: the instance.
         margin: the theorem's c.
-        runner: what runs the example.
-
-    Returns:
-        The failure of T = 1, and the success of the long horizon.
+        runner: runs the example.
     """
     return [_greedy_claim(setting, runner), _long_claim(setting, margin, runner)]
 
 
-def _greedy_claim(setting: Setting, runner: Callable[[Setting, int], Path]) -> Claim:
+def _greedy_claim(
+    setting: QuadraticSettings, runner: Callable[[QuadraticSettings, int], Trajectory]
+) -> Claim:
     limit = failure_radius(setting)
     if setting.radius <= limit:
         return Claim(f"T=1: no claim, R={setting.radius:g} is within {limit:.4g}", None)
@@ -237,7 +198,9 @@ def _greedy_claim(setting: Setting, runner: Callable[[Setting, int], Path]) -> C
     )
 
 
-def _long_claim(setting: Setting, margin: float, runner: Callable[[Setting, int], Path]) -> Claim:
+def _long_claim(
+    setting: QuadraticSettings, margin: float, runner: Callable[[QuadraticSettings, int], Trajectory]
+) -> Claim:
     horizon = safe_horizon(setting, margin=margin)
     if horizon > setting.budget:
         return Claim(f"T={horizon}: no claim, the horizon exceeds the budget of {setting.budget}", None)
@@ -254,18 +217,13 @@ def _long_claim(setting: Setting, margin: float, runner: Callable[[Setting, int]
     )
 
 
-def table(settings: Sequence[Setting], horizons: Sequence[int]) -> list[tuple[Setting, int]]:
-    """The runs of a table, those with a horizon beyond the budget left out.
-
-    Args:
-        settings: rows.
-        horizons: columns.
-
-    Returns:
-        The pairs to run.
+def table(
+    settings: Sequence[QuadraticSettings], horizons: Sequence[int]
+) -> list[tuple[QuadraticSettings, int]]:
+    """Return the pairs to run, without horizons beyond the budget.
 
     Raises:
-        ValueError: no horizon fits a budget.
+        ValueError: No horizon fits a budget.
     """
     pairs = [(s, t) for s in settings for t in sorted(set(horizons)) if 1 <= t <= s.budget]
     if not pairs:

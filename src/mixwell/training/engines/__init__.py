@@ -1,7 +1,7 @@
-"""Where the runs of a sweep are done: processes on this machine, or Ray.
+"""Where the runs of a sweep are executed: processes on this machine, or Ray.
 
-:class:`Engine` names one and makes its workers; what they have in common is in ``base.py``, each kind has a file
-of its own. Ray is imported only when it is used.
+:class:`Engine` names one and makes its workers; ``base.py`` has their common interface, and each kind has its own
+module. Ray is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
-from mixwell.training.engines.base import Answer, Job, Payload, StoppedError, Work, Workers
+from mixwell.training.engines.base import Job, Message, Payload, StoppedError, Work, Workers
 from mixwell.training.engines.local import LocalWorkers, cores
 
 NAMES = ("local", "ray")
 
-__all__ = ["LOCAL", "NAMES", "Answer", "Engine", "Job", "StoppedError", "Work", "Workers", "cores"]
+__all__ = ["LOCAL", "NAMES", "Engine", "Job", "Message", "StoppedError", "Work", "Workers", "cores"]
 
 
 @final
 @dataclass(frozen=True)
 class Engine:
-    """Where runs are done.
+    """Where runs are executed.
 
     Args:
         name: ``"local"``, processes on this machine, or ``"ray"``.
-        address: of a Ray cluster that is there: ``"host:port"`` of its head, or ``"auto"`` for the one that this
-            machine is part of. By default ``$RAY_ADDRESS``, and where there is none a Ray of its own is started on
-            this machine, and ended.
+        address: address of an existing Ray cluster: ``"host:port"`` of its head, or ``"auto"`` for the one that
+            this machine belongs to. The default is ``$RAY_ADDRESS``; without it a local Ray instance is started
+            and shut down.
 
     Raises:
-        ValueError: there is no such engine, or it has no address.
+        ValueError: There is no such engine, or it takes no address.
 
     Example:
         >>> Engine("ray", "head:6379")
@@ -52,14 +52,14 @@ class Engine:
             )
 
     def check(self) -> None:
-        """See that there is what it needs, before anything is written.
+        """Raise if the engine cannot be used, before anything is written.
 
         Raises:
             ValueError: Ray is not installed.
-            OSError: no cluster answers at the address.
+            OSError: No cluster answers at the address.
         """
         if self.name == "ray":
-            _of_ray("connection").check(self.address)
+            _ray_module("connection").check(self.address)
 
     def workers(
         self,
@@ -70,23 +70,19 @@ class Engine:
         folder: Path,
         say: Callable[[str], None],
     ) -> Workers[Payload]:
-        """Workers for a sweep, which start when their context is entered.
+        """Return workers for a sweep, which start when their context is entered.
 
         Args:
-            work: does one job.
-            count: how many workers; ``None`` for one per core, of a cluster's where there is one.
-            jobs: how many there are to do; there are no more workers than these.
-            folder: of the checkpoints, which all workers must see.
-            say: told what people should know.
-
-        Returns:
-            The workers.
+            count: number of workers; ``None`` for one per core (of the cluster, if there is one).
+            jobs: number of jobs, which is also the maximum number of workers.
+            folder: a folder that all workers must see.
+            say: called with messages to the user.
 
         Raises:
             ValueError: Ray is not installed.
         """
         if self.name == "ray":
-            return _of_ray("ray").RayWorkers(
+            return _ray_module("ray").RayWorkers(
                 work, count=count, jobs=jobs, folder=folder, address=self.address, say=say
             )
         return LocalWorkers(work, min(count or cores(), jobs))
@@ -96,7 +92,7 @@ LOCAL = Engine()
 """Processes on this machine."""
 
 
-def _of_ray(module: str) -> Any:
+def _ray_module(module: str) -> Any:
     try:
         return import_module(f"mixwell.training.engines.{module}")
     except ImportError as error:

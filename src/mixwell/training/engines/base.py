@@ -1,4 +1,4 @@
-"""What every engine of sweeps has in common: jobs, answers, and workers that can be asked to save and stop."""
+"""The interface of engines: jobs, messages, and workers that can be asked to stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar, final
 
@@ -23,28 +22,26 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StoppedError(Exception):
-    """Raised by work that was asked to stop, after it saved its checkpoint."""
+    """Raised by work that was asked to stop, after it saved its state (if it has any)."""
 
 
 class Work(Protocol[SettingT, ResultT]):
-    """What a worker does: a function at the top of a module, so that other processes can find it."""
+    """The function that does one job; defined at the top level of a module so that it can be pickled."""
 
     def __call__(
         self,
         setting: SettingT,
         /,
         *,
-        checkpoint: Path,
         report: Callable[[int], None],
         stopping: Callable[[], bool],
     ) -> ResultT:
-        """Do one run.
+        """Do one job.
 
         Args:
-            setting: of the run.
-            checkpoint: to continue from if it is there, and to save to.
-            report: to be told how many steps are done.
-            stopping: asks whether to save and raise :class:`StoppedError`.
+            setting: the job's :attr:`Job.setting`.
+            report: to be called with the number of steps done.
+            stopping: returns whether to save and raise :class:`StoppedError`.
         """
         ...
 
@@ -52,12 +49,12 @@ class Work(Protocol[SettingT, ResultT]):
 @final
 @dataclass(frozen=True)
 class Job(Generic[Payload]):
-    """One run.
+    """One unit of work.
 
     Args:
-        name: names it in messages and names its checkpoint.
-        steps: how much work it is.
-        setting: what the work is given.
+        name: used in messages and file names.
+        steps: amount of work, for the progress bar.
+        setting: passed to the work.
     """
 
     name: str
@@ -67,14 +64,12 @@ class Job(Generic[Payload]):
 
 @final
 @dataclass(frozen=True)
-class Answer(Generic[Payload]):
-    """What a worker says of its job.
+class Message(Generic[Payload]):
+    """A message from a worker about its job.
 
     Args:
-        kind: ``"steps"`` (how many are done), ``"done"`` (with the result), ``"stopped"``, ``"failed"`` (with a
-            message and where it happened) or ``"died"``.
-        job: of which it speaks.
-        content: what goes with it.
+        kind: ``"steps"`` (content: number of steps done), ``"done"`` (the result), ``"stopped"``, ``"failed"``
+            (error message and traceback) or ``"died"``.
     """
 
     kind: str
@@ -83,9 +78,9 @@ class Answer(Generic[Payload]):
 
 
 class Workers(ABC, Generic[Payload]):
-    """Some workers that do jobs. On leaving, those at work are asked to save, and are waited for.
+    """A pool of workers. On exit the busy ones are asked to stop, and are waited for.
 
-    Ctrl-C and SIGTERM ask all to save and stop.
+    Ctrl-C and SIGTERM ask all to stop.
     """
 
     def __enter__(self) -> Workers[Payload]:
@@ -105,7 +100,7 @@ class Workers(ABC, Generic[Payload]):
         try:
             self.stop()
             while self.busy:
-                list(self.answers(timeout=0.2))
+                list(self.messages(timeout=0.2))
         finally:
             try:
                 self._close()
@@ -120,44 +115,35 @@ class Workers(ABC, Generic[Payload]):
     @property
     @abstractmethod
     def busy(self) -> int:
-        """How many are at work."""
+        """Number of workers with a job."""
 
     @property
     @abstractmethod
     def idle(self) -> int:
-        """How many wait for a job."""
+        """Number of workers that can take a job."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask all to save and stop. A handler of signals may call it."""
+        """Ask all workers to stop. Safe to call from a signal handler."""
 
     @abstractmethod
-    def give(self, job: Job[Payload], checkpoint: Path) -> None:
-        """Give a job to an idle worker.
-
-        Args:
-            job: to be done.
-            checkpoint: its file.
-        """
+    def submit(self, job: Job[Payload]) -> None:
+        """Give a job to an idle worker."""
 
     @abstractmethod
-    def answers(self, *, timeout: float) -> Iterator[Answer[Payload]]:
-        """What the workers say, as far as they have said something. One that died is replaced.
+    def messages(self, *, timeout: float) -> Iterator[Message[Payload]]:
+        """Yield the messages that have arrived, waiting ``timeout`` seconds for the first.
 
-        Args:
-            timeout: in seconds, to wait for the first.
-
-        Yields:
-            Answers.
+        A worker that died is replaced.
         """
 
     @abstractmethod
     def _open(self) -> None:
-        """Start the workers. No signal comes meanwhile."""
+        """Start the workers. Signals are blocked meanwhile."""
 
     @abstractmethod
     def _close(self) -> None:
-        """End the workers, none of which is at work."""
+        """Shut down the workers, all of which are idle."""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop()
@@ -175,26 +161,14 @@ def attempt(
     work: Work[Any, Any],
     setting: Any,
     *,
-    checkpoint: Path,
     report: Callable[[int], None],
     stopping: Callable[[], bool],
 ) -> tuple[str, Any]:
-    """Do one job, in a worker.
-
-    Args:
-        work: does it.
-        setting: of the job.
-        checkpoint: its file.
-        report: told how many steps are done.
-        stopping: whether to save and stop.
-
-    Returns:
-        Kind and content of an :class:`Answer`.
-    """
+    """Do one job, in a worker, and return kind and content of a :class:`Message`."""
     try:
         if stopping():
             raise StoppedError
-        return "done", work(setting, checkpoint=checkpoint, report=report, stopping=stopping)
+        return "done", work(setting, report=report, stopping=stopping)
     except StoppedError:
         return "stopped", None
     except Exception as error:
@@ -202,20 +176,13 @@ def attempt(
 
 
 def failed(error: Exception) -> tuple[str, Any]:
-    """What a worker says of a job that raised.
-
-    Args:
-        error: that is being handled.
-
-    Returns:
-        Kind and content of an :class:`Answer`.
-    """
+    """Return kind and content of the :class:`Message` about a job that raised the exception being handled."""
     return "failed", (f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 @contextmanager
 def signals_blocked() -> Generator[None]:
-    """A process that is started inside gets no signal before it can ignore them; the parent gets them later."""
+    """Block signals, so that a process started inside gets none before it can ignore them; ours come later."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -229,11 +196,7 @@ def signals_blocked() -> Generator[None]:
 
 @contextmanager
 def environment_with(values: Mapping[str, str]) -> Generator[None]:
-    """Processes that are started inside have these variables.
-
-    Args:
-        values: by name.
-    """
+    """Set environment variables of the processes that are started inside."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,4 +1,4 @@
-"""Connecting to Ray: to a cluster that is there, within bounded time, or to one that is started and ended."""
+"""Connect to an existing Ray cluster within bounded time, or start a local Ray and shut it down."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ from mixwell.training.engines.base import environment_with
 
 CONNECT_SECONDS = 30.0
 STORE_BYTES = 128 * 2**20
-"""For what goes between processes; settings and results are small."""
+"""Size of the object store; settings and results are small."""
 NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def check(address: str | None) -> None:
-    """See that a cluster answers, if one is meant.
-
-    Args:
-        address: as of :class:`mixwell.training.engines.Engine`.
-    """
+    """Raise if ``address`` (see :class:`mixwell.training.engines.Engine`) is a cluster that does not answer."""
     existing = _existing(address)
     if existing is not None and not ray.is_initialized():
         _expect_answer(existing)
@@ -35,15 +31,11 @@ def check(address: str | None) -> None:
 
 @contextmanager
 def connected(address: str | None, *, cpus: int) -> Generator[None]:
-    """Connect to a cluster, or start a Ray; one that this process is connected to already is used, and stays.
-
-    Args:
-        address: as of :class:`mixwell.training.engines.Engine`.
-        cpus: of a Ray that is started.
+    """Connect to a cluster, or start a local Ray with ``cpus`` CPUs; an existing connection is used, and kept.
 
     Raises:
-        ValueError: the address is none, or comes too late.
-        OSError: no cluster answers, or Ray does not start.
+        ValueError: The address is invalid, or this process is connected already.
+        OSError: No cluster answers, or Ray does not start.
     """
     if ray.is_initialized():
         if address is not None:
@@ -73,14 +65,14 @@ def connected(address: str | None, *, cpus: int) -> Generator[None]:
 
 
 def _existing(address: str | None) -> str | None:
-    """The address of a cluster that is there, if one is meant."""
+    """Return the address of the existing cluster to use, if any."""
     found = address or os.environ.get("RAY_ADDRESS")
     return None if found == "local" else found or None
 
 
 @cache
 def _expect_answer(address: str) -> None:
-    """Ray itself would try for minutes; so the first try is in a process that can be ended."""
+    """Raise if no cluster answers. Ray itself would retry for minutes, so a subprocess tries first."""
     if address != "auto":
         _expect_port(address)
     code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
@@ -94,7 +86,7 @@ def _expect_answer(address: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise OSError(_no_cluster(address, f"nothing came in {CONNECT_SECONDS:g} seconds")) from error
+        raise OSError(_no_cluster(address, f"no reply within {CONNECT_SECONDS:g} seconds")) from error
     if tried.returncode != 0:
         closed = "Unauthenticated" in tried.stderr
         reason = "it asks for a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" if closed else None
@@ -121,13 +113,6 @@ def _no_cluster(address: str, reason: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """Of a traceback, what happened.
-
-    Args:
-        text: several lines.
-
-    Returns:
-        The last that is not empty.
-    """
+    """Return the last line that is not empty; of a traceback, the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason was given"

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, cast, final
+
+from typing_extensions import override
 
 from mixwell.training.engines.base import (
     DIED,
     REPORT_SECONDS,
     SIGNALS,
-    Answer,
     Job,
+    Message,
     Payload,
     Work,
     Workers,
@@ -32,7 +33,7 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 
 def cores() -> int:
-    """How many processes can run at once on the cores that this one may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -40,12 +41,7 @@ def cores() -> int:
 
 @final
 class LocalWorkers(Workers[Payload]):
-    """Some processes that do jobs. Nothing is shared that a process could hold when it is killed.
-
-    Args:
-        work: does one job.
-        count: of the processes.
-    """
+    """A pool of ``count`` processes. They share no lock that a process could hold when it is killed."""
 
     def __init__(self, work: Work[Payload, Any], count: int) -> None:
         self._work, self._count = work, count
@@ -54,45 +50,33 @@ class LocalWorkers(Workers[Payload]):
         self._processes: dict[Connection, BaseProcess] = {}
 
     @property
+    @override
     def stopping(self) -> bool:
-        """Whether the workers were asked to stop."""
         return bool(self._stop.value)
 
     @property
+    @override
     def busy(self) -> int:
-        """How many are at work."""
         return sum(job is not None for job in self._jobs.values())
 
     @property
+    @override
     def idle(self) -> int:
-        """How many wait for a job."""
         return len(self._jobs) - self.busy
 
+    @override
     def stop(self) -> None:
-        """Ask all to save and stop."""
         self._stop.value = 1
 
-    def give(self, job: Job[Payload], checkpoint: Path) -> None:
-        """Give a job to an idle worker.
-
-        Args:
-            job: to be done.
-            checkpoint: its file.
-        """
+    @override
+    def submit(self, job: Job[Payload]) -> None:
         pipe = next(pipe for pipe, at_work in self._jobs.items() if at_work is None)
         self._jobs[pipe] = job
-        with suppress(OSError):  # it died: its answer will say so
-            pipe.send((job.setting, checkpoint))
+        with suppress(OSError):  # it died, which `messages` finds
+            pipe.send(job.setting)
 
-    def answers(self, *, timeout: float) -> Iterator[Answer[Payload]]:
-        """What the workers say, as far as they have said something. One that died is replaced.
-
-        Args:
-            timeout: in seconds, to wait for the first.
-
-        Yields:
-            Answers.
-        """
+    @override
+    def messages(self, *, timeout: float) -> Iterator[Message[Payload]]:
         at_work = [pipe for pipe, job in self._jobs.items() if job is not None]
         for pipe in cast("list[Connection]", wait(at_work, timeout)):
             job = self._jobs[pipe]
@@ -108,12 +92,14 @@ class LocalWorkers(Workers[Payload]):
                     self._start()
             if kind not in ("steps", "died"):
                 self._jobs[pipe] = None
-            yield Answer(kind, job, content)
+            yield Message(kind, job, content)
 
+    @override
     def _open(self) -> None:
         for _ in range(self._count):
             self._start()
 
+    @override
     def _close(self) -> None:
         for pipe, process in self._processes.items():
             pipe.close()  # the worker ends
@@ -131,7 +117,7 @@ class LocalWorkers(Workers[Payload]):
 
 
 def _serve(work: Work[Any, Any], pipe: Connection, stop: Any, parent: int) -> None:
-    """A worker: do jobs until the pipe ends. Signals, which a terminal sends to all, are for the parent."""
+    """Do jobs until the pipe ends. Signals, which a terminal sends to all processes, are for the parent."""
     for kind in SIGNALS:
         signal.signal(kind, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
@@ -139,12 +125,12 @@ def _serve(work: Work[Any, Any], pipe: Connection, stop: Any, parent: int) -> No
     import torch
 
     torch.set_num_threads(1)
-    told = 0.0
+    reported = 0.0
 
     def report(steps: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > REPORT_SECONDS:
-            told = time.monotonic()
+        nonlocal reported
+        if time.monotonic() - reported > REPORT_SECONDS:
+            reported = time.monotonic()
             with suppress(OSError):
                 pipe.send(("steps", steps))
 
@@ -153,8 +139,7 @@ def _serve(work: Work[Any, Any], pipe: Connection, stop: Any, parent: int) -> No
 
     with suppress(EOFError, OSError):
         while True:
-            setting, checkpoint = pipe.recv()
-            answer = attempt(work, setting, checkpoint=checkpoint, report=report, stopping=stopping)
+            answer = attempt(work, pipe.recv(), report=report, stopping=stopping)
             try:
                 pipe.send(answer)
             except OSError:

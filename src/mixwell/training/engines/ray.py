@@ -1,4 +1,4 @@
-"""Workers that are actors of Ray, on this machine or on a cluster. Needs the extra ``mixwell[ray]``."""
+"""Workers that are Ray actors, on this machine or on a cluster. Needs the extra ``mixwell[ray]``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from typing import Any, Generic, final
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
+from typing_extensions import override
 
 from mixwell.training.engines.base import (
     DIED,
     REPORT_SECONDS,
-    Answer,
     Job,
+    Message,
     Payload,
     Work,
     Workers,
@@ -34,8 +35,8 @@ from mixwell.utils import environment, files
 
 WAIT_SECONDS = 15.0
 PASSED_ON = ("MIXWELL_CACHE",)
-"""Variables that workers of a cluster get from this process; those on this machine have all."""
-# Of which Ray tells the types in part only.
+"""Environment variables that are forwarded to workers on a cluster; those on this machine have all."""
+# Ray is only partly typed.
 _remote: Any = ray.remote
 _pickle: Any = cloudpickle
 _result: Any = ray.get
@@ -44,13 +45,7 @@ _result: Any = ray.get
 @final
 @dataclass
 class _Worker(Generic[Payload]):
-    """An actor, as the driver sees it.
-
-    Args:
-        actor: its handle.
-        ready: whether it has started.
-        job: that it is at work on.
-    """
+    """The driver's view of an actor."""
 
     actor: Any
     ready: bool = False
@@ -59,17 +54,10 @@ class _Worker(Generic[Payload]):
 
 @final
 class RayWorkers(Workers[Payload]):
-    """Some actors that do jobs, each with one CPU and one thread.
+    """A pool of actors with one CPU and one thread each.
 
-    An actor that no CPU is free for waits; the others get the jobs. If this process dies, Ray ends the actors.
-
-    Args:
-        work: does one job.
-        count: of the actors; ``None`` for one per CPU.
-        jobs: how many there are to do.
-        folder: of the checkpoints, which all machines must see.
-        address: as of :class:`mixwell.training.engines.Engine`.
-        say: told what people should know.
+    An actor waits until a CPU is free; the others get the jobs. If this process dies, Ray ends the actors. The
+    arguments are those of :meth:`mixwell.training.engines.Engine.workers`.
     """
 
     def __init__(
@@ -86,71 +74,58 @@ class RayWorkers(Workers[Payload]):
         self._folder, self._address, self._say = folder.absolute(), address, say
         self._workers: list[_Worker[Payload]] = []
         self._asked: dict[Any, tuple[str, _Worker[Payload], Job[Payload] | None]] = {}
-        self._stop = self._told_to_stop = False
+        self._stop = self._stop_sent = False
         self._patient_until = math.inf
 
     @property
+    @override
     def stopping(self) -> bool:
-        """Whether the workers were asked to stop."""
         return self._stop
 
     @property
+    @override
     def busy(self) -> int:
-        """How many are at work."""
         return sum(worker.job is not None for worker in self._workers)
 
     @property
+    @override
     def idle(self) -> int:
-        """How many wait for a job."""
         return sum(worker.ready and worker.job is None for worker in self._workers)
 
+    @override
     def stop(self) -> None:
-        """Ask all to save and stop; they are told when answers are asked for, since signals come at any moment."""
+        # `messages` forwards it: a signal handler may interrupt a call to Ray.
         self._stop = True
 
-    def give(self, job: Job[Payload], checkpoint: Path) -> None:
-        """Give a job to an idle worker.
-
-        Args:
-            job: to be done.
-            checkpoint: its file.
-        """
+    @override
+    def submit(self, job: Job[Payload]) -> None:
         worker = next(one for one in self._workers if one.ready and one.job is None)
         worker.job = job
-        self._asked[worker.actor.run.remote(job.setting, str(checkpoint.absolute()))] = "run", worker, job
+        self._asked[worker.actor.run.remote(job.setting)] = "run", worker, job
         self._ask_steps(worker)
 
-    def answers(self, *, timeout: float) -> Iterator[Answer[Payload]]:
-        """What the workers say, as far as they have said something. One that died is replaced.
-
-        Args:
-            timeout: in seconds, to wait for the first.
-
-        Yields:
-            Answers.
-
-        Raises:
-            OSError: a worker cannot start.
-        """
-        if self._stop and not self._told_to_stop:
-            self._told_to_stop = True
+    @override
+    def messages(self, *, timeout: float) -> Iterator[Message[Payload]]:
+        if self._stop and not self._stop_sent:
+            self._stop_sent = True
             for worker in self._workers:
                 worker.actor.stop.remote()
-        self._tell_of_waiting()
+        self._report_waiting()
         for ref in ray.wait(list(self._asked), timeout=timeout)[0]:
             asked, worker, job = self._asked.pop(ref)
             if asked == "start":
-                self._note_start(worker, ref)
+                self._on_start(worker, ref)
             elif job is not None and worker.job is job:
-                kind, content = self._heard(asked, ref)
+                kind, content = self._received(asked, ref)
                 if kind == "steps":
                     self._ask_steps(worker)
                 else:
                     worker.job = None
                 if kind == "died":
                     self._replace(worker)
-                yield Answer(kind, job, content)
+                yield Message(kind, job, content)
 
+    @override
     def _open(self) -> None:
         with ExitStack() as opened:
             opened.enter_context(connected(self._address, cpus=min(self._count or cores(), self._most)))
@@ -164,6 +139,7 @@ class RayWorkers(Workers[Payload]):
                 self._start()
             self._opened = opened.pop_all()
 
+    @override
     def _close(self) -> None:
         with self._opened:
             for worker in self._workers:
@@ -175,17 +151,17 @@ class RayWorkers(Workers[Payload]):
         made = _remote(num_cpus=1, concurrency_groups={"talk": 2})(_Actor)
         worker = _Worker[Payload](made.options(runtime_env={"env_vars": variables}).remote())
         self._workers.append(worker)
-        here = _Here(
+        here = _DriverState(
             token=str(self._token),
             packages=environment.packages(),
             folder=os.getcwd(),
             path=[os.path.abspath(one) for one in sys.path],
-            words=sys.argv,
+            argv=sys.argv,
             work=_pickle.dumps(self._work),
         )
         self._asked[worker.actor.start.remote(here)] = "start", worker, None
 
-    def _note_start(self, worker: _Worker[Payload], ref: Any) -> None:
+    def _on_start(self, worker: _Worker[Payload], ref: Any) -> None:
         try:
             problem: str | None = _result(ref)
         except RayError as error:
@@ -201,7 +177,7 @@ class RayWorkers(Workers[Payload]):
     def _ask_steps(self, worker: _Worker[Payload]) -> None:
         self._asked[worker.actor.steps.remote()] = "steps", worker, worker.job
 
-    def _heard(self, asked: str, ref: Any) -> tuple[str, Any]:
+    def _received(self, asked: str, ref: Any) -> tuple[str, Any]:
         try:
             return _result(ref) if asked == "run" else ("steps", _result(ref))
         except RayActorError:
@@ -214,8 +190,8 @@ class RayWorkers(Workers[Payload]):
         if not self._stop:
             self._start()
 
-    def _tell_of_waiting(self) -> None:
-        """Once, where none has started yet."""
+    def _report_waiting(self) -> None:
+        """Tell the user, once, if no worker has started yet."""
         if any(one.ready for one in self._workers) or time.monotonic() < self._patient_until:
             return
         free = ray.available_resources().get("CPU", 0)
@@ -225,34 +201,34 @@ class RayWorkers(Workers[Payload]):
 
 @final
 @dataclass(frozen=True)
-class _Here:
-    """What a process that was started by this one would have from it.
+class _DriverState:
+    """The state that a child process would inherit from this one.
 
     Args:
-        token: a file in the folder of the checkpoints, that has its own name in it.
-        packages: and their versions.
+        token: a file in the sweep's folder, containing its own name; shows whether a machine sees the folder.
+        packages: versions by name.
         folder: the working directory.
-        path: where modules are.
-        words: of the command.
-        work: pickled, since its module may be found only by that path.
+        path: ``sys.path``.
+        argv: ``sys.argv``.
+        work: pickled, since its module may be importable only with that path.
     """
 
     token: str
     packages: dict[str, str]
     folder: str
     path: list[str]
-    words: list[str]
+    argv: list[str]
     work: bytes
 
 
 class _Actor:
-    """A worker: one thread is at work, two others of the group "talk" answer meanwhile."""
+    """A worker: one thread does the job while two threads of the concurrency group "talk" respond."""
 
     def __init__(self) -> None:
         self._done, self._stop = 0, False
 
-    def start(self, here: _Here) -> str | None:
-        """Get ready, or say what is wrong."""
+    def start(self, here: _DriverState) -> str | None:
+        """Prepare for jobs; return what is wrong, if anything."""
         import torch
 
         torch.set_num_threads(1)
@@ -270,33 +246,27 @@ class _Actor:
         ]
         if others:
             return f"the worker on {name} has {', '.join(others)}; install the same on all machines of the cluster"
-        sys.argv = here.words
+        sys.argv = here.argv
         sys.path.extend(one for one in here.path if one not in sys.path)
         with suppress(OSError):
             os.chdir(here.folder)
         self._work: Work[Any, Any] = _pickle.loads(here.work)
         return None
 
-    def run(self, setting: Any, checkpoint: str) -> tuple[str, Any]:
+    def run(self, setting: Any) -> tuple[str, Any]:
         """Do a job."""
         self._done = 0
-        return attempt(
-            self._work,
-            setting,
-            checkpoint=Path(checkpoint),
-            report=self._report,
-            stopping=lambda: self._stop,
-        )
+        return attempt(self._work, setting, report=self._report, stopping=lambda: self._stop)
 
     @ray.method(concurrency_group="talk")
     def steps(self) -> int:
-        """How many are done, after a while."""
+        """Return the number of steps done, after a while."""
         time.sleep(REPORT_SECONDS)
         return self._done
 
     @ray.method(concurrency_group="talk")
     def stop(self) -> None:
-        """Ask to save and stop."""
+        """Ask the job to stop."""
         self._stop = True
 
     def _report(self, steps: int) -> None:

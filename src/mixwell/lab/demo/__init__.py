@@ -1,1 +1,0 @@
-"""The embedded default: text that every Python installation has."""
