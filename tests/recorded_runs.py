@@ -66,7 +66,7 @@ TRANSFERRED = ("doge", "doremi")
 # Settings of a config that change how a small text model is trained.
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
-    "rank above that of the gradients": {"mixer": {"rank": 32}},
+    "rank above that of the gradients": {"mixer": {"projection_rank": 32}},
     "dense traces": {"mixer": {"traces": "dense"}},
     "bfloat16 traces": {"mixer": {"traces": "bfloat16"}},
     "sketched traces": {"mixer": {"traces": "sketched", "sketch_size": 256}},
@@ -105,7 +105,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         }
     },
     "dropout, bfloat16 autocast": {"model": {"dropout": 0.1}, "precision": "bfloat16"},
-    "least rows, seed": {"batch": {"rows": 9, "least": 2}, "seed": 5},
+    "least rows, seed": {"batch": {"rows": 9, "min_rows_per_domain": 2}, "seed": 5},
 }
 QUIET = Console(quiet=True)
 STEPS = 24

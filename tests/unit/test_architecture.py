@@ -37,7 +37,6 @@ VIOLATIONS: set[tuple[str, str]] = {
     ("lab.quadratic.command", "report"),
     ("methods.recipes", "training"),
     ("training.command", "report"),
-    ("training.loggers.runs", "integrations"),
 }
 
 

@@ -6,9 +6,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
+
+from mixwell.utils.sections import NotNegative as NotNegative
+from mixwell.utils.sections import Positive as Positive
+from mixwell.utils.sections import Share as Share
+from mixwell.utils.sections import Whole
 
 if TYPE_CHECKING:  # so that a list of the methods need not wait for torch
     from mixwell.signals import Signal
@@ -16,10 +21,6 @@ if TYPE_CHECKING:  # so that a list of the methods need not wait for torch
     from mixwell.simplex.updates import Update
 
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Whole = Annotated[int, Field(ge=1, strict=True)]
 Steps = Whole | Literal["auto"]
 """Training steps, or ``auto``, which every option says the meaning of."""
 

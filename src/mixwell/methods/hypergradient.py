@@ -50,7 +50,7 @@ def signal(task: Task, *, points: int = 1, span: float = SPAN, window: int | Non
 
     match task.traces:
         case "projected":
-            traces = ProjectedTraces(task.mixer.rank)
+            traces = ProjectedTraces(task.mixer.projection_rank)
         case "bfloat16":
             traces = BFloat16Traces()
         case "sketched":

@@ -12,14 +12,13 @@ from rich.table import Table
 
 from mixwell import distributed
 from mixwell.data import tokenizer as tokenizers
-from mixwell.training import config_io, data, fidelity, metrics, mixing, parallel, plan
+from mixwell.training import config_io, fidelity, metrics, mixing, parallel, plan
 from mixwell.training.config import Config
-from mixwell.training.data import TEXT
 from mixwell.training.display import Tokenizing
 from mixwell.training.engines import LOCAL, Engine
+from mixwell.training.models.base import Trainable
 from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
-from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer, validation_rows
 from mixwell.utils.terminal import say, show
 
@@ -122,7 +121,7 @@ def _show_shared(console: Console, config: Config, trainable: Trainable, made: P
     parts = math.ceil(validation_rows(config, made.horizon, points=points) / config.batch.rows)
     counts = {"parts": parts, "points": points}
     kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in held.items())
-    say(console, f"processes      {processes}, {config.parallel.way}; traces in each: {kinds}")
+    say(console, f"processes      {processes}, {config.parallel.strategy}; traces in each: {kinds}")
     plain, step = (one.sent(processes) for one in (training.plain_step, training.step))
     say(
         console,
@@ -176,10 +175,10 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
     out = out or path.parent / "tokenizer.json"
     if out.exists():
         raise ValueError(f"{out} is there already, and runs may need it; give another --out")
-    texts = {name: one for name, one in config.domains.items() if one.kind in TEXT}
-    if not texts:
+    documents = [one.documents(config.base) for one in config.domains.values()]
+    sources = [one for one in documents if one is not None]
+    if not sources:
         raise ValueError(f"{path}: no domain is text, so there is nothing to train a tokenizer on")
-    sources = [data.source(one, base=config.base) for one in texts.values()]
     sizes = [one.size() for one in sources]
     total = None if None in sizes else sum(n or 0 for n in sizes)
     console = Console()

@@ -10,20 +10,35 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import torch
+from pydantic import Field
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mixwell import distributed, methods
-from mixwell.training.config import Config, ParallelConfig
 from mixwell.utils import environment
+from mixwell.utils.sections import ConfigSection
+
+if TYPE_CHECKING:
+    from mixwell.training.config import Config
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 # A process can be no more than one step before another, as each step's gradients are those of all.
 AHEAD = 2
 _RUNS = itertools.count()
+
+
+class ParallelConfig(ConfigSection):
+    """Several processes, as `torchrun` starts them."""
+
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """`ddp`: each process has the whole model. `fsdp`: each has a shard of every parameter (`fully_shard`)."""
+    find_unused_parameters: bool = False
+    """Whether some parameters may have no gradient in a step (`find_unused_parameters` of DDP)."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which a run stops where another process does not answer."""
 
 
 def restarted(settings: Path) -> bool:
@@ -93,7 +108,7 @@ def _explained(settings: ParallelConfig) -> Generator[None]:
         if "finished reduction in the prior iteration" in str(error):
             raise ValueError(
                 "some parameters have no gradient in a step, for which DistributedDataParallel waits in vain: set "
-                "parallel.unused: true, or freeze them"
+                "parallel.find_unused_parameters: true, or freeze them"
             ) from error
         lost = isinstance(error, torch.distributed.DistError) or any(
             sign in str(error)
@@ -122,12 +137,12 @@ def wrapped(model: nn.Module, settings: ParallelConfig) -> nn.Module:
     """
     if distributed.is_single_process():
         return model
-    if settings.way == "ddp":
+    if settings.strategy == "ddp":
         device = next(model.parameters()).device
         return DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            find_unused_parameters=settings.unused,
+            find_unused_parameters=settings.find_unused_parameters,
         )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

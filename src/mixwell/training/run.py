@@ -27,19 +27,18 @@ from mixwell.training import (
     parallel,
     randomness,
     stages,
-    trainables,
 )
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.display import Display, Tokenizing, Watch
 from mixwell.training.engines import LOCAL, Engine
-from mixwell.training.loggers import runs as loggers
-from mixwell.training.loggers.base import Logger
-from mixwell.training.loggers.runs import ResumePoint, RunLoggers
+from mixwell.training.loggers import session as loggers
+from mixwell.training.loggers.base import Logger, LoggerContext, ResumePoint
+from mixwell.training.loggers.session import RunLoggers
 from mixwell.training.metrics import Journal, Window
+from mixwell.training.models.base import Trainable
 from mixwell.training.parallel import StopCoordinator
-from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
 from mixwell.utils.locks import only_one
@@ -112,7 +111,7 @@ class Run:
             OSError: there is a run in the directory already, or it cannot be written to.
         """
         distributed.run_on_rank_zero(self._expect_no_run)
-        loggers.expect_installed(self.config.loggers.chosen)
+        loggers.check_installed(self.config.loggers)
         # Before anything is written, so that a bad config leaves nothing behind.
         trainer = None
         if self._has_stages:
@@ -136,7 +135,7 @@ class Run:
                 failed = isinstance(error, Exception) and not isinstance(error, InterruptedError)
                 untouched = failed and (trainer is None or not trainer.steps_done)
                 if not distributed.rank() and (not begun or untouched):
-                    loggers.forget(self.config.loggers.chosen, self.folder)
+                    loggers.remove_outputs(self.config.loggers, self.folder)
                     for name in FILES:
                         (self.folder / name).unlink(missing_ok=True)
                 raise
@@ -152,7 +151,7 @@ class Run:
             for problem in wrong:
                 self._say(f"{problem}; continuing from the checkpoint before it")
             self._expect_same_settings(checkpoint)
-            loggers.expect_installed(self.config.loggers.chosen)
+            loggers.check_installed(self.config.loggers)
             trainer = self._prepare()
             saved = -1 if checkpoint is None else checkpoint.step
             distributed.run_on_rank_zero(
@@ -166,7 +165,7 @@ class Run:
                 self._window = metrics.own_window([one["window"] for one in checkpoint.own])
             distributed.run_on_rank_zero(lambda: environment.write(self.folder))
             self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
-            with self._begin_loggers(ResumePoint(saved=saved, told=metrics.last_step(self.folder))) as told:
+            with self._begin_loggers(ResumePoint(saved=saved, logged=metrics.last_step(self.folder))) as told:
                 return self._train(trainer, told)
 
     def load(self) -> tuple[Trainable, Data]:
@@ -179,7 +178,7 @@ class Run:
         randomness.seed(self.config.seed)
         tokenizer = load_tokenizer(self.config.tokenizer, self.config.base)
         if self._trainable is None:
-            self._trainable = trainables.build(self.config, vocabulary=tokenizer.size)
+            self._trainable = self.config.model.build(base=self.config.base, vocabulary=tokenizer.size)
         if self._rows is None:
             with distributed.rank_zero_first(), Tokenizing(self._console) as bar:
                 self._rows = data.load(
@@ -288,7 +287,7 @@ class Run:
                 f"there is a run in {self.folder} already: `mixwell resume {self.folder}` continues it; for a new "
                 "one give another --out"
             )
-        for name in (*FILES, CHECKPOINTS, *loggers.makes(self.config.loggers.chosen)):
+        for name in (*FILES, CHECKPOINTS, *loggers.outputs(self.config.loggers)):
             if (self.folder / name).exists():
                 raise OSError(
                     f"{self.folder / name} is there already and would be overwritten; give another --out"
@@ -322,17 +321,12 @@ class Run:
         config_io.write(self.config, self.folder / CONFIG)
         environment.write(self.folder)
 
-    def _begin_loggers(self, going_on: ResumePoint | None = None) -> RunLoggers:
+    def _begin_loggers(self, resume: ResumePoint | None = None) -> RunLoggers:
         if distributed.rank():  # the first process tells what all did
             return RunLoggers({}, ())
-        begun = loggers.begin(
-            self.config.loggers.chosen,
-            self.folder,
-            base=self.config.base,
-            settings=config_io.described(self.config),
-            going_on=going_on,
-            given=self._given_loggers,
-        )
+        settings = self.config.model_dump(mode="json")
+        run = LoggerContext(self.folder, self.config.base, settings, resume)
+        begun = loggers.open_all(self.config.loggers, run, given=self._given_loggers)
         for place in begun.places:
             self._say(f"logging to {place}")
         return begun

@@ -9,14 +9,11 @@ from typing import Any
 from mixwell import methods
 from mixwell.methods import Outcome, Trial
 from mixwell.signals.probes import FORWARD
-from mixwell.training import checkpoints, config_io, metrics, mixing, mixture, trainables
-from mixwell.training.config import Config
-from mixwell.training.trainables import Trainable
+from mixwell.training import checkpoints, config_io, metrics, mixing, mixture
+from mixwell.training.config import Config, keys_by_domain
+from mixwell.training.models.base import Trainable
 
 FOLDER = "stages"
-BY_DOMAIN = ("weights", "floor", "cap", "prior", "max_epochs")
-"""Settings of the mixer that may name domains."""
-
 Do = Callable[[Sequence[tuple[Config, Path]]], None]
 """Does runs that are not finished, each from where it stopped."""
 
@@ -87,7 +84,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
     trainable = given
     if trainable is None:
         config = config_io.read(folder / "config.yaml")
-        trainable = trainables.build(config, vocabulary=load(config.tokenizer, config.base).size)
+        trainable = config.model.build(base=config.base, vocabulary=load(config.tokenizer, config.base).size)
     checkpoints.load_model(trainable.model, checkpoint.model_tensors({}))
     return trainable
 
@@ -100,7 +97,7 @@ def _config(config: Config, trial: Trial) -> Config:
     plain["domains"] = {name: plain["domains"][name] for name in kept}
     plain["model"] = {**plain["model"], **trial.model}
     mixer: dict[str, Any] = {**plain["mixer"], **trial.mixer}
-    for key in BY_DOMAIN:
+    for key in keys_by_domain():
         if isinstance(mixer[key], dict):
             mixer[key] = {name: value for name, value in mixer[key].items() if name in kept}
     if isinstance(mixer["horizon"], int):

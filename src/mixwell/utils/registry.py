@@ -1,7 +1,7 @@
 """Registries: components that are found by name or by type, and that others may add without editing the package.
 
-A package outside of mixwell registers its components when it is imported. List its module under the entry point group
-``mixwell.plugins`` and every command imports it before the first lookup::
+A package outside of mixwell registers its components when it is imported. List its module under the entry point
+group ``mixwell.plugins`` and every command imports it before the first lookup::
 
     [project.entry-points."mixwell.plugins"]
     mine = "my_package.mixwell_components"
@@ -13,9 +13,10 @@ import pkgutil
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module, metadata
-from typing import Generic, TypeVar, final
+from typing import Generic, TypeVar, cast, final
 
 T = TypeVar("T")
+Registered = TypeVar("Registered")
 PLUGINS = "mixwell.plugins"
 
 
@@ -62,9 +63,14 @@ class Registry(Generic[T]):
         self._found[name] = component
         return component
 
-    def registering(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds a component."""
-        return lambda component: self.register(name, component)
+    def registering(self, name: str) -> Callable[[Registered], Registered]:
+        """Return a decorator that adds a component, a ``T`` whose own type stays known."""
+
+        def decorate(component: Registered) -> Registered:
+            self.register(name, cast("T", component))
+            return component
+
+        return decorate
 
     def get(self, name: str) -> T:
         """Return the component of a name.
