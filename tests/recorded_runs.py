@@ -215,7 +215,7 @@ def text_config(folder: Path, changes: dict[str, Any]) -> Path:
     The gradients of so few words are of low rank. Directions beyond it are made of rounding alone and so are
     others on another machine, hence few of them.
     """
-    return write_config(folder, **{**changes, "mixer": {"rank": RANK, **changes.get("mixer", {})}})
+    return write_config(folder, **{**changes, "mixer": {"projection_rank": RANK, **changes.get("mixer", {})}})
 
 
 def text_run(folder: Path, *, changes: dict[str, Any]) -> dict[str, Any]:

@@ -319,7 +319,7 @@ def export_command(
         return
     if mixture is None or to is None:
         raise ValueError("give a mixture and a format: mixwell export MIXTURE --to FORMAT; --list names them")
-    command.export(mixture, to=to, weights=weights, words=path or (), paths=paths, out=out, force=force)
+    command.run(mixture, to=to, weights=weights, words=path or (), paths=paths, out=out, force=force)
 
 
 @app.command("fidelity")

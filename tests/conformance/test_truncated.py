@@ -175,7 +175,7 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Pat
 
 def test_what_the_method_makes() -> None:
     method = methods.find("truncated")
-    mixer = SimpleNamespace(step_size="auto", curvature=0.5, rank=8, sketch_size=64, horizon=5)
+    mixer = SimpleNamespace(step_size="auto", curvature=0.5, projection_rank=8, sketch_size=64, horizon=5)
 
     def made(traces: str, **options) -> tuple[mixwell.Signal, methods.Extra]:
         task = methods.Task(

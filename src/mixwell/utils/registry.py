@@ -9,6 +9,7 @@ group ``mixwell.plugins`` and every command imports it before the first lookup::
 
 from __future__ import annotations
 
+import difflib
 import pkgutil
 from collections.abc import Callable
 from functools import cache
@@ -80,7 +81,9 @@ class Registry(Generic[T]):
         """
         self._load()
         if name not in self._found:
-            raise ValueError(f"unknown {self.kind} {name!r}; available: {', '.join(self.names())}")
+            near = difflib.get_close_matches(str(name), self.names(), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"unknown {self.kind} {name!r}; {hint}available: {', '.join(self.names())}")
         return self._found[name]
 
     def names(self) -> tuple[str, ...]:

@@ -713,7 +713,7 @@ def test_train_takes_loggers_as_a_config_has_them(tmp_path: Path) -> None:
         ("loggers.wandb.projct=x", "loggers.wandb.projct is not a setting; did you mean project?"),
         (
             "loggers.tensorbord=true",
-            "loggers.tensorbord: unknown logger 'tensorbord'; available: jsonl,",
+            "loggers.tensorbord: unknown logger 'tensorbord'; did you mean tensorboard?",
         ),
         ("loggers.mlflow=3", "loggers.mlflow: give true, false, or settings by name, got 3"),
         (

@@ -78,7 +78,7 @@ def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path
         ("mixer.horizon=3000", "mixer.horizon is 3000, more than the 2000 steps of the run; lower it"),
         ("mixer.floor={c: 0.1}", "mixer.floor names unknown domains c; there are a, b"),
         ("mixer.floor=2", "mixer.floor must be less than or equal to 1"),
-        ("model.kind=gtp", "model: unknown model 'gtp'; available: gpt, cnn, python, given, transformers"),
+        ("model.kind=gtp", "model: unknown model 'gtp'; did you mean gpt? available: gpt, cnn, python,"),
         ("domains.a={}", "domains.a: give exactly one of dataset, files, given, jsonl, parquet"),
         ("domains.a={files: x, jsonl: y}", "got files, jsonl"),
         ("domains={}", "domains must not be empty"),
