@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -217,8 +218,13 @@ def run_command(
     """Train a model and learn the mixture. Ctrl-C stops and saves; `mixwell resume` continues."""
     from mixwell.training import command
 
-    chosen = _engine(engine, ray_address)
-    command.run(config, out=out, overrides=overrides or (), report=report, engine=chosen)
+    command.run(
+        config,
+        out=out,
+        overrides=overrides or (),
+        engine=partial(_engine, engine, ray_address),
+        after=_write_report if report else None,
+    )
 
 
 @app.command(
@@ -291,7 +297,11 @@ def resume_command(
     """Continue a run that was stopped, as if nothing had happened. It may also have been killed or cut off."""
     from mixwell.training import command
 
-    command.resume(folder, report=report, engine=_engine(engine, ray_address))
+    command.resume(
+        folder,
+        engine=partial(_engine, engine, ray_address),
+        after=_write_report if report else None,
+    )
 
 
 @app.command("export")
@@ -334,7 +344,7 @@ def fidelity_command(
     """Tell whether the hypergradient is right. Trains some steps again with every weight moved, and compares."""
     from mixwell.training import command
 
-    command.measure_fidelity(folder, steps=steps, replicates=replicates)
+    command.measure_fidelity(folder, steps=steps, replicates=replicates, after=_write_report)
 
 
 @app.command("demo")
@@ -401,6 +411,24 @@ def _engine(name: str, address: str | None) -> Engine:
     from mixwell.training.engines import Engine
 
     return Engine(name, address)
+
+
+def _write_report(folder: Path) -> None:
+    """Write the report page of a run that is safe whatever happens here."""
+    from rich.console import Console
+
+    from mixwell.report import folders
+    from mixwell.utils.terminal import say
+
+    console = Console()
+    try:
+        written = folders.write([folder], folder)
+    except KeyboardInterrupt:
+        say(console, f"no report: interrupted; `mixwell report {folder}` writes it")
+    except (ValueError, OSError) as error:  # such as a missing matplotlib
+        say(console, f"no report: {error}")
+    else:
+        say(console, f"look at {next(path for path in written if path.suffix == '.html')}")
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:

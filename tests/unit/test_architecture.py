@@ -36,7 +36,6 @@ VIOLATIONS: set[tuple[str, str]] = {
     ("lab.mnist.command", "report"),
     ("lab.quadratic.command", "report"),
     ("methods.recipes", "training"),
-    ("training.command", "report"),
 }
 
 

@@ -413,7 +413,7 @@ def test_it_prints_or_writes(run: Path) -> None:
     words = ("export", "run", "--to", "megatron", "--path", "web=/w", "--path", "code=/c")
     out, err = mixwell(*words, cwd=run)
     assert out == "0.2 /w\n0.5 /c\n0.3 books\n"
-    assert err == "mixwell: no path was given for books; the domain's name stands in its place\n"
+    assert err == "mixwell: no path was given for books; the domain's name is used in its place\n"
     said, err = mixwell(*words, "--path", "books=/b", "--out", "new/mix.txt", cwd=run)
     assert said == "new/mix.txt is written (Megatron-LM: a blend for --data-args-path)\n"
     assert err == ""

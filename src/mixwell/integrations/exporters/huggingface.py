@@ -7,8 +7,8 @@
     interleave_datasets(rows, probabilities=mix["probabilities"], seed=0)
 
 It draws examples, and mixwell's weights are fractions of rows of equal length: cut the text into such rows first,
-or a domain of long documents has more of the tokens than its weight says. It draws with NumPy's ``Generator.choice``,
-which refuses probabilities that do not sum to one within 1.5e-8.
+or a domain of long documents has more of the tokens than its weight says. NumPy's ``Generator.choice``, by which
+it draws, refuses probabilities that do not sum to one within 1.5e-8.
 """
 
 from __future__ import annotations
