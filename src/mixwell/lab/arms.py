@@ -99,7 +99,9 @@ def run(
     planned = [Planned(arm.config(base, seed), folder(out, arm.name, seed)) for arm, seed in order]
     with only_one(out):
         environment.write(out)
-        concurrent.do(planned, workers=workers, unfinished=out / "unfinished", console=console, engine=engine)
+        concurrent.run_all(
+            planned, workers=workers, unfinished=out / "unfinished", console=console, engine=engine
+        )
         by_arm = [(arm, seed) for arm in arms for seed in range(seeds)]
         rows = [_row(arm.name, seed, folder(out, arm.name, seed)) for arm, seed in by_arm]
         curves = [row for arm, seed in by_arm for row in _curve(arm.name, seed, folder(out, arm.name, seed))]

@@ -90,7 +90,7 @@ def main(
         planned = [Planned(one.config, one.folder, work=_work(one)) for one in entries]
         failed: ChildProcessError | InterruptedError | None = None
         try:
-            concurrent.do(
+            concurrent.run_all(
                 planned, workers=workers, unfinished=out / "unfinished", console=console, engine=engine
             )
         except (ChildProcessError, InterruptedError) as error:  # what is done is told all the same
