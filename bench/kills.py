@@ -43,7 +43,7 @@ def write_data(folder: Path, way: str) -> None:
     chance = random.Random(0)
     for name, words in [*WORDS.items(), ("validation", WORDS["letters"])]:
         (folder / f"{name}.txt").write_text(" ".join(chance.choice(words) for _ in range(20_000)))
-    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"parallel": {"way": way}}))
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"parallel": {"strategy": way}}))
 
 
 def launch(folder: Path, out: str) -> subprocess.Popen[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -223,8 +224,13 @@ def run_command(
     """Train a model and learn the mixture. Ctrl-C stops and saves; `mixwell resume` continues."""
     from mixwell.training import command
 
-    chosen = _engine(engine, ray_address)
-    command.run(config, out=out, overrides=overrides or (), report=report, engine=chosen)
+    command.run(
+        config,
+        out=out,
+        overrides=overrides or (),
+        engine=partial(_engine, engine, ray_address),
+        after=_write_report if report else None,
+    )
 
 
 @app.command(
@@ -299,7 +305,11 @@ def resume_command(
     """Continue a run that was stopped, as if nothing had happened. It may also have been killed or cut off."""
     from mixwell.training import command
 
-    command.resume(folder, report=report, engine=_engine(engine, ray_address))
+    command.resume(
+        folder,
+        engine=partial(_engine, engine, ray_address),
+        after=_write_report if report else None,
+    )
 
 
 @app.command("export")
@@ -327,7 +337,7 @@ def export_command(
         return
     if mixture is None or to is None:
         raise ValueError("give a mixture and a format: mixwell export MIXTURE --to FORMAT; --list names them")
-    command.export(mixture, to=to, weights=weights, words=path or (), paths=paths, out=out, force=force)
+    command.run(mixture, to=to, weights=weights, words=path or (), paths=paths, out=out, force=force)
 
 
 @app.command("fidelity")
@@ -342,7 +352,7 @@ def fidelity_command(
     """Tell whether the hypergradient is right. Trains some steps again with every weight moved, and compares."""
     from mixwell.training import command
 
-    command.measure_fidelity(folder, steps=steps, replicates=replicates)
+    command.measure_fidelity(folder, steps=steps, replicates=replicates, after=_write_report)
 
 
 @app.command("demo")
@@ -411,12 +421,6 @@ def report_command(
         typer.echo(path)
 
 
-def _write_report(folder: Path) -> None:
-    from mixwell.report import folders
-
-    typer.echo(f"report: {folders.write([folder], folder)[-1]}")
-
-
 def _given(value: Given | None, default: Given) -> Given:
     return default if value is None else value
 
@@ -425,6 +429,24 @@ def _engine(name: str, address: str | None) -> Engine:
     from mixwell.training.engines import Engine
 
     return Engine(name, address)
+
+
+def _write_report(folder: Path) -> None:
+    """Write the report page of a run that is safe whatever happens here."""
+    from rich.console import Console
+
+    from mixwell.report import folders
+    from mixwell.utils.terminal import say
+
+    console = Console()
+    try:
+        written = folders.write([folder], folder)
+    except KeyboardInterrupt:
+        say(console, f"no report: interrupted; `mixwell report {folder}` writes it")
+    except (ValueError, OSError) as error:  # such as a missing matplotlib
+        say(console, f"no report: {error}")
+    else:
+        say(console, f"look at {next(path for path in written if path.suffix == '.html')}")
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:

@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, way in WAYS.items():
         train_runs([(settings(folder, way), str(folder / f"{name}-one"), None)])
         both.append((settings(folder, way), str(folder / f"{name}-ddp"), None))
-    fsdp = {"parallel": {"way": "fsdp"}}
+    fsdp = {"parallel": {"strategy": "fsdp"}}
     for name in ("projected", "dense", "equal"):
         both.append((settings(folder, WAYS[name], fsdp), str(folder / f"{name}-fsdp"), None))
     dense = settings(folder, WAYS["dense"])

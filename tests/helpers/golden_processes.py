@@ -31,7 +31,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "mixer": {"traces": "dense"},
     },
     "ddp, group-dro": {"mixer": {"method": "group-dro"}},
-    "fsdp, default": {"parallel": {"way": "fsdp"}},
+    "fsdp, default": {"parallel": {"strategy": "fsdp"}},
 }
 THROUGH = {
     "Accelerate": integration_training.Case("accelerate", "ddp", "projected"),

@@ -65,7 +65,7 @@ TRANSFERRED = ("doge", "doremi")
 # Settings of a config that change how a small text model is trained.
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
-    "rank above that of the gradients": {"mixer": {"rank": 32}},
+    "rank above that of the gradients": {"mixer": {"projection_rank": 32}},
     "dense traces": {"mixer": {"traces": "dense"}},
     "bfloat16 traces": {"mixer": {"traces": "bfloat16"}},
     "sketched traces": {"mixer": {"traces": "sketched", "sketch_size": 256}},
@@ -103,7 +103,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         }
     },
     "dropout, bfloat16 autocast": {"model": {"dropout": 0.1}, "precision": "bfloat16"},
-    "least rows, seed": {"batch": {"rows": 9, "least": 2}, "seed": 5},
+    "least rows, seed": {"batch": {"rows": 9, "min_rows_per_domain": 2}, "seed": 5},
 }
 QUIET = Console(quiet=True)
 STEPS = 24
@@ -214,7 +214,7 @@ def text_config(folder: Path, changes: dict[str, Any]) -> Path:
     The gradients of so few words are of low rank. Directions beyond it are made of rounding alone and so are
     others on another machine, hence few of them.
     """
-    return write_config(folder, **{**changes, "mixer": {"rank": RANK, **changes.get("mixer", {})}})
+    return write_config(folder, **{**changes, "mixer": {"projection_rank": RANK, **changes.get("mixer", {})}})
 
 
 def text_run(folder: Path, *, changes: dict[str, Any]) -> dict[str, Any]:

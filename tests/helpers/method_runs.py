@@ -17,8 +17,8 @@ from torch.nn import functional
 from mixwell import methods
 from mixwell.data.datasets import as_rows
 from mixwell.training import config_io
+from mixwell.training.models.base import Trainable
 from mixwell.training.run import Run
-from mixwell.training.trainables import Trainable
 
 ROWS = {"a": 96, "b": 64, "c": 80}
 STEPS, BATCH = 12, 12

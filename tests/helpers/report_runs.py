@@ -59,7 +59,7 @@ def write_runs(folder: Path, *, domains: int, runs: int = len(CHANGES), steps: i
         "model": {"layers": 1, "heads": 2, "width": 16, "context": 16},
         "batch": {"rows": max(16, 8 * domains // 5)},
         "optimizer": {"lr": 0.02},
-        "mixer": {"horizon": 4, "rank": 8},
+        "mixer": {"horizon": 4, "projection_rank": 8},
         "output": {"log_every": 2, "evaluate_every": 3, "evaluate_rows": 16},
     }
     written: list[Path] = []

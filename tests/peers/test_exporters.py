@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from helpers.mixture_files import mixture
-from mixwell.integrations.exporters import prepare
+from mixwell.integrations.exporters import export
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 
@@ -65,7 +65,7 @@ class Numbers:
 def test_megatron_reads_the_blend() -> None:
     utils = consumer("megatron.core.datasets.utils")
     paths = {"web": "/data/web_text_document", "code": "30", "books, old": "/data/books,old"}
-    text = prepare(mixture(WEIGHTS), to="megatron", paths=paths).text
+    text = export(mixture(WEIGHTS), to="megatron", paths=paths, note=print)
     # as `get_blend_and_blend_per_split` of Megatron-LM reads a --data-args-path file
     prefixes, weights = utils.get_blend_from_list(text.split())
     assert prefixes == list(paths.values())
@@ -75,7 +75,7 @@ def test_megatron_reads_the_blend() -> None:
 
 def test_megatron_reads_the_blends_per_split() -> None:
     utils = consumer("megatron.core.datasets.utils")
-    splits = json.loads(prepare(mixture(WEIGHTS), to="megatron-per-split").text)
+    splits = json.loads(export(mixture(WEIGHTS), to="megatron-per-split", note=print))
     assert utils.get_blend_from_list(splits["train"]) == (list(WEIGHTS), ROUNDED)
     assert utils.get_blend_from_list(splits["valid"]) is None
     assert utils.get_blend_from_list(splits["test"]) is None
@@ -83,7 +83,7 @@ def test_megatron_reads_the_blends_per_split() -> None:
 
 def test_megatron_takes_one_domain_for_a_weight_and_a_prefix() -> None:
     utils = consumer("megatron.core.datasets.utils")
-    text = prepare(mixture({"web": 1.0}), to="megatron").text
+    text = export(mixture({"web": 1.0}), to="megatron", note=print)
     assert utils.get_blend_from_list(text.split()) == (["web"], [1.0])
 
 
@@ -92,7 +92,7 @@ def test_megatron_builds_the_blend() -> None:
     utils = consumer("megatron.core.datasets.utils")
     configs = consumer("megatron.core.datasets.blended_megatron_dataset_config")
     consumer("megatron.core.datasets.helpers_cpp")
-    text = prepare(mixture({**WEIGHTS, "web": 0.1234566, "unused": 1e-7}), to="megatron-per-split").text
+    text = export(mixture({**WEIGHTS, "web": 0.1234566, "unused": 1e-7}), to="megatron-per-split", note=print)
     prefixes, weights = utils.get_blend_from_list(json.loads(text)["train"])
     assert len(prefixes) == 3  # it refuses weights of zero
 
@@ -113,7 +113,7 @@ def test_torchtitan_draws_by_it(tmp_path: Path) -> None:
     text_datasets = consumer("torchtitan.hf_datasets.text_datasets")
     paths = texts(tmp_path, rows=400)
     namespace: dict[str, Any] = {}
-    exec(prepare(mixture(WEIGHTS), to="torchtitan", paths=paths).text, namespace)
+    exec(export(mixture(WEIGHTS), to="torchtitan", paths=paths, note=print), namespace)
     config = namespace["dataloader"]
     assert isinstance(config, text_datasets.InterleavedHuggingFaceTextDataLoader.Config)
     assert [source.weight for source in config.sources] == ROUNDED
@@ -127,7 +127,7 @@ def test_torchtitan_keeps_its_own_datasets() -> None:
     text_datasets = consumer("torchtitan.hf_datasets.text_datasets")
     own = text_datasets.DATASETS["c4"]
     namespace: dict[str, Any] = {}
-    exec(prepare(mixture({"C4": 0.5, "it's": 0.5}), to="torchtitan").text, namespace)
+    exec(export(mixture({"C4": 0.5, "it's": 0.5}), to="torchtitan", note=print), namespace)
     assert text_datasets.DATASETS["c4"] is own
     assert namespace["dataloader"].sources[0].dataset_path is None
     path, _, _ = text_datasets._validate_dataset("it's", None)
@@ -136,7 +136,7 @@ def test_torchtitan_keeps_its_own_datasets() -> None:
 
 def test_axolotl_takes_each_entry() -> None:
     schemas = consumer("axolotl.utils.schemas.datasets", AXOLOTL_DO_NOT_TRACK="1")
-    text = prepare(mixture(WEIGHTS), to="axolotl").text
+    text = export(mixture(WEIGHTS), to="axolotl", note=print)
     entries = yaml.safe_load(text)["datasets"]
     known = set(schemas.SFTDataset.model_fields)
     for entry in entries:
@@ -152,7 +152,7 @@ def test_axolotl_puts_the_mixture_together(tmp_path: Path) -> None:
     default = consumer("axolotl.utils.dict").DictDefault
     rows = {"web": 4000, "code": 3000, "books, old": 5000}
     paths = texts(tmp_path, rows=rows)
-    text = prepare(mixture(WEIGHTS, rows=rows), to="axolotl", paths=paths).text
+    text = export(mixture(WEIGHTS, rows=rows), to="axolotl", paths=paths, note=print)
     config = default({**yaml.safe_load(text), "seed": 42, "shuffle_merged_datasets": True})
     merged = sft.merge_datasets([_loaded(sft, entry, config) for entry in config.datasets], config)
     numbers = [int(text.split()[0]) for text in merged["text"]]
@@ -175,7 +175,9 @@ def test_llama_factory_reads_the_settings(tmp_path: Path) -> None:
     for weights in (WEIGHTS, {"one: 'only' é": 1.0}):
         paths = {"books, old": "books"} if "books, old" in weights else {}
         file = tmp_path / "train.yaml"
-        file.write_text(prepare(mixture(weights), to="llama-factory", paths=paths).text, encoding="utf-8")
+        file.write_text(
+            export(mixture(weights), to="llama-factory", paths=paths, note=print), encoding="utf-8"
+        )
         plain = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(file))  # as its `read_args` does
         (parsed,) = transformers.HfArgumentParser([data_args.DataArguments]).parse_dict(plain)
         assert parsed.dataset == [paths.get(name, name) for name in weights]

@@ -6,17 +6,17 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, final
+from typing import Any, Literal, TypeVar, final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mixwell.mixer.recipes import METHODS, Recipe
+from mixwell.utils.sections import BelowOne as BelowOne
+from mixwell.utils.sections import NotNegative as NotNegative
+from mixwell.utils.sections import Positive as Positive
+from mixwell.utils.sections import Share as Share
+from mixwell.utils.sections import Whole as Whole
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
-Whole = Annotated[int, Field(ge=1, strict=True)]
 Steps = Whole | Literal["auto"]
 """Training steps, or ``auto``, which every option defines."""
 Chosen = int | Literal["auto", "long"]

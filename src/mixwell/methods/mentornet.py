@@ -14,7 +14,7 @@ class CurriculumOptions(RowOptions):
 
     percentile: base.Share = 0.7
     """Percentile of a batch's losses; a row's loss is compared with its moving average."""
-    decay: base.Decay = 0.9
+    decay: base.BelowOne = 0.9
     """Decay of that moving average."""
     burn_in: base.Share = 0.2
     """The first share of the run, in which every row has weight one."""

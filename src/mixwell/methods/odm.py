@@ -9,7 +9,7 @@ from mixwell.methods.base import MethodContext, Recipe
 class OdmOptions(base.Options):
     """Settings of ODM. Its warmup is `mixer.warmup`."""
 
-    decay: base.Decay = 0.9
+    decay: base.BelowOne = 0.9
     """Of the running means of `exp(loss)`."""
 
 

@@ -46,14 +46,14 @@ class SkillItOptions(AffinityOptions):
 class AioliOptions(AffinityOptions):
     """Settings of Aioli."""
 
-    memory: base.Decay | None = None
+    memory: base.BelowOne | None = None
     """With a number, A is a running mean of which this share stays, and `w_i ~ exp(eta sum_j A_ij)` (the ema of
     the authors' code)."""
     probe_steps: base.Whole = 4
     """Steps of a copy of the model on each mixture."""
     sweeps: base.Whole = 1
     """How often each mixture is trained on."""
-    smoothing: base.Decay = 0.75
+    smoothing: base.BelowOne = 0.75
     """The share eps of uniform weights in the mixtures `(1 - eps) e_i + eps / m`."""
     chained: bool = True
     """Whether the copy continues from one mixture to the next, or starts at the model again."""

@@ -12,8 +12,8 @@ from torch import nn
 from mixwell.data.datasets import IndexedDataset, as_rows
 from mixwell.training import config_io
 from mixwell.training.loggers.base import Logger
+from mixwell.training.models.base import Trainable
 from mixwell.training.run import CONFIG, Run
-from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.typing import LossFn
 

@@ -1,74 +1,75 @@
-"""The commands of runs: what they print, and the files that they leave."""
+"""The commands of runs: their output on the terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mixwell import distributed
+from mixwell import distributed, methods
 from mixwell.data import tokenizer as tokenizers
-from mixwell.training import config_io, data, fidelity, metrics, mixing, parallel, plan
+from mixwell.training import config_io, fidelity, metrics, mixing, parallel, plan
 from mixwell.training.config import Config
-from mixwell.training.data import TEXT
 from mixwell.training.display import Tokenizing
-from mixwell.training.engines import LOCAL, Engine
+from mixwell.training.engines import Engine
+from mixwell.training.models.base import Trainable
 from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
-from mixwell.training.trainables import Trainable
 from mixwell.training.trainer import Trainer, validation_rows
 from mixwell.utils.terminal import say, show
 
+AfterRun = Callable[[Path], None]
+"""Called with the run's directory when a run has ended or stopped and has metrics, in the first process only."""
+
 
 def run(
-    path: Path, *, out: Path | None, overrides: Sequence[str], report: bool, engine: Engine = LOCAL
+    path: Path,
+    *,
+    out: Path | None,
+    overrides: Sequence[str],
+    engine: Callable[[], Engine] = Engine,
+    after: AfterRun | None = None,
 ) -> None:
     """Begin a run.
 
     Args:
-        path: of the config.
+        path: the config.
         out: the run's directory; ``None`` for ``runs/`` and the config's name.
         overrides: ``key=value``.
-        report: whether to write the report page.
-        engine: where runs that the method does first are done.
+        engine: makes the engine of a method's trials.
+        after: called at the end.
     """
     folder = out or Path("runs") / path.stem
-    engine.check()
     config = config_io.read(path, overrides)
+    made = _engine(config, engine)
     with parallel.joined(config):
         # Where a process died and all were started again, the run is there already.
         again = distributed.run_on_rank_zero(lambda: parallel.restarted(folder / CONFIG))
-        _finish(Run(config, folder, workers=None, engine=engine), resuming=again, report=report)
+        _finish(Run(config, folder, workers=None, engine=made), resuming=again, after=after)
 
 
-def resume(folder: Path, *, report: bool, engine: Engine = LOCAL) -> None:
-    """Continue a run.
+def resume(folder: Path, *, engine: Callable[[], Engine] = Engine, after: AfterRun | None = None) -> None:
+    """Continue a run; see :func:`run`."""
+    config = open_run(folder).config
+    made = _engine(config, engine)
+    with parallel.joined(config):
+        _finish(open_run(folder, workers=None, engine=made), resuming=True, after=after)
 
-    Args:
-        folder: its directory.
-        report: whether to write the report page.
-        engine: where runs that the method does first are done.
-    """
-    engine.check()
-    with parallel.joined(open_run(folder).config):
-        _finish(open_run(folder, workers=None, engine=engine), resuming=True, report=report)
+
+def _engine(config: Config, make: Callable[[], Engine]) -> Engine:
+    """Make the engine, and see that it is there if the method has trials, before anything is written."""
+    engine = make()
+    if methods.find(config.mixer.method).stages is not None:
+        engine.check()
+    return engine
 
 
 def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> None:
-    """Print what a run will cost.
-
-    Args:
-        path: of the config.
-        overrides: ``key=value``.
-        processes: in how many it will train.
-
-    Raises:
-        ValueError: there are no processes.
-    """
+    """Print the cost of a run in a number of processes."""
     if processes < 1:
         raise ValueError(f"--processes must be at least 1, got {processes}")
     console = Console()
@@ -122,7 +123,7 @@ def _show_shared(console: Console, config: Config, trainable: Trainable, made: P
     parts = math.ceil(validation_rows(config, made.horizon, points=points) / config.batch.rows)
     counts = {"parts": parts, "points": points}
     kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in held.items())
-    say(console, f"processes      {processes}, {config.parallel.way}; traces in each: {kinds}")
+    say(console, f"processes      {processes}, {config.parallel.strategy}; traces in each: {kinds}")
     plain, step = (one.sent(processes) for one in (training.plain_step, training.step))
     say(
         console,
@@ -132,13 +133,14 @@ def _show_shared(console: Console, config: Config, trainable: Trainable, made: P
     )
 
 
-def measure_fidelity(folder: Path, *, steps: int, replicates: int) -> None:
-    """Measure how good the estimated hypergradient is where a run stands, and keep it with the run.
+def measure_fidelity(folder: Path, *, steps: int, replicates: int, after: AfterRun) -> None:
+    """Compare the estimated hypergradient with the exact one from the last checkpoint on, and keep the result.
 
     Args:
         folder: the run's directory.
         steps: T of the comparison.
-        replicates: how often the steps are repeated with other rows; 0 for the exact comparison alone.
+        replicates: repetitions of the steps with other rows; 0 for the exact comparison only.
+        after: called at the end.
 
     Raises:
         ValueError: there are no steps, or there is one replicate.
@@ -157,16 +159,16 @@ def measure_fidelity(folder: Path, *, steps: int, replicates: int) -> None:
     measured = trainer.fidelity(steps=steps, replicates=replicates)
     fidelity.add(folder, trainer.steps_done, measured)
     say(console, str(measured))
-    _report(folder, console)
+    after(folder)
 
 
 def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Sequence[str]) -> None:
     """Train a tokenizer on the domains of a config.
 
     Args:
-        path: of the config.
+        path: the config.
         size: of the vocabulary.
-        out: the file to write; ``None`` for ``tokenizer.json`` beside the config.
+        out: the file to write; ``None`` for ``tokenizer.json`` in the folder of the config.
         overrides: ``key=value``.
 
     Raises:
@@ -176,10 +178,10 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
     out = out or path.parent / "tokenizer.json"
     if out.exists():
         raise ValueError(f"{out} is there already, and runs may need it; give another --out")
-    texts = {name: one for name, one in config.domains.items() if one.kind in TEXT}
-    if not texts:
+    documents = [one.documents(config.base) for one in config.domains.values()]
+    sources = [one for one in documents if one is not None]
+    if not sources:
         raise ValueError(f"{path}: no domain is text, so there is nothing to train a tokenizer on")
-    sources = [data.source(one, base=config.base) for one in texts.values()]
     sizes = [one.size() for one in sources]
     total = None if None in sizes else sum(n or 0 for n in sizes)
     console = Console()
@@ -192,18 +194,17 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
     say(console, f"{out} has {made.size} tokens; put `tokenizer: {named}` into {path}")
 
 
-def _finish(run: Run, *, resuming: bool, report: bool) -> None:
-    console = Console(quiet=distributed.rank() > 0)
+def _finish(run: Run, *, resuming: bool, after: AfterRun | None) -> None:
     try:
         trainer = run.resume() if resuming else run.start()
         if not distributed.rank():
-            _tell(run, trainer, console)
+            _show_result(run, trainer, Console())
     finally:
-        if report and not distributed.rank() and run.begun and (run.folder / metrics.FILE).exists():
-            _report(run.folder, console)
+        if after and not distributed.rank() and run.begun and (run.folder / metrics.FILE).exists():
+            after(run.folder)
 
 
-def _tell(run: Run, trainer: Trainer, console: Console) -> None:
+def _show_result(run: Run, trainer: Trainer, console: Console) -> None:
     weights = trainer.mixer.weights
     table = Table("domain", "last weight", "average weight", "rows seen", "epochs", box=None)
     seen, epochs = trainer.loader.sampler.taken, trainer.loader.sampler.epochs
@@ -216,19 +217,6 @@ def _tell(run: Run, trainer: Trainer, console: Console) -> None:
         first = f" (from {losses[0][name]:.4f})" if name in losses[0] else ""
         say(console, f"{name} loss {loss:.4f}{first}")
     say(console, f"{run.folder}: mixture.json, metrics.jsonl, {CHECKPOINTS}/")
-
-
-def _report(folder: Path, console: Console) -> None:
-    from mixwell.report import folders
-
-    try:
-        written = folders.write([folder], folder)
-    except KeyboardInterrupt:
-        say(console, f"no report: interrupted; `mixwell report {folder}` writes it")
-    except (ValueError, OSError) as error:  # such as a missing matplotlib; the run itself is safe
-        say(console, f"no report: {error}")
-    else:
-        say(console, f"look at {next(path for path in written if path.suffix == '.html')}")
 
 
 def _bytes(number: float) -> str:

@@ -33,7 +33,7 @@ class Planned:
     work: int | None = None
 
 
-def do(
+def run_all(
     runs: Sequence[Planned],
     *,
     workers: int | None,

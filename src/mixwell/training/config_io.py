@@ -6,30 +6,25 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mixwell.training.config import Config
+from mixwell.training.config import Config, section_at
 from mixwell.utils import files
-
-KINDS = ("gpt", "transformers", "cnn", "python", "given")
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file.
 
     Args:
-        path: a YAML file, or TOML by its ending. Relative paths in it refer to its folder.
+        path: a YAML file, or TOML by its suffix. Relative paths in it refer to its folder.
         overrides: ``key=value`` with dots in the key, the value as YAML has it.
 
-    Returns:
-        The settings.
-
     Raises:
-        ValueError: with the key, the value that was got, and what is allowed, for everything that is wrong.
+        ValueError: with the key, the value that was got, and the values allowed, for everything that is wrong.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -57,17 +52,10 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def check(plain: Mapping[str, Any], *, where: str = "the config") -> Config:
-    """Turn plain values into settings.
-
-    Args:
-        plain: as a file has them.
-        where: named in messages.
-
-    Returns:
-        The settings.
+    """Validate plain values; messages begin with ``where``.
 
     Raises:
-        ValueError: with the key, the value that was got, and what is allowed, for everything that is wrong.
+        ValueError: with the key, the value that was got, and the values allowed, for everything that is wrong.
     """
     try:
         # Twice, so that a date or a path in `arguments` is the same text as in the file that is written.
@@ -80,42 +68,19 @@ def check(plain: Mapping[str, Any], *, where: str = "the config") -> Config:
 
 
 def write(config: Config, path: Path) -> None:
-    """Write settings with all defaults filled in; :func:`read` gives them back.
-
-    Args:
-        config: the settings.
-        path: where to.
-    """
+    """Write a config with all defaults filled in; :func:`read` reads it back."""
     files.write_atomically(
-        path, yaml.safe_dump(described(config), sort_keys=False, allow_unicode=True, width=100)
+        path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
     )
 
 
-def described(config: Config) -> dict[str, Any]:
-    """Settings as plain values, with all defaults that mean something.
-
-    Args:
-        config: the settings.
-
-    Returns:
-        What a file has.
-    """
-    plain = config.model_dump(mode="json")
-    short = config.model_dump(mode="json", exclude_defaults=True)
-    # Most keys of a domain mean nothing for its kind of source.
-    return plain | {key: short[key] for key in ("domains", "validation", "test") if key in short}
-
-
 def differences(one: Config, other: Config, *, besides: Sequence[str] = ()) -> list[str]:
-    """The settings that two configs do not share.
+    """Return a phrase with key and both values for each setting that differs between two configs.
 
     Args:
         one: a config.
         other: another.
-        besides: keys (of sections, or at the top) that may differ.
-
-    Returns:
-        For each a phrase with its key and both values.
+        besides: keys at the top that may differ.
     """
     mine, theirs = (_flat(config.model_dump(mode="json")) for config in (one, other))
     return [
@@ -174,15 +139,13 @@ def _lines(errors: Sequence[ErrorDetails], plain: Mapping[str, Any]) -> list[str
         if error["loc"][-1:] == ("[key]",):
             lines[key] = f"{key}: the name {_shown(error['input'])} is not text; put it into quotes"
         elif kind == "extra_forbidden":
-            lines[key] = f"{key} is not a setting{_nearest(path)}"
+            lines[key] = f"{key} is not a setting{_nearest(path, plain)}"
         elif kind == "missing":
             lines[key] = f"{key} is missing"
         elif kind == "too_short":
             lines[key] = f"{key} must not be empty"
         elif kind == "value_error":
             lines[key] = f"{key}: {context['error']}" if key else str(context["error"])
-        elif kind == "union_tag_invalid":
-            lines[key] = f"{key}.kind must be one of {', '.join(KINDS)}, got {_shown(_kind(error['input']))}"
         else:
             # pydantic says "Input should be ..."
             allowed.setdefault(key, []).append(error["msg"].removeprefix("Input should be "))
@@ -205,36 +168,14 @@ def _keys(error: ErrorDetails, plain: Mapping[str, Any]) -> list[str]:
     return keys
 
 
-def _kind(value: Any) -> Any:
-    return cast("dict[str, Any]", value).get("kind") if isinstance(value, dict) else value
-
-
-def _nearest(path: Sequence[str]) -> str:
-    """What an unknown key may have meant, and what there is."""
-    model: type[BaseModel] | None = Config
-    for part in path[:-1]:
-        model = _inside(model, part) if model else None
-    if model is None:
+def _nearest(path: Sequence[str], plain: Mapping[str, Any]) -> str:
+    """Suggest what an unknown key may have meant, or list the keys there are."""
+    section = section_at(path[:-1], plain)
+    if section is None:
         return ""
-    known = list(model.model_fields)
+    known = list(section.model_fields)
     near = difflib.get_close_matches(path[-1], known, n=1)
     return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-
-
-def _inside(model: type[BaseModel], key: str) -> type[BaseModel] | None:
-    if key not in model.model_fields:
-        from mixwell.training.config import DataConfig
-
-        return DataConfig  # the name of a domain
-    if key == "domains":
-        return model
-    annotation = model.model_fields[key].annotation
-    sections = [
-        one
-        for one in (annotation, *get_args(annotation))
-        if isinstance(one, type) and issubclass(one, BaseModel)
-    ]
-    return sections[0] if len(sections) == 1 else None  # there are several kinds of models
 
 
 def _shown(value: Any) -> str:

@@ -18,7 +18,7 @@ from mixwell.mixer.records import RoundRecord
 from mixwell.training.loggers.names import named, named_evaluation, named_step, named_weights
 
 if TYPE_CHECKING:
-    from mixwell.training.loggers.runs import RunLoggers
+    from mixwell.training.loggers.session import RunLoggers
 
 FILE = "metrics.jsonl"
 

@@ -15,10 +15,11 @@ from mixwell.methods.hypergradient import averaged_signal
 from mixwell.mixer.mixer import Mixer
 from mixwell.signals import Hypergradient, Signal
 from mixwell.signals.probes import Probes
-from mixwell.simplex.constraints import Cap, Constraint, Floor, PriorPull
+from mixwell.simplex.constraints import Constraint
 from mixwell.simplex.repetition import EpochCap
 from mixwell.simplex.weight_updater import WeightUpdater
 from mixwell.training.config import Config, MixerConfig
+from mixwell.training.constraints import ConstraintContext, build_constraints
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -42,7 +43,7 @@ def build(
     """
     batch, mixing = config.batch, config.mixer
     sizes = {name: len(rows) for name, rows in domains.items()}
-    cap = _epoch_cap(config, sizes)
+    constraints = _constraints(config, sizes)
     method = methods.find(mixing.method)
     recipe = method.recipe(method_context(config, sizes))
     learned = method.kind != "static"
@@ -54,7 +55,7 @@ def build(
         horizon=horizon(config),
         signal=recipe.signal,
         update=recipe.update,
-        constraints=[*_constraints(mixing, cap), *recipe.constraints] if learned else [],
+        constraints=[*constraints, *recipe.constraints] if learned else [],
         weights=recipe.weights or _initial_weights(mixing, sizes),
         warmup=mixing.warmup if learned else 0,
         clip_norm=config.optimizer.clip_norm,
@@ -65,8 +66,10 @@ def build(
         domains,
         batch.rows,
         rule=batch.counts,
-        least=_least(config, recipe.signal) if batch.least == "auto" else batch.least,
-        cap=cap,
+        least=_least(config, recipe.signal)
+        if batch.min_rows_per_domain == "auto"
+        else batch.min_rows_per_domain,
+        cap=next((one for one in constraints if isinstance(one, EpochCap)), None),
         seed=config.seed,
     )
     return mixer, loader
@@ -79,8 +82,9 @@ def expect_possible(config: Config, sizes: Mapping[str, int]) -> None:
         config: the settings.
         sizes: rows by domain.
     """
-    constraints = _constraints(config.mixer, _epoch_cap(config, sizes))
-    WeightUpdater(None, constraints).initial_weights(tuple(sizes), _initial_weights(config.mixer, sizes))
+    WeightUpdater(None, _constraints(config, sizes)).initial_weights(
+        tuple(sizes), _initial_weights(config.mixer, sizes)
+    )
 
 
 def method_context(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> MethodContext:
@@ -105,7 +109,7 @@ def method_context(config: Config, sizes: Mapping[str, int], held_out: int | Non
         step_size=mixer.step_size,
         curvature=mixer.curvature,
         traces=config.traces,
-        rank=mixer.rank,
+        rank=mixer.projection_rank,
         sketch_size=mixer.sketch_size,
         validation_rows=mixer.validation_rows,
         held_out=held_out,
@@ -154,20 +158,8 @@ def _least(config: Config, signal: Signal) -> int | None:
     return None if parts == 1 else min(room, max(parts, room // 4))
 
 
-def _epoch_cap(config: Config, sizes: Mapping[str, int]) -> EpochCap | None:
-    most = config.mixer.max_epochs
-    return None if most is None else EpochCap(sizes, most, batch_size=config.batch.rows, budget=config.steps)
-
-
-def _constraints(mixing: MixerConfig, cap: EpochCap | None) -> list[Constraint]:
-    found: list[Constraint] = [] if cap is None else [cap]
-    if mixing.floor != 0:
-        found.append(Floor(mixing.floor))
-    if mixing.cap != 1:
-        found.append(Cap(mixing.cap))
-    if mixing.prior is not None:
-        found.append(PriorPull(mixing.prior, mixing.prior_strength))
-    return found
+def _constraints(config: Config, sizes: Mapping[str, int]) -> list[Constraint]:
+    return build_constraints(config.mixer, ConstraintContext(sizes, config.batch.rows, config.steps))
 
 
 def _initial_weights(mixing: MixerConfig, sizes: Mapping[str, int]) -> Mapping[str, float] | None:

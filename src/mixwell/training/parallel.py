@@ -6,24 +6,40 @@ import gc
 import itertools
 import os
 import re
+import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import torch
+from pydantic import Field
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mixwell import distributed, methods
-from mixwell.training.config import Config, ParallelConfig
 from mixwell.utils import environment
+from mixwell.utils.sections import ConfigSection
+
+if TYPE_CHECKING:
+    from mixwell.training.config import Config
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 # A process can be no more than one step before another, as each step's gradients are those of all.
 AHEAD = 2
 _RUNS = itertools.count()
+
+
+class ParallelConfig(ConfigSection):
+    """Several processes, as `torchrun` starts them."""
+
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """`ddp`: each process has the whole model. `fsdp`: each has a shard of every parameter (`fully_shard`)."""
+    find_unused_parameters: bool = False
+    """Whether some parameters may have no gradient in a step (`find_unused_parameters` of DDP)."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which a run stops where another process does not answer."""
 
 
 def restarted(settings: Path) -> bool:
@@ -93,7 +109,7 @@ def _explained(settings: ParallelConfig) -> Generator[None]:
         if "finished reduction in the prior iteration" in str(error):
             raise ValueError(
                 "some parameters have no gradient in a step, for which DistributedDataParallel waits in vain: set "
-                "parallel.unused: true, or freeze them"
+                "parallel.find_unused_parameters: true, or freeze them"
             ) from error
         lost = isinstance(error, torch.distributed.DistError) or any(
             sign in str(error)
@@ -122,12 +138,12 @@ def wrapped(model: nn.Module, settings: ParallelConfig) -> nn.Module:
     """
     if distributed.is_single_process():
         return model
-    if settings.way == "ddp":
+    if settings.strategy == "ddp":
         device = next(model.parameters()).device
         return DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            find_unused_parameters=settings.unused,
+            find_unused_parameters=settings.find_unused_parameters,
         )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -235,3 +251,23 @@ class StopCoordinator:
                 self._store.set("save", str(self._save_at))
             return now
         return self._store.check(["save"]) and int(self._store.get("save")) == step
+
+
+@contextmanager
+def stop_signals() -> Generator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C or SIGTERM came; a second one ends the process at once."""
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        came.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        before = {one: signal.signal(one, note) for one in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone may handle signals
+        before = {}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

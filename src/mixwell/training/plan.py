@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final, get_args
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.mixer.mixer import Mixer
 from mixwell.training import mixing, optimization
-from mixwell.training.config import Config, MixerConfig
+from mixwell.training.config import TRACE_KINDS, Config
 from mixwell.training.data import Data
-from mixwell.training.trainables import Trainable
+from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
 
 TIMED_STEPS = 3
@@ -157,16 +157,16 @@ def shared(
     known = Parameters.of(shadows, optimization.build(config.optimizer, list(shadows)))
     projected = config.traces == "projected"
     training = TrafficModel(
-        config.parallel.way,
+        config.parallel.strategy,
         size=sum(p.nbytes for p in parameters),
         tensors=len(parameters),
         domains=len(config.domains),
         world_size=processes,
         mixed=projected,
-        projected=Projections(known, config.mixer.rank, 0).size if projected else 0,
-        preconditioned=config.optimizer.kind == "adamw",
+        projected=Projections(known, config.mixer.projection_rank, 0).size if projected else 0,
+        preconditioned=config.optimizer.preconditioned,
     )
-    sharded = config.parallel.way == "fsdp"
+    sharded = config.parallel.strategy == "fsdp"
     held = {
         kind: size / (processes if sharded and kind in ("dense", "bfloat16") else 1)
         for kind, size in memory(config, parameters).items()
@@ -223,9 +223,7 @@ def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
     shadows = _shadows(parameters)
     optimizer = optimization.build(config.optimizer, list(shadows))
     found: dict[str, int] = {}
-    for kind in get_args(MixerConfig.model_fields["traces"].annotation):
-        if kind == "auto":
-            continue
+    for kind in TRACE_KINDS:
         chosen = config.model_copy(update={"mixer": config.mixer.model_copy(update={"traces": kind})})
         signal = mixing.hypergradient(chosen)
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import signal
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -27,29 +26,29 @@ from mixwell.training import (
     parallel,
     randomness,
     stages,
-    trainables,
 )
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.display import Display, Tokenizing, Watch
 from mixwell.training.engines import LOCAL, Engine
-from mixwell.training.loggers import runs as loggers
-from mixwell.training.loggers.base import Logger
-from mixwell.training.loggers.runs import ResumePoint, RunLoggers
+from mixwell.training.loggers import session as loggers
+from mixwell.training.loggers.base import Logger, LoggerContext, ResumePoint
+from mixwell.training.loggers.session import RunLoggers
 from mixwell.training.metrics import Journal, Window
-from mixwell.training.parallel import StopCoordinator
-from mixwell.training.trainables import Trainable
+from mixwell.training.models.base import Trainable
+from mixwell.training.parallel import StopCoordinator, stop_signals
 from mixwell.training.trainer import Trainer
+from mixwell.training.trials import TrialRunner
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder
 from mixwell.utils.terminal import say
 
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 FILES = (CONFIG, environment.FILE, metrics.FILE, mixture.FILE)
-"""What a run writes beside its checkpoints."""
+"""Files of a run in addition to its checkpoints."""
 FREE = ("output", "loggers", "compare", "device", "compile", "parallel", "base")
-"""Settings that may change between a stop and going on."""
+"""Settings that may change when a run is resumed."""
 CHECKPOINT_SECONDS = 120.0
 
 
@@ -64,14 +63,14 @@ class Run:
         config: the settings.
         folder: the directory.
         console: where to report.
-        trainable: a model and loss of one's own, in place of the config's.
-        given: rows that Python code hands over, by the keys of :func:`mixwell.training.data.places`.
-        watch: is told what happens; by default a display on the console.
-        stopping: asked after each step whether to save and stop; by default Ctrl-C and SIGTERM say so.
-        loggers: are told the numbers besides those of the settings, and stay open.
+        trainable: a model and its loss, in place of the config's.
+        given: rows that Python code passes, by key: ``domains.NAME``, ``validation``, ``test``.
+        watch: follows the progress; by default a display on the console.
+        stopping: called after each step, returns whether to save and stop; by default on Ctrl-C and SIGTERM.
+        loggers: in addition to those of the settings; they stay open.
         workers: how many trials of the method run at a time, where it has some and the model is the config's;
             ``None`` for one per core.
-        engine: where they run, if more than one may.
+        engine: where trials run, if more than one may.
     """
 
     def __init__(
@@ -103,16 +102,13 @@ class Run:
         self._window = Window()
 
     def start(self) -> Trainer:
-        """Begin a new run and train to the end.
-
-        Returns:
-            The trainer, with the trained model and the mixer.
+        """Begin a new run, train to the end, and return the trainer.
 
         Raises:
             OSError: there is a run in the directory already, or it cannot be written to.
         """
         distributed.run_on_rank_zero(self._expect_no_run)
-        loggers.expect_installed(self.config.loggers.chosen)
+        loggers.check_installed(self.config.loggers)
         # Before anything is written, so that a bad config leaves nothing behind.
         trainer = None
         if self._has_stages:
@@ -120,39 +116,35 @@ class Run:
             mixing.expect_possible(self.config, {name: len(own) for name, own in rows.domains.items()})
         else:
             trainer = self._prepare()
-        with self._alone_in_folder():
+        with self._locked():
             distributed.run_on_rank_zero(self._expect_no_run)
             try:
                 if trainer is None:
                     # So that it can be resumed from here on.
                     config_io.write(self.config, self.folder / CONFIG)
                     trainer = self._prepare()
-                with self._begin_loggers() as told:
+                with self._begin_loggers() as opened:
                     distributed.run_on_rank_zero(self._describe)
-                    return self._train(trainer, told)
+                    return self._train(trainer, opened)
             except BaseException as error:
                 # A model that does not fit its data, a logger that cannot begin: the name stays free.
                 begun = (self.folder / CONFIG).exists()
                 failed = isinstance(error, Exception) and not isinstance(error, InterruptedError)
                 untouched = failed and (trainer is None or not trainer.steps_done)
                 if not distributed.rank() and (not begun or untouched):
-                    loggers.forget(self.config.loggers.chosen, self.folder)
+                    loggers.remove_outputs(self.config.loggers, self.folder)
                     for name in FILES:
                         (self.folder / name).unlink(missing_ok=True)
                 raise
 
     def resume(self) -> Trainer:
-        """Continue from the newest checkpoint that can be read, or from the beginning where there is none.
-
-        Returns:
-            The trainer, with the trained model and the mixer.
-        """
-        with self._alone_in_folder():
+        """Continue from the newest checkpoint that can be read, or from the beginning where there is none."""
+        with self._locked():
             checkpoint, wrong = checkpoints.newest(self.folder / CHECKPOINTS)
             for problem in wrong:
                 self._say(f"{problem}; continuing from the checkpoint before it")
             self._expect_same_settings(checkpoint)
-            loggers.expect_installed(self.config.loggers.chosen)
+            loggers.check_installed(self.config.loggers)
             trainer = self._prepare()
             saved = -1 if checkpoint is None else checkpoint.step
             distributed.run_on_rank_zero(
@@ -166,20 +158,18 @@ class Run:
                 self._window = metrics.own_window([one["window"] for one in checkpoint.own])
             distributed.run_on_rank_zero(lambda: environment.write(self.folder))
             self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
-            with self._begin_loggers(ResumePoint(saved=saved, told=metrics.last_step(self.folder))) as told:
-                return self._train(trainer, told)
+            with self._begin_loggers(
+                ResumePoint(saved=saved, logged=metrics.last_step(self.folder))
+            ) as opened:
+                return self._train(trainer, opened)
 
     def load(self) -> tuple[Trainable, Data]:
-        """Model and data, without writing anything into the directory.
-
-        Returns:
-            Both.
-        """
+        """Load model and data, without writing anything into the directory."""
         methods.find(self.config.mixer.method).expect_installed()
         randomness.seed(self.config.seed)
         tokenizer = load_tokenizer(self.config.tokenizer, self.config.base)
         if self._trainable is None:
-            self._trainable = trainables.build(self.config, vocabulary=tokenizer.size)
+            self._trainable = self.config.model.build(base=self.config.base, vocabulary=tokenizer.size)
         if self._rows is None:
             with distributed.rank_zero_first(), Tokenizing(self._console) as bar:
                 self._rows = data.load(
@@ -195,10 +185,7 @@ class Run:
         return self._trainable, self._rows
 
     def last(self) -> Trainer:
-        """The run as its newest checkpoint has it, without training on.
-
-        Returns:
-            A trainer.
+        """Return the trainer as its newest checkpoint has it, without training on.
 
         Raises:
             ValueError: there is no checkpoint yet.
@@ -222,7 +209,7 @@ class Run:
         trainable, rows = self.load()
         parallel.expect_possible(self.config, validation=0)
         sizes = {name: len(own) for name, own in rows.domains.items()}
-        config = stages.resolve_stages(self.config, sizes, self.folder, self._do_trials)
+        config = stages.resolve_stages(self.config, sizes, self.folder, self._run_trials)
         reference = None
         if methods.find(config.mixer.method).needs.reference and config.mixer.options.get("reference"):
             where = config.base / Path(config.mixer.options["reference"]).expanduser()
@@ -235,52 +222,11 @@ class Run:
     def _has_stages(self) -> bool:
         return methods.find(self.config.mixer.method).stages is not None
 
-    def _do_trials(self, trials: Sequence[tuple[Config, Path]]) -> None:
-        """Do those that are not finished."""
-        left = sum(not finished(folder) for _, folder in trials)
-        if left:
-            self._say(
-                f"{self.config.mixer.method}: {left} of {len(trials)} runs that come first are to be done"
-            )
-        try:
-            self._do(trials)
-        except InterruptedError as error:
-            raise InterruptedError(
-                f"stopped in a run that comes first, and saved; `mixwell resume {self.folder}` continues"
-            ) from error
-
-    def _do(self, trials: Sequence[tuple[Config, Path]]) -> None:
-        """In other processes, or here where a model or rows were handed over."""
-        from mixwell.training import concurrent
-
-        if self._workers != 1 and len(trials) > 1 and not self._own_model and not self._given:
-            planned = [concurrent.Planned(config, folder) for config, folder in trials]
-            where = self.folder / stages.FOLDER / "unfinished"
-            concurrent.do(
-                planned,
-                workers=self._workers,
-                unfinished=where,
-                console=self._console,
-                engine=self._engine,
-            )
-            return
-        for config, folder in trials:
-            expect_same(config, folder)
-            if finished(folder):
-                continue
-            trial = Run(
-                config,
-                folder,
-                console=self._console,
-                trainable=copy.deepcopy(self._trainable) if self._own_model else None,
-                given=self._given,
-                watch=self._watch,
-                stopping=self._stopping,
-            )
-            if (folder / CONFIG).exists():
-                trial.resume()
-            else:
-                trial.start()
+    def _run_trials(self, trials: Sequence[stages.PlannedTrial]) -> None:
+        own = self._trainable if self._own_model else None
+        options = {"trainable": own, "given": self._given, "watch": self._watch, "stopping": self._stopping}
+        runner = TrialRunner(self.folder, self._console, self._workers, self._engine, options)
+        runner.run(trials, method=self.config.mixer.method)
 
     def _expect_no_run(self) -> None:
         if (self.folder / CONFIG).exists():
@@ -288,14 +234,14 @@ class Run:
                 f"there is a run in {self.folder} already: `mixwell resume {self.folder}` continues it; for a new "
                 "one give another --out"
             )
-        for name in (*FILES, CHECKPOINTS, *loggers.makes(self.config.loggers.chosen)):
+        for name in (*FILES, CHECKPOINTS, *loggers.outputs(self.config.loggers)):
             if (self.folder / name).exists():
                 raise OSError(
                     f"{self.folder / name} is there already and would be overwritten; give another --out"
                 )
 
     def _expect_same_settings(self, checkpoint: Checkpoint | None) -> None:
-        """What was trained with must stay; what is written, and where it is computed, may change."""
+        """Raise ValueError if settings other than those in :data:`FREE` have changed."""
         if checkpoint is None:
             before, there = config_io.read(self.folder / CONFIG), CONFIG
         else:
@@ -304,12 +250,12 @@ class Run:
         if changed:
             raise ValueError(
                 f"the settings of the run in {self.folder} have changed: {'; '.join(changed)} (in {there}). It "
-                "goes on with those that it began with; give them, or begin another run"
+                "continues with those that it began with; give them, or begin another run"
             )
 
     @contextmanager
-    def _alone_in_folder(self) -> Generator[None]:
-        """No other run in the folder; the first process sees to it for all."""
+    def _locked(self) -> Generator[None]:
+        """Lock the folder against other runs, in the first process for all."""
         with ExitStack() as stack:
 
             def hold() -> None:
@@ -322,30 +268,25 @@ class Run:
         config_io.write(self.config, self.folder / CONFIG)
         environment.write(self.folder)
 
-    def _begin_loggers(self, going_on: ResumePoint | None = None) -> RunLoggers:
-        if distributed.rank():  # the first process tells what all did
+    def _begin_loggers(self, resume: ResumePoint | None = None) -> RunLoggers:
+        if distributed.rank():  # the first process logs for all
             return RunLoggers({}, ())
-        begun = loggers.begin(
-            self.config.loggers.chosen,
-            self.folder,
-            base=self.config.base,
-            settings=config_io.described(self.config),
-            going_on=going_on,
-            given=self._given_loggers,
-        )
+        settings = self.config.model_dump(mode="json")
+        run = LoggerContext(self.folder, self.config.base, settings, resume)
+        begun = loggers.open_all(self.config.loggers, run, given=self._given_loggers)
         for place in begun.places:
             self._say(f"logging to {place}")
         return begun
 
-    def _train(self, trainer: Trainer, told: RunLoggers) -> Trainer:
+    def _train(self, trainer: Trainer, loggers: RunLoggers) -> Trainer:
         self.begun = True
         names = trainer.mixer.weights.names
         with (
-            _signals() if self._stopping is None else nullcontext(self._stopping) as stopping,
+            stop_signals() if self._stopping is None else nullcontext(self._stopping) as stopping,
             nullcontext() if distributed.rank() else self._metrics_file() as lines,
             self._watch or Display(self.config.steps, names, console=self._console) as watch,
         ):
-            journal = Journal(lines, told)
+            journal = Journal(lines, loggers)
             watch.start_at(trainer.steps_done, trainer.mixer.weights.last)
             if not self._length:
                 journal.start(trainer.mixer.weights.last)
@@ -412,7 +353,7 @@ class Run:
         return losses
 
     def _save(self, trainer: Trainer, journal: Journal) -> None:
-        """A checkpoint, and beside it the artifact as it is now."""
+        """Write a checkpoint and the artifact."""
         if trainer.steps_done != self._saved:
             state = trainer.checkpoint()
             plain: dict[str, Any] = {
@@ -435,14 +376,14 @@ class Run:
             seed=self.config.seed,
             rows=available,
             taken=taken,
-            computed=trainer.computed + stages.computed(self.folder, looked=self._looked),
+            computed=trainer.computed + stages.computed(self.folder, evaluated_rows=self._evaluated_rows),
             memory=trainer.held,
         )
         mixture.write(self.folder, described)
 
     @property
-    def _looked(self) -> float:
-        """Rows of the evaluations of trials from which a method learns: proxies are compared by their losses."""
+    def _evaluated_rows(self) -> float:
+        """Rows of each evaluation that a method learns from: proxies are compared by their losses."""
         if methods.find(self.config.mixer.method).has_rounds or self.data.validation is None:
             return 0.0
         return float(min(self.config.output.evaluate_rows, len(self.data.validation)))
@@ -452,14 +393,7 @@ class Run:
 
 
 def open_run(folder: Path, **options: Any) -> Run:
-    """The run in a directory, to be resumed.
-
-    Args:
-        folder: the directory.
-        options: of :class:`Run`.
-
-    Returns:
-        The run.
+    """Return the run in a directory, to be resumed; the options are those of :class:`Run`.
 
     Raises:
         ValueError: there is no run in it.
@@ -470,27 +404,12 @@ def open_run(folder: Path, **options: Any) -> Run:
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run has come to its end, and everything of it is saved.
-
-    Args:
-        folder: its directory.
-
-    Returns:
-        Whether its artifact, which is written last, says so.
-    """
+    """Return whether a run is done and saved, by its artifact, which is written last."""
     return (folder / mixture.FILE).exists() and bool(mixture.read(folder)["finished"])
 
 
 def expect_same(config: Config, folder: Path) -> None:
-    """Refuse to take a run with other settings for one that is wanted.
-
-    Args:
-        config: what is wanted.
-        folder: where it may have been begun.
-
-    Raises:
-        ValueError: in the folder is a run that was trained otherwise.
-    """
+    """Raise ValueError if the folder holds a run that was trained with other settings."""
     if not (folder / CONFIG).exists():
         return
     changed = config_io.differences(config_io.read(folder / CONFIG), config, besides=FREE)
@@ -499,27 +418,3 @@ def expect_same(config: Config, folder: Path) -> None:
             f"in {folder} is a run with other settings ({'; '.join(changed)}); choose another folder, or delete "
             "that one"
         )
-
-
-@contextmanager
-def _signals() -> Generator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask for a stop after the step; a second one ends the process at once.
-
-    Yields:
-        A function that tells whether one came.
-    """
-    came: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        came.append(number)
-        signal.signal(number, before[signal.Signals(number)])
-
-    try:
-        before = {one: signal.signal(one, note) for one in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may handle signals
-        before = {}
-    try:
-        yield lambda: bool(came)
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

@@ -1,4 +1,4 @@
-"""What some methods train before the run itself: proxies with other mixtures, a reference model."""
+"""Runs that some methods train first: proxies with other mixtures, a reference model."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from typing import Any
 
 from mixwell import methods
 from mixwell.methods import Outcome, Trial
-from mixwell.training import checkpoints, config_io, metrics, mixing, mixture, trainables
-from mixwell.training.config import Config
-from mixwell.training.trainables import Trainable
+from mixwell.training import checkpoints, config_io, metrics, mixing, mixture
+from mixwell.training.config import Config, keys_by_domain
+from mixwell.training.models.base import Trainable
 from mixwell.utils.costs import FORWARD
 
 FOLDER = "stages"
-BY_DOMAIN = ("weights", "floor", "cap", "prior", "max_epochs")
-"""Settings of the mixer that may name domains."""
-
-Do = Callable[[Sequence[tuple[Config, Path]]], None]
-"""Does runs that are not finished, each from where it stopped."""
+PlannedTrial = tuple[Config, Path]
+"""The settings of a trial, and its directory."""
 
 
-def resolve_stages(config: Config, sizes: Mapping[str, int], folder: Path, do: Do) -> Config:
-    """The settings of the last run, after the trials of its method are done.
+def resolve_stages(
+    config: Config,
+    sizes: Mapping[str, int],
+    folder: Path,
+    run_trials: Callable[[Sequence[PlannedTrial]], None],
+) -> Config:
+    """Run the trials of a method, and return the settings of the last run.
 
     Args:
         config: the settings of the whole.
         sizes: rows by domain.
         folder: of the whole; trials have their directories in ``stages/`` there.
-        do: does the trials.
-
-    Returns:
-        The same settings where the method has no trials.
+        run_trials: runs those that are not finished, each from where it stopped.
     """
     method = methods.find(config.mixer.method)
     if method.stages is None:
@@ -41,7 +40,7 @@ def resolve_stages(config: Config, sizes: Mapping[str, int], folder: Path, do: D
         trials = next(stages)
         while True:
             planned = [(_config(config, trial), folder / FOLDER / trial.name) for trial in trials]
-            do(planned)
+            run_trials(planned)
             trials = stages.send([_outcome(one) for _, one in planned])
     except StopIteration as end:
         plain = config.model_dump(mode="json")
@@ -49,29 +48,23 @@ def resolve_stages(config: Config, sizes: Mapping[str, int], folder: Path, do: D
         return config_io.check(plain, where=f"what {method.name} found")
 
 
-def computed(folder: Path, *, looked: float = 0.0) -> float:
-    """What the trials of a run computed, in rows of which a gradient was taken.
+def computed(folder: Path, *, evaluated_rows: float = 0.0) -> float:
+    """Return the compute of all trials of a run, in rows of which a gradient was taken.
 
     Args:
         folder: of the run.
-        looked: rows on which each was evaluated, where that is learned from; they count a third.
-
-    Returns:
-        The sum over all of them; 0 where there are none.
+        evaluated_rows: rows of the evaluation of each trial, where the method learns from it; they count a third.
     """
     trials = (folder / FOLDER).glob(f"*/{mixture.FILE}")
-    return sum(float(mixture.read(one)["rows"]["computed"]) + FORWARD * looked for one in trials)
+    return sum(float(mixture.read(one)["rows"]["computed"]) + FORWARD * evaluated_rows for one in trials)
 
 
 def reference(folder: Path, given: Trainable | None) -> Trainable:
-    """The model of a run's last checkpoint, to compare with.
+    """Return the model of a run's last checkpoint, with its losses.
 
     Args:
         folder: of the run.
-        given: a model that Python code handed over, which is a copy to be filled.
-
-    Returns:
-        Model and losses.
+        given: a copy of a model that Python code passed, to be filled.
 
     Raises:
         ValueError: there is no run with a checkpoint.
@@ -87,20 +80,22 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
     trainable = given
     if trainable is None:
         config = config_io.read(folder / "config.yaml")
-        trainable = trainables.build(config, vocabulary=load_tokenizer(config.tokenizer, config.base).size)
+        trainable = config.model.build(
+            base=config.base, vocabulary=load_tokenizer(config.tokenizer, config.base).size
+        )
     checkpoints.load_model(trainable.model, checkpoint.model_tensors({}))
     return trainable
 
 
 def _config(config: Config, trial: Trial) -> Config:
-    """The settings of a trial: those of the whole with what differs, and nothing told but its end."""
+    """Return the settings of a trial: those of the whole with its changes; only its end is logged."""
     plain = config.model_dump(mode="json")
     kept = list(config.domains) if trial.domains is None else list(trial.domains)
     plain["steps"] = trial.steps
     plain["domains"] = {name: plain["domains"][name] for name in kept}
     plain["model"] = {**plain["model"], **trial.model}
     mixer: dict[str, Any] = {**plain["mixer"], **trial.mixer}
-    for key in BY_DOMAIN:
+    for key in keys_by_domain():
         if isinstance(mixer[key], dict):
             mixer[key] = {name: value for name, value in mixer[key].items() if name in kept}
     if isinstance(mixer["horizon"], int):

@@ -21,11 +21,11 @@ from mixwell.mixer.batch import MixtureBatch, Piece, pieces
 from mixwell.reference.fidelity import Fidelity, measure_fidelity
 from mixwell.signals.probes import FORWARD
 from mixwell.simplex import rounds
-from mixwell.training import checkpoints, mixing, optimization, parallel, randomness, schedules
+from mixwell.training import checkpoints, mixing, optimization, parallel, randomness
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
+from mixwell.training.models.base import Trainable
 from mixwell.training.probe_data import ProbeRows
-from mixwell.training.trainables import Trainable
 from mixwell.typing import Indices, LossFn
 from mixwell.utils.nested import to_device
 
@@ -423,7 +423,9 @@ class Trainer:
             )
 
     def _set_learning_rate(self) -> float:
-        rate = schedules.learning_rate(self._config.optimizer, step=self.steps_done, steps=self._config.steps)
+        rate = optimization.learning_rate(
+            self._config.optimizer, step=self.steps_done, steps=self._config.steps
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         return rate

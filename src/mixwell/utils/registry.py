@@ -9,13 +9,15 @@ group ``mixwell.plugins`` and every command imports it before the first lookup::
 
 from __future__ import annotations
 
+import difflib
 import pkgutil
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module, metadata
-from typing import Generic, TypeVar, final
+from typing import Generic, TypeVar, cast, final
 
 T = TypeVar("T")
+Registered = TypeVar("Registered")
 PLUGINS = "mixwell.plugins"
 
 
@@ -62,9 +64,14 @@ class Registry(Generic[T]):
         self._found[name] = component
         return component
 
-    def registering(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds a component."""
-        return lambda component: self.register(name, component)
+    def registering(self, name: str) -> Callable[[Registered], Registered]:
+        """Return a decorator that adds a component, a ``T`` whose own type stays known."""
+
+        def decorate(component: Registered) -> Registered:
+            self.register(name, cast("T", component))
+            return component
+
+        return decorate
 
     def get(self, name: str) -> T:
         """Return the component of a name.
@@ -74,7 +81,9 @@ class Registry(Generic[T]):
         """
         self._load()
         if name not in self._found:
-            raise ValueError(f"unknown {self.kind} {name!r}; available: {', '.join(self.names())}")
+            near = difflib.get_close_matches(str(name), self.names(), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"unknown {self.kind} {name!r}; {hint}available: {', '.join(self.names())}")
         return self._found[name]
 
     def names(self) -> tuple[str, ...]:

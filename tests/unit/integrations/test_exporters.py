@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from helpers.commands import mixwell
 from helpers.mixture_files import mixture
-from mixwell.integrations.exporters import FORMATS, export, prepare
+from mixwell.integrations.exporters import EXPORTERS, export
 from mixwell.integrations.exporters.axolotl import TOLERANCE, fraction
-from mixwell.integrations.exporters.rounding import DIGITS, shares
+from mixwell.integrations.exporters.base import DIGITS, shares
 from mixwell.training import mixture as mixtures
 
 WEIGHTS = {"web": 0.2, "code": 0.5, "books": 0.3}
@@ -124,11 +124,15 @@ def any_mixture(draw: st.DrawFn) -> dict[str, Any]:
     return mixture({name: weight / total for name, weight in zip(names, weights, strict=True)})
 
 
+def quiet(note: str) -> None:
+    """Ignore the notes of an export."""
+
+
 def exported(made: dict[str, Any], to: str) -> str | None:
     """The text, or nothing where a name is refused; only an awkward one may be, and the message has it."""
     awkward_names = [name for name in made["domains"] if not re.fullmatch(r"[\w./-]+", name)]
     try:
-        return prepare(made, to=to).text
+        return export(made, to=to, note=quiet)
     except ValueError as error:
         if any(repr(name) in str(error) for name in awkward_names):
             return None
@@ -136,7 +140,7 @@ def exported(made: dict[str, Any], to: str) -> str | None:
 
 
 def test_every_format_has_a_parser() -> None:
-    assert {*PARSERS, "axolotl"} == set(FORMATS)
+    assert {*PARSERS, "axolotl"} == set(EXPORTERS.names())
 
 
 @pytest.mark.parametrize("to", PARSERS)
@@ -198,7 +202,9 @@ def test_shares_sum_to_one(weights: list[float]) -> None:
 
 
 def test_datasets_draws_by_it() -> None:
-    mix = json.loads(prepare(mixture({**WEIGHTS, "code": 0.4999999, "unused": 1e-7}), to="datasets").text)
+    mix = json.loads(
+        export(mixture({**WEIGHTS, "code": 0.4999999, "unused": 1e-7}), to="datasets", note=quiet)
+    )
     assert mix["domains"] == list(WEIGHTS)
     sets = [datasets.Dataset.from_dict({"n": [number] * 3000}) for number in range(3)]
     for strategy in ("first_exhausted", "all_exhausted"):  # the second would never end with a weight of zero
@@ -247,14 +253,14 @@ def test_axolotl_cuts_what_there_is_too_much_of() -> None:
         {"path": "/data/books", "type": "completion"},
     ]
     with pytest.raises(ValueError, match="'books' has no rows"):
-        prepare(mixture(WEIGHTS, rows={**rows, "books": 0}), to="axolotl")
+        export(mixture(WEIGHTS, rows={**rows, "books": 0}), to="axolotl", note=quiet)
 
 
 def test_streams_do_not_say_how_many_rows_they_have() -> None:
     made = mixture(WEIGHTS, rows={"web": 1000})
     assert json.loads(export(made, to="json")) == WEIGHTS
     with pytest.raises(ValueError, match="'code' has rows that nobody has counted; take --to datasets"):
-        prepare(made, to="axolotl")
+        export(made, to="axolotl", note=quiet)
 
 
 def test_which_weights() -> None:
@@ -284,7 +290,7 @@ def test_which_weights() -> None:
 def test_names_that_cannot_be_are_refused(to: str, name: str, message: str) -> None:
     for made, paths in ((mixture({name: 1.0}), {}), (mixture({"web": 1.0}), {"web": name})):
         with pytest.raises(ValueError, match=message.replace("$", r"\$")):
-            prepare(made, to=to, paths=paths)
+            export(made, to=to, paths=paths, note=quiet)
 
 
 def test_two_domains_need_two_paths() -> None:
@@ -357,9 +363,9 @@ def run(tmp_path: Path) -> Path:
     [
         (
             ["run", "--to", "megatorn"],
-            "unknown format 'megatorn'; did you mean megatron? the formats are datasets, meg",
+            "unknown format 'megatorn'; did you mean megatron? available: json, csv, ",
         ),
-        (["run", "--to", "xyz"], "unknown format 'xyz'; the formats are datasets"),
+        (["run", "--to", "xyz"], "unknown format 'xyz'; available: json, csv, "),
         (["run"], "give a mixture and a format"),
         (["--to", "json"], "give a mixture and a format"),
         (["nowhere", "--to", "json"], "there is no nowhere; give a mixture.json, or the directory of a run"),
@@ -407,7 +413,7 @@ def test_it_prints_or_writes(run: Path) -> None:
     words = ("export", "run", "--to", "megatron", "--path", "web=/w", "--path", "code=/c")
     out, err = mixwell(*words, cwd=run)
     assert out == "0.2 /w\n0.5 /c\n0.3 books\n"
-    assert err == "mixwell: no path was given for books; the domain's name stands in its place\n"
+    assert err == "mixwell: no path was given for books; the domain's name is used in its place\n"
     said, err = mixwell(*words, "--path", "books=/b", "--out", "new/mix.txt", cwd=run)
     assert said == "new/mix.txt is written (Megatron-LM: a blend for --data-args-path)\n"
     assert err == ""
@@ -426,9 +432,9 @@ def test_an_unfinished_run_is_exported_and_said(run: Path) -> None:
         **mixture(WEIGHTS, finished=False),
         "budget": None,
     }  # a loop that was not told how long it will be
-    assert prepare(made, to="json").notes == (
-        "the run is not finished (120 steps): these are its weights so far",
-    )
+    notes: list[str] = []
+    export(made, to="json", note=notes.append)
+    assert notes == ["the run is not finished (120 steps): these are its weights so far"]
 
 
 def test_paths_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
@@ -441,7 +447,7 @@ def test_paths_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
 
 def test_the_formats_are_listed(tmp_path: Path) -> None:
     out, _ = mixwell("export", "--list", cwd=tmp_path)
-    assert [line.split()[0] for line in out.splitlines()] == list(FORMATS)
+    assert [line.split()[0] for line in out.splitlines()] == list(EXPORTERS.names())
     assert all(len(line.split()) > 1 for line in out.splitlines())
 
 

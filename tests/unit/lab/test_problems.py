@@ -21,7 +21,7 @@ from mixwell.lab.compare.contestants import choose
 from mixwell.lab.problems import demo as corpus
 from mixwell.lab.problems import fashion, finetune, manuals, mnist, packages, synthetic, text
 from mixwell.training import config_io
-from mixwell.training.trainables import next_token_each
+from mixwell.training.models.base import next_token_each
 
 NAMES = ["mnist", "fashion", "demo", "drama", "repetition", "manuals", "finetune", "synthetic"]
 MODULES = [

@@ -10,7 +10,7 @@ from torch import nn
 from mixwell.data.datasets import TensorRows
 from mixwell.training import config_io, optimization, randomness
 from mixwell.training.checkpoints import Checkpoint
-from mixwell.training.trainables import Trainable
+from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
 
 
@@ -56,7 +56,7 @@ def test_a_step_on_one_mixed_batch_is_that_on_one_for_each_domain(kind: str, mic
             row_losses=row_losses if by_row else None,
             batch={"rows": 12, "micro_rows": micro_rows},
             optimizer={"kind": kind, "lr": 1e-3, "clip_norm": None},
-            mixer={"horizon": 4, "rank": 100, **mixer},
+            mixer={"horizon": 4, "projection_rank": 100, **mixer},
         )
         advance(one, 9)
         return one
@@ -183,7 +183,9 @@ def test_weight_decay_is_for_matrices_only() -> None:
 
 def test_an_epoch_cap_holds_the_weight_down() -> None:
     """Domain a is alone useful, but its 64 rows may be seen once: 64 of 360 rows."""
-    one = trainer(steps=30, batch={"rows": 12, "least": 0}, mixer={"horizon": 3, "max_epochs": {"a": 1}})
+    one = trainer(
+        steps=30, batch={"rows": 12, "min_rows_per_domain": 0}, mixer={"horizon": 3, "max_epochs": {"a": 1}}
+    )
     advance(one, 30)
     assert one.loader.taken["a"] <= 64
     assert max(record.new_weights["a"] for record in one.mixer.rounds[:-1]) < 0.5

@@ -1,4 +1,4 @@
-"""What every source of text does."""
+"""Where rows come from: documents of text, and the registry of config sections that load them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,99 @@ import hashlib
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
+
+from typing_extensions import override
 
 from mixwell.data.sources import paths
+from mixwell.utils.registry import Registry
+from mixwell.utils.sections import ConfigSection
+
+if TYPE_CHECKING:  # they read what is defined here
+    from mixwell.data.datasets import IndexedDataset
+    from mixwell.data.tokenizer import Tokenizer
+
+
+@final
+@dataclass(frozen=True)
+class LoadContext:
+    """What a source needs to know in order to load rows.
+
+    Args:
+        key: of the config, for messages.
+        base: the folder to which relative paths refer.
+        tokenizer: for text.
+        context: tokens of a row; ``None`` where the model takes no text.
+        vocabulary: the number of tokens that the model knows, where that matters.
+        announce: called with a line for the user.
+        track: called with a name and a number of bytes, returns a function that is called with the bytes done.
+    """
+
+    key: str
+    base: Path
+    tokenizer: Tokenizer
+    context: int | None
+    vocabulary: int | None
+    announce: Callable[[str], None]
+    track: Callable[[str, int | None], Callable[[int], None]]
+
+    @property
+    def row_length(self) -> int:
+        """The tokens of a row.
+
+        Raises:
+            ValueError: the model takes no text.
+        """
+        if self.context is None:
+            raise ValueError(
+                "this model takes no text; give tensors or python, another model, or, if yours does, set "
+                "model.context"
+            )
+        return self.context
+
+
+class SourceConfig(ConfigSection):
+    """The section of a domain, of the validation set or of the test set; its first field is its name."""
+
+    @abstractmethod
+    def load(self, context: LoadContext) -> IndexedDataset:
+        """Return the rows.
+
+        Raises:
+            ValueError: data are missing, empty or broken.
+        """
+
+    def documents(self, base: Path) -> Source | None:
+        """Return the documents, or ``None`` where the rows are not text."""
+        return None
+
+
+SOURCES = Registry[type[SourceConfig]]("data source", package="mixwell.data.sources")
+"""Config sections by the key that says what kind of source it is, such as ``files``."""
+
+
+class TextSourceConfig(SourceConfig):
+    """A source of text, which is tokenized into the cache or found there."""
+
+    @override
+    @abstractmethod
+    def documents(self, base: Path) -> Source: ...
+
+    @override
+    def load(self, context: LoadContext) -> IndexedDataset:
+        from mixwell.data import token_files
+        from mixwell.data.datasets import TokenRows
+        from mixwell.data.downloads import cache_folder
+
+        documents = self.documents(context.base)
+        if documents.remote:
+            context.announce(f"{context.key}: reading the dataset {documents.name}, which may download it")
+        progress = context.track(context.key, documents.size())
+        tokens = token_files.tokenize(documents, context.tokenizer, cache=cache_folder(), progress=progress)
+        return TokenRows(tokens, length=context.row_length)
 
 
 @final
@@ -40,29 +127,27 @@ class Source(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
+    @property
+    def remote(self) -> bool:
+        """Whether reading it may download it."""
+        return False
+
     @abstractmethod
     def pieces(self) -> Iterator[Piece]:
-        """The documents in their order, a few megabytes at a time.
-
-        Yields:
-            Their pieces.
-        """
+        """Yield the documents in their order, a few megabytes at a time."""
 
     @abstractmethod
     def fingerprint(self, cache: Path | None = None) -> str:
-        """A digest of the text that :meth:`pieces` would give, wherever it lies.
+        """Return a hexadecimal digest of the text that :meth:`pieces` would yield, wherever it is stored.
 
         Args:
             cache: the folder in which digests of files are remembered, by default
                 :func:`mixwell.data.downloads.cache_folder`.
-
-        Returns:
-            Hexadecimal digits.
         """
 
     @abstractmethod
     def size(self) -> int | None:
-        """How many bytes are to be read, if that is known."""
+        """Return how many bytes are to be read, ``None`` where that is not known."""
 
 
 class FileSource(Source):
@@ -86,33 +171,20 @@ class FileSource(Source):
         self.files = paths.expand(several, base=base, suffixes=suffixes)
 
     def settings(self) -> Mapping[str, object]:
-        """What, besides the files, decides the text."""
+        """Return what decides the text in addition to the files."""
         return {}
 
+    @override
     def fingerprint(self, cache: Path | None = None) -> str:
-        """A digest of the files' content, in their order, and of the settings.
-
-        Args:
-            cache: the folder in which digests of files are remembered.
-
-        Returns:
-            Hexadecimal digits.
-        """
         return digest_of(type(self).__name__, self.settings(), paths.digests(self.files, cache))
 
+    @override
     def size(self) -> int | None:
-        """The files' bytes."""
         return sum(file.stat().st_size for file in self.files)
 
 
 def digest_of(*values: object) -> str:
-    """A digest of plain values.
-
-    Args:
-        values: anything that JSON can hold.
-
-    Returns:
-        Hexadecimal digits.
+    """Return a hexadecimal digest of values that JSON can hold.
 
     Example:
         >>> digest_of("a", 1) == digest_of("a", 1), digest_of("a", 1) == digest_of("a", 2)
@@ -123,15 +195,7 @@ def digest_of(*values: object) -> str:
 
 
 def checked_text(value: object, where: str, field: str) -> str | None:
-    """A field's value, which must be text or nothing.
-
-    Args:
-        value: what was found.
-        where: it was found, for messages.
-        field: its name.
-
-    Returns:
-        The text; ``None`` where there is none.
+    """Return the text of a field, ``None`` where it has none.
 
     Raises:
         ValueError: it is something else, or has characters that no file can hold.
@@ -150,18 +214,12 @@ def checked_text(value: object, where: str, field: str) -> str | None:
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"{where}: the field {field!r} has half a character ({value[error.start]!a} at {error.start}); "
-                "mend or remove this document"
+                "fix or remove this document"
             ) from None
     return value
 
 
 def warn_of_nulls(count: int, name: str, field: str) -> None:
-    """Say how many documents had no text, if any.
-
-    Args:
-        count: of documents.
-        name: of the source.
-        field: which was null.
-    """
+    """Warn of documents without text, if there were any."""
     if count:
         warnings.warn(f"{name}: {count} documents with nothing in {field!r} were left out", stacklevel=3)

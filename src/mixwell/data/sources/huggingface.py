@@ -6,10 +6,46 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from typing_extensions import override
+
 from mixwell.data.sources import paths
-from mixwell.data.sources.base import Piece, Source, checked_text, digest_of, warn_of_nulls
+from mixwell.data.sources.base import (
+    SOURCES,
+    Piece,
+    Source,
+    TextSourceConfig,
+    checked_text,
+    digest_of,
+    warn_of_nulls,
+)
+from mixwell.utils.sections import Whole
 
 _BATCH_ROWS = 256
+
+
+@final
+@SOURCES.registering("dataset")
+class HuggingFaceConfig(TextSourceConfig):
+    """A dataset of Hugging Face."""
+
+    dataset: str
+    """A folder written by `save_to_disk`, or a name (which may be downloaded)."""
+    field: str = "text"
+    """The column that holds the text."""
+    name: str | None = None
+    """The configuration of the dataset."""
+    split: str = "train"
+    """The split of the dataset."""
+    revision: str | None = None
+    """The version of the dataset."""
+    streaming: bool = False
+    """Read the dataset as it arrives, without storing it first."""
+    limit: Whole | None = None
+    """The greatest number of documents to take."""
+
+    @override
+    def documents(self, base: Path) -> HuggingFace:
+        return HuggingFace(self.dataset, base=base, **self.model_dump(exclude={"dataset"}))
 
 
 @final
@@ -74,16 +110,13 @@ class HuggingFace(Source):
         self._loaded: Any = None
 
     @property
+    @override
     def remote(self) -> bool:
-        """Whether it comes from elsewhere: reading it may download it."""
         return self.folder is None and self.files is None
 
+    @override
     def pieces(self) -> Iterator[Piece]:
-        """The rows' texts; fetches a dataset of the hub.
-
-        Yields:
-            One piece for each document.
-        """
+        """Yield one piece for each document; this fetches a dataset of the hub."""
         nulls = taken = 0
         for value in self._values():
             text = checked_text(value, f"{self.name}, split {self.split}", self.field)
@@ -96,17 +129,12 @@ class HuggingFace(Source):
                 break
         warn_of_nulls(nulls, self.name, self.field)
 
+    @override
     def fingerprint(self, cache: Path | None = None) -> str:
-        """A digest of the settings and of the content.
+        """Return a digest of the settings and of the content.
 
-        The content is told by the library's own fingerprint, for local files by their digests; for what is
-        streamed from elsewhere by the settings alone. Fetches a dataset of the hub that is not streamed.
-
-        Args:
-            cache: the folder in which digests of files are remembered.
-
-        Returns:
-            Hexadecimal digits.
+        The content is identified by the library's own fingerprint, for local files by their digests; for a stream
+        from elsewhere by the settings only. This fetches a dataset of the hub that is not streamed.
         """
         settings: Mapping[str, object] = {
             "config": self.config,
@@ -126,8 +154,8 @@ class HuggingFace(Source):
             content = self._load()._fingerprint
         return digest_of(type(self).__name__, settings, content)
 
+    @override
     def size(self) -> int | None:
-        """Not known before the dataset is read."""
         return None
 
     def _values(self) -> Iterator[object]:

@@ -8,13 +8,41 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast, final
+from typing import BinaryIO, Literal, cast, final
 
-from mixwell.data.sources.base import FileSource, Piece, checked_text, warn_of_nulls
+from typing_extensions import override
+
+from mixwell.data.sources.base import (
+    SOURCES,
+    FileSource,
+    Piece,
+    TextSourceConfig,
+    checked_text,
+    warn_of_nulls,
+)
 from mixwell.data.sources.text import check_encoding, is_wide, undecodable
 
 SUFFIXES = tuple(kind + end for kind in (".jsonl", ".ndjson", ".json") for end in ("", ".gz"))
 _GZIP = b"\x1f\x8b"
+
+
+@final
+@SOURCES.registering("jsonl")
+class JsonLinesConfig(TextSourceConfig):
+    """Files of JSON Lines."""
+
+    jsonl: str | list[str]
+    """Files, also compressed by gzip; the text is in `field`."""
+    field: str = "text"
+    """The field that holds the text."""
+    encoding: str = "utf-8"
+    """Encoding of the files."""
+    errors: Literal["strict", "replace", "ignore"] = "strict"
+    """How to handle bytes that are not in the encoding."""
+
+    @override
+    def documents(self, base: Path) -> JsonLines:
+        return JsonLines(self.jsonl, base=base, field=self.field, encoding=self.encoding, errors=self.errors)
 
 
 @final
@@ -49,16 +77,12 @@ class JsonLines(FileSource):
         if is_wide(encoding):
             raise ValueError(f"JSON lines cannot be read as {encoding}; convert the files to UTF-8")
 
+    @override
     def settings(self) -> Mapping[str, object]:
-        """The field and the encoding, and what is done about errors."""
         return {"field": self.field, "encoding": self.encoding, "errors": self.errors}
 
+    @override
     def pieces(self) -> Iterator[Piece]:
-        """The lines' texts, in the files' order.
-
-        Yields:
-            One piece for each line.
-        """
         nulls = 0
         for file in self.files:
             for number, line, read in _lines(file):

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import final
 
+from typing_extensions import override
+
 from mixwell.data.sources.base import Piece, Source, checked_text
 
 
@@ -45,26 +47,15 @@ class Texts(Source):
             self._size += len(content)
         self._fingerprint = whole.hexdigest()
 
+    @override
     def pieces(self) -> Iterator[Piece]:
-        """The documents.
-
-        Yields:
-            One piece for each.
-        """
         for document in self._documents:
             yield Piece(document, True, len(document.encode()))
 
+    @override
     def fingerprint(self, cache: Path | None = None) -> str:
-        """A digest of the documents.
-
-        Args:
-            cache: not used.
-
-        Returns:
-            Hexadecimal digits.
-        """
         return self._fingerprint
 
+    @override
     def size(self) -> int | None:
-        """Their bytes in UTF-8."""
         return self._size

@@ -6,11 +6,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from mixwell.data.sources.base import FileSource, Piece, checked_text, warn_of_nulls
+from typing_extensions import override
+
+from mixwell.data.sources.base import (
+    SOURCES,
+    FileSource,
+    Piece,
+    TextSourceConfig,
+    checked_text,
+    warn_of_nulls,
+)
 
 BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 1 << 14
 _READ_BYTES = 1 << 20
+
+
+@final
+@SOURCES.registering("parquet")
+class ParquetConfig(TextSourceConfig):
+    """Parquet files."""
+
+    parquet: str | list[str]
+    """Files; the text is in the column `field`."""
+    field: str = "text"
+    """The column that holds the text."""
+
+    @override
+    def documents(self, base: Path) -> Parquet:
+        return Parquet(self.parquet, base=base, field=self.field)
 
 
 @final
@@ -33,16 +57,12 @@ class Parquet(FileSource):
         super().__init__(patterns, base=base, suffixes=(".parquet",))
         self.field = field
 
+    @override
     def settings(self) -> Mapping[str, object]:
-        """The column."""
         return {"field": self.field}
 
+    @override
     def pieces(self) -> Iterator[Piece]:
-        """The rows' texts, in the files' order.
-
-        Yields:
-            One piece for each row.
-        """
         nulls = 0
         for file in self.files:
             for value, read in self._rows(file):

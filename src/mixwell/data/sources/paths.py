@@ -1,4 +1,4 @@
-"""Which files a user's patterns mean, and digests of files that are remembered."""
+"""The files that patterns stand for, and cached digests of files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SETTLED_SECONDS = 2.0
 def expand(
     patterns: Sequence[str | Path], *, base: Path, suffixes: Sequence[str] | None = None
 ) -> list[Path]:
-    """The files that patterns stand for.
+    """Return the files that patterns stand for: absolute paths, sorted, each file once.
 
     A pattern is a file, a folder (with all that lies in it, hidden files left out), or a glob, in which ``**``
     stands for any folders. ``~`` is the home folder.
@@ -31,9 +31,6 @@ def expand(
         patterns: one or more.
         base: the folder that relative patterns start from.
         suffixes: in folders, only files whose names end so.
-
-    Returns:
-        Absolute paths, sorted, each file once.
 
     Raises:
         ValueError: a pattern stands for no file.
@@ -48,17 +45,14 @@ def expand(
 
 
 def digests(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
-    """Digests of files' content.
+    """Return the digest of each file's content, in hexadecimal digits.
 
     They are remembered by the file's absolute path, size and times of change, so that large files are read once. A
     file that was rewritten is read again even where its size and time of modification are as before (``cp -p``).
 
     Args:
-        paths: of the files.
-        cache: the folder in which they are remembered, by default the cache folder.
-
-    Returns:
-        One for each file, in hexadecimal digits.
+        paths: the files.
+        cache: the folder in which digests are remembered, by default the cache folder.
 
     Raises:
         ValueError: a file is gone, may not be read, or changes while it is read.

@@ -6,9 +6,11 @@ import codecs
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
-from mixwell.data.sources.base import FileSource, Piece
+from typing_extensions import override
+
+from mixwell.data.sources.base import SOURCES, FileSource, Piece, TextSourceConfig
 
 PIECE_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 18
@@ -16,6 +18,23 @@ BLOCK_BYTES = 1 << 18
 ERRORS = ("strict", "replace", "ignore")
 NUL = b"\0"
 _TRIES = 1000
+
+
+@final
+@SOURCES.registering("files")
+class TextFilesConfig(TextSourceConfig):
+    """Text files."""
+
+    files: str | list[str]
+    """A file, a folder, a pattern (`data/**/*.txt`), or several. Each file is a document."""
+    encoding: str = "utf-8"
+    """Encoding of the files."""
+    errors: Literal["strict", "replace", "ignore"] = "strict"
+    """How to handle bytes that are not in the encoding."""
+
+    @override
+    def documents(self, base: Path) -> TextFiles:
+        return TextFiles(self.files, base=base, encoding=self.encoding, errors=self.errors)
 
 
 @final
@@ -52,16 +71,12 @@ class TextFiles(FileSource):
         self.encoding, self.errors = check_encoding(encoding, errors), errors
         self._piece = piece
 
+    @override
     def settings(self) -> Mapping[str, object]:
-        """The encoding, and what is done about errors."""
         return {"encoding": self.encoding, "errors": self.errors}
 
+    @override
     def pieces(self) -> Iterator[Piece]:
-        """The files' text, in the files' order.
-
-        Yields:
-            Pieces of about 4 MB.
-        """
         for file in self.files:
             last: Piece | None = None
             for text, read in self._cut(file):
@@ -126,17 +141,10 @@ class TextFiles(FileSource):
 
 
 def check_encoding(encoding: str, errors: str) -> str:
-    """Refuse encodings that are not known, and unknown ways to treat errors.
-
-    Args:
-        encoding: its name.
-        errors: one of :data:`ERRORS`.
-
-    Returns:
-        The encoding's usual name.
+    """Return the usual name of an encoding.
 
     Raises:
-        ValueError: there is no such thing.
+        ValueError: there is no such encoding, or ``errors`` is not one of :data:`ERRORS`.
     """
     if errors not in ERRORS:
         raise ValueError(f"errors must be one of {', '.join(ERRORS)}, got {errors!r}")
@@ -148,28 +156,12 @@ def check_encoding(encoding: str, errors: str) -> str:
 
 
 def is_wide(encoding: str) -> bool:
-    """Whether an encoding uses several bytes for every character, and so NUL bytes in plain text.
-
-    Args:
-        encoding: its name.
-
-    Returns:
-        True for UTF-16 and UTF-32.
-    """
+    """Return whether an encoding (UTF-16, UTF-32) has NUL bytes in plain text."""
     return len("a".encode(encoding)) > 1 and b"\0" in "a".encode(encoding)
 
 
 def undecodable(where: str, error: UnicodeDecodeError, encoding: str) -> ValueError:
-    """What to say about bytes that an encoding does not have.
-
-    Args:
-        where: file and place.
-        error: what went wrong.
-        encoding: that was tried.
-
-    Returns:
-        An error to raise.
-    """
+    """Return the error for bytes that an encoding does not have."""
     bad = error.object[error.start : error.end].hex(" ")
     return ValueError(
         f"{where} is not {encoding}: {error.reason} ({bad[:11]}). Give its encoding (encoding: latin-1), or "

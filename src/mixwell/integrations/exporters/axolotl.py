@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mixwell.integrations.exporters.base import Entry, Format
+from mixwell.integrations.exporters.base import EXPORTERS, Entry, Format
 from mixwell.integrations.exporters.plain import yaml_text
 
 COMMENT = """\
@@ -27,18 +27,7 @@ TOLERANCE = 0.025
 """How far a fraction may be off, relative to it; this needs 20 entries for a domain at most, and mostly few."""
 
 
-def write(entries: Sequence[Entry]) -> str:
-    """A list of datasets, or of shards of them.
-
-    Args:
-        entries: the domains.
-
-    Returns:
-        YAML to put into the config.
-
-    Raises:
-        ValueError: a domain had no rows in the run, or it is not known how many.
-    """
+def _write(entries: Sequence[Entry]) -> str:
     needed = [entry.share / _rows(entry) for entry in entries]
     listed: list[dict[str, Any]] = []
     for entry, need in zip(entries, needed, strict=True):
@@ -52,13 +41,10 @@ def write(entries: Sequence[Entry]) -> str:
 
 
 def fraction(value: float) -> tuple[int, int]:
-    """The fraction with the smallest numerator that is near enough.
+    """Return numerator and denominator of the fraction with the smallest numerator that is near enough.
 
     Args:
-        value: above 0, at most 1.
-
-    Returns:
-        Numerator and denominator.
+        value: in (0, 1].
 
     Example:
         >>> fraction(0.37), fraction(0.003), fraction(1.0)
@@ -81,9 +67,11 @@ def _rows(entry: Entry) -> int:
     return entry.rows
 
 
-FORMAT = Format(
+EXPORTERS.register(
     "axolotl",
-    "axolotl: datasets of its config, cut by sharding to the mixture (it has no weights)",
-    write,
-    note="axolotl mixes by size: these fractions are right for the data that the run had",
+    Format(
+        "axolotl: datasets of its config, cut by sharding to the mixture (it has no weights)",
+        _write,
+        note="axolotl mixes by size: these fractions are right for the data that the run had",
+    ),
 )

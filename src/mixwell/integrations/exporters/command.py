@@ -1,25 +1,27 @@
-"""What `mixwell export` prints and writes."""
+"""The command ``mixwell export``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
-from mixwell.integrations import exporters
-from mixwell.integrations.exporters import paths as named
+import yaml
+
+from mixwell.integrations.exporters.base import EXPORTERS, export, unknown_domain
 from mixwell.training import mixture as mixtures
 from mixwell.utils import files
 
 
 def show_formats() -> None:
     """Print the formats, a line each."""
-    width = max(map(len, exporters.FORMATS))
-    for one in exporters.FORMATS.values():
-        print(f"{one.name:{width}}  {one.summary}")
+    width = max(map(len, EXPORTERS.names()))
+    for name in EXPORTERS.names():
+        print(f"{name:{width}}  {EXPORTERS.get(name).summary}")
 
 
-def export(
+def run(
     mixture: Path,
     *,
     to: str,
@@ -34,25 +36,67 @@ def export(
     Args:
         mixture: the file, or the directory of a run that has one.
         to: the format.
-        weights: which of them.
-        words: ``NAME=PATH``.
+        weights: ``average`` or ``last``.
+        words: ``NAME=PATH``; they replace those of ``paths``.
         paths: YAML with ``name: path``.
         out: the file to write; ``None`` for standard output.
         force: whether to replace a file.
 
     Raises:
-        ValueError: what was given is wrong, or the file is there already.
+        ValueError: an argument is wrong, or the file exists.
     """
-    exporters.find(to)  # before any file is read: the shortest way to the message
+    chosen = EXPORTERS.get(to)  # before any file is read: the shortest way to the message
     if out is not None and out.exists() and not force:
         raise ValueError(f"{out} is there already; remove it, give another --out, or --force")
     plain = mixtures.read(mixture)
-    given = named.gather(words, paths, domains=plain["domains"])
-    exported = exporters.prepare(plain, to=to, weights=weights, paths=given)
-    for note in exported.notes:
-        print(f"mixwell: {note}", file=sys.stderr)
+    domains: list[str] = plain["domains"]
+    given = {**({} if paths is None else _read_paths(paths, domains)), **_parse_paths(words, domains)}
+    text = export(
+        plain,
+        to=to,
+        weights=weights,
+        paths=given,
+        note=lambda line: print(f"mixwell: {line}", file=sys.stderr),
+    )
     if out is None:
-        print(exported.text, end="")
+        print(text, end="")
     else:
-        files.write_atomically(out, exported.text)
-        print(f"{out} is written ({exporters.FORMATS[to].summary})")
+        files.write_atomically(out, text)
+        print(f"{out} is written ({chosen.summary})")
+
+
+def _parse_paths(words: Sequence[str], domains: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        before, equals, after = word.partition("=")
+        if not equals or not before or not after:
+            raise ValueError(f"--path takes NAME=PATH, such as --path web=/data/web; got {word!r}")
+        # The name of a domain may itself have an equals sign.
+        name = max((one for one in domains if word.startswith(f"{one}=")), key=len, default=None)
+        if name is None:
+            raise ValueError(f"--path {word}: {unknown_domain(before, domains)}")
+        path = word[len(name) + 1 :]
+        if name in found:
+            raise ValueError(f"--path was given twice for {name!r}: {found[name]!r} and {path!r}")
+        found[name] = path
+    return found
+
+
+def _read_paths(file: Path, domains: Sequence[str]) -> dict[str, str]:
+    try:
+        plain = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read the paths in {file} ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(plain, dict):
+        raise ValueError(f"{file} must have a line `domain: path` for each domain, got {plain!r}")
+    found = cast("dict[Any, Any]", plain)
+    for name, path in found.items():
+        if not isinstance(name, str) or not isinstance(path, str):
+            raise ValueError(
+                f"{file}: names and paths must be text, got {name!r}: {path!r}; put it into quotes"
+            )
+        if name not in domains:
+            raise ValueError(f"{file}: {unknown_domain(name, domains)}")
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mixwell.integrations.exporters.base import Entry, Format
+from mixwell.integrations.exporters.base import EXPORTERS, Entry, Format
 from mixwell.integrations.exporters.plain import yaml_text
 
 COMMENT = (
@@ -17,18 +17,7 @@ COMMENT = (
 )
 
 
-def write(entries: Sequence[Entry]) -> str:
-    """``dataset``, ``mix_strategy`` and ``interleave_probs``.
-
-    Args:
-        entries: the domains.
-
-    Returns:
-        YAML to put into the training file.
-
-    Raises:
-        ValueError: a name would be read as something else.
-    """
+def _write(entries: Sequence[Entry]) -> str:
     for entry in entries:
         _check(entry.name)
     settings = {
@@ -51,6 +40,7 @@ def _check(name: str) -> None:
     raise ValueError(f"{why}, so {name!r} cannot be one; give its name in dataset_info.json as --path")
 
 
-FORMAT = Format(
-    "llama-factory", "LLaMA-Factory: dataset, mix_strategy and interleave_probs of its training file", write
+EXPORTERS.register(
+    "llama-factory",
+    Format("LLaMA-Factory: dataset, mix_strategy and interleave_probs of its training file", _write),
 )

@@ -1,7 +1,7 @@
 """torchtitan: its interleaving loader, which is configured in Python.
 
 Since 0.3, ``InterleavedHuggingFaceTextDataLoader.Config`` takes sources with weights. It draws packed sequences,
-so that a weight is a share of tokens, as in mixwell. A source is a name in the registry ``DATASETS``, in small
+so that a weight is a fraction of tokens, as in mixwell. A source is a name in the registry ``DATASETS``, in small
 letters, and optionally another path for it; names that are not there are registered as text in the column
 ``text`` of whatever ``datasets.load_dataset`` takes. (After 0.3, ``WeightedDataset`` takes the place of sources.)
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mixwell.integrations.exporters.base import Entry, Format
+from mixwell.integrations.exporters.base import EXPORTERS, Entry, Format
 
 TEMPLATE = '''\
 """A mixture for torchtitan 0.3: import `dataloader` into your config, and give it to the trainer's."""
@@ -45,18 +45,11 @@ dataloader = InterleavedHuggingFaceTextDataLoader.Config(
 '''
 
 
-def write(entries: Sequence[Entry]) -> str:
-    """A module with the loader's config.
-
-    Args:
-        entries: the domains.
-
-    Returns:
-        Python.
-    """
+def _write(entries: Sequence[Entry]) -> str:
     return TEMPLATE % "".join(f"    ({entry.domain!r}, {entry.path!r}, {entry.text}),\n" for entry in entries)
 
 
-FORMAT = Format(
-    "torchtitan", "torchtitan 0.3: a Python module with the config of its interleaving loader", write
+EXPORTERS.register(
+    "torchtitan",
+    Format("torchtitan 0.3: a Python module with the config of its interleaving loader", _write),
 )

@@ -7,40 +7,70 @@ import time
 from collections.abc import Mapping
 from typing import Any, cast, final
 
-from mixwell.training.loggers.base import Logger, Outcome, tool
+from typing_extensions import override
+
+from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome, import_tool
 from mixwell.training.loggers.names import portable
 
 # What MLflow takes in one call, and the characters of a parameter.
 _METRICS, _PARAMETERS, _LONGEST_PARAMETER = 1000, 100, 6000
 _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_SQLITE = "sqlite:///"
+
+
+@final
+@LOGGERS.registering("mlflow")
+class MlflowConfig(LoggerConfig):
+    """A run of MLflow. Settings that are left out are those of its environment variables."""
+
+    remote = True
+
+    uri: str | None = None
+    """The store: `http://localhost:5000`, `sqlite:///mlflow.db`."""
+    experiment: str | None = None
+    """The name of the experiment; made if it is missing."""
+    name: str | None = None
+    """The name of the run; by default that of the run's directory."""
+
+    @override
+    def check_installed(self) -> None:
+        _mlflow()
+
+    @override
+    def open(self, run: LoggerContext) -> MlflowLogger:
+        uri = self.uri or run.identity.get("uri")
+        if uri is not None and uri.startswith(_SQLITE):
+            uri = _SQLITE + str(run.base / uri.removeprefix(_SQLITE))
+        if run.identity and run.identity["uri"] == uri:
+            return MlflowLogger(uri=uri, id=run.identity["id"], after=run.logged)
+        name = self.name or run.name
+        return MlflowLogger(uri=uri, experiment=self.experiment, name=name, settings=run.settings)
 
 
 @final
 class MlflowLogger(Logger):
     """Logs to a run of MLflow, on a server or in a local store.
 
-    What is not given is as MLflow's environment variables and its own defaults say. MLflow's process-wide state
-    (the active run, the tracking URI) is neither used nor changed. Names that MLflow does not allow are made
+    MLflow's environment variables and its own defaults apply to arguments that are left out. MLflow's process-wide
+    state (the active run, the tracking URI) is neither used nor changed. Names that MLflow does not allow are made
     :func:`~mixwell.training.loggers.names.portable`.
 
-    MLflow cannot take numbers back. A run that goes on is given its ``id``, and with ``after`` the last step that
-    MLflow has been told, so that no step is there twice.
+    MLflow cannot remove numbers. Resume a run with its ``id`` and, as ``after``, the last step that was logged, so
+    that no step is there twice.
 
     Args:
-        uri: of the store: ``"http://localhost:5000"``, ``"sqlite:///mlflow.db"``.
+        uri: the store: ``"http://localhost:5000"``, ``"sqlite:///mlflow.db"``.
         experiment: its name; made if it is missing.
         name: of the run.
-        id: of a run of one's own to go on with.
-        settings: what a new run is made with, which become its parameters.
+        id: of a run to resume.
+        settings: the parameters of a new run.
         run: the id of a run that is open already, in place of the others but ``uri``. It is left open at the end.
-        after: the last step that the run has been told already.
+        after: the last step that was logged to the run before.
 
     Raises:
         ValueError: MLflow is not installed or cannot begin the run, or a run is given together with settings of
             another.
     """
-
-    forgets = False
 
     def __init__(
         self,
@@ -59,7 +89,7 @@ class MlflowLogger(Logger):
                 "a run is given, which has its own experiment, name and settings; give the run alone"
             )
         self._own = run is None
-        mlflow = self.load()
+        mlflow = _mlflow()
         self._entities = mlflow.entities
         try:
             self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
@@ -77,19 +107,14 @@ class MlflowLogger(Logger):
                 "store such as sqlite:///mlflow.db"
             ) from error
 
-    @staticmethod
-    def load() -> Any:
-        """MLflow's package."""
-        return tool("mlflow", name="MLflow", extra="mlflow")
-
     @property
+    @override
     def place(self) -> str:
-        """The store, and the run in it."""
         return f"MLflow, run {self._run.info.run_id} in {self._client.tracking_uri}"
 
     @property
+    @override
     def identity(self) -> dict[str, str]:
-        """The id of the run, and its store."""
         return {"id": str(self._run.info.run_id), "uri": str(self._client.tracking_uri)}
 
     def _begin(self, experiment: str | None, name: str | None, settings: Mapping[str, Any]) -> Any:
@@ -105,6 +130,7 @@ class MlflowLogger(Logger):
             self._client.log_batch(run.info.run_id, params=params[first : first + _PARAMETERS])
         return run
 
+    @override
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         metric = self._entities.Metric
@@ -112,9 +138,14 @@ class MlflowLogger(Logger):
         for first in range(0, len(metrics), _METRICS):
             self._client.log_batch(self._run.info.run_id, metrics=metrics[first : first + _METRICS])
 
+    @override
     def _end(self, outcome: Outcome) -> None:
         if self._own:
             self._client.set_terminated(self._run.info.run_id, status=_STATUS[outcome])
+
+
+def _mlflow() -> Any:
+    return import_tool("mlflow", name="MLflow", extra="mlflow")
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:

@@ -7,7 +7,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from mixwell.training.loggers.base import Logger, Outcome, tool
+from typing_extensions import override
+
+from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome, import_tool
+
+FOLDER = "tensorboard"
+
+
+@final
+@LOGGERS.registering("tensorboard")
+class TensorBoardConfig(LoggerConfig):
+    """Scalars for TensorBoard."""
+
+    folder: str | None = None
+    """The folder of the event files; by default `tensorboard` in the run's directory."""
+
+    @property
+    @override
+    def outputs(self) -> tuple[str, ...]:
+        return () if self.folder else (FOLDER,)
+
+    @override
+    def check_installed(self) -> None:
+        _tensorboard()
+
+    @override
+    def open(self, run: LoggerContext) -> TensorBoardLogger:
+        return TensorBoardLogger(
+            run.path(self.folder) if self.folder else run.folder / FOLDER, after=run.saved
+        )
 
 
 @final
@@ -16,38 +44,37 @@ class TensorBoardLogger(Logger):
 
     Args:
         folder: of the event files; made if it is missing.
-        after: where a run goes on in the same folder: TensorBoard no longer shows what is there of later steps.
+        after: where a run is resumed in the same folder: TensorBoard no longer shows later steps.
 
     Raises:
         ValueError: TensorBoard is not installed.
     """
-
-    forgets = True
 
     def __init__(self, folder: str | os.PathLike[str], *, after: int | None = None) -> None:
         super().__init__(after=after)
         self.folder = Path(folder)
         purge = None if after is None else after + 1
         # Thirty seconds, so that a chart follows the training.
-        self._writer = self.load().SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
-
-    @staticmethod
-    def load() -> Any:
-        """PyTorch's writer, which needs TensorBoard."""
-        return tool("torch.utils.tensorboard", name="TensorBoard", extra="tensorboard")
+        self._writer = _tensorboard().SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
 
     @property
+    @override
     def place(self) -> str:
-        """How to look at it."""
         return f"tensorboard --logdir {self.folder}"
 
+    @override
     def flush(self) -> None:
-        """All events are in the file; a process that is killed would otherwise take the last ones along."""
         self._writer.flush()
 
+    @override
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
+    @override
     def _end(self, outcome: Outcome) -> None:
         self._writer.close()
+
+
+def _tensorboard() -> Any:
+    return import_tool("torch.utils.tensorboard", name="TensorBoard", extra="tensorboard")

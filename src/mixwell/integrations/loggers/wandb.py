@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, final
 
-from mixwell.training.loggers.base import Logger, Outcome, tool
+from pydantic import Field
+from typing_extensions import override
+
+from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome, import_tool
 from mixwell.training.loggers.names import PREFIX
 
 STEP = f"{PREFIX}/step"
@@ -17,35 +20,74 @@ _EXIT_CODES: dict[Outcome, int] = {"finished": 0, "stopped": 255, "failed": 1}
 
 
 @final
+@LOGGERS.registering("wandb")
+class WandbConfig(LoggerConfig):
+    """A run of Weights & Biases. Settings that are left out are those of its environment variables."""
+
+    remote = True
+
+    project: str | None = None
+    """The project of the run."""
+    entity: str | None = None
+    """The team or user."""
+    name: str | None = None
+    """The name of the run; by default that of the run's directory."""
+    group: str | None = None
+    """The group of runs to which it belongs."""
+    tags: list[str] = Field(default_factory=list)
+    """Tags of the run."""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """`offline` sends nothing; `wandb sync` does it later."""
+    folder: str | None = None
+    """The folder in which W&B makes its folder `wandb`; by default the run's directory."""
+
+    @property
+    @override
+    def outputs(self) -> tuple[str, ...]:
+        return () if self.folder else ("wandb",)
+
+    @override
+    def check_installed(self) -> None:
+        _wandb()
+
+    @override
+    def open(self, run: LoggerContext) -> WandbLogger:
+        options = self.model_dump(exclude={"name", "folder"})
+        folder = run.path(self.folder) if self.folder else run.folder
+        known = bool(run.identity)
+        return WandbLogger(
+            name=self.name or run.name,
+            folder=folder,
+            **options,
+            id=run.identity.get("id"),
+            settings=None if known else run.settings,
+            after=run.logged if known else None,
+        )
+
+
+@final
 class WandbLogger(Logger):
     """Logs to a run of Weights & Biases.
 
-    What is not given is as W&B's environment variables and its own defaults say.
+    W&B's environment variables and its own defaults apply to arguments that are left out.
 
-    W&B cannot take numbers back. A run that goes on is given its ``id``, and with ``after`` the last step that W&B
-    has been told, so that no step is there twice. Offline, each process writes a folder of its own under the same
-    id; send them in their order, all but the first by ``wandb sync --append``. W&B's own process writes every
-    fifteen seconds; what it has not written when a run is killed is lost to it.
+    W&B cannot remove numbers. Resume a run with its ``id`` and, as ``after``, the last step that was logged, so
+    that no step is there twice. Offline, each process writes a folder of its own under the same id; send them in
+    their order, all but the first by ``wandb sync --append``. W&B's own process writes every fifteen seconds; what
+    it has not written when a run is killed is lost to it.
 
     Args:
-        project: of the run.
-        entity: the team or user.
-        name: of the run.
-        group: of runs to which it belongs.
-        tags: of the run.
-        mode: ``"online"``, ``"offline"`` (nothing is sent; ``wandb sync`` does it later), or ``"disabled"``.
+        project: passed to ``wandb.init``, as are ``entity``, ``name``, ``group``, ``tags`` and ``mode``.
         folder: in which W&B makes its folder ``wandb``; made if it is missing.
-        id: of a run of one's own to go on with, or for a new one.
-        settings: what the run was made with, for W&B's tables.
+        id: of a run to resume, or for a new one.
+        settings: of the run, for W&B's tables.
         run: a run that is open already, in place of all of these. It is left open at the end.
-        after: the last step that the run has been told already.
+        after: the last step that was logged to the run before.
 
     Raises:
         ValueError: W&B is not installed or cannot begin the run, or a run is given together with settings of
             another.
     """
-
-    forgets = False
 
     def __init__(
         self,
@@ -63,7 +105,7 @@ class WandbLogger(Logger):
         after: int | None = None,
     ) -> None:
         super().__init__(after=after)
-        wandb = self.load()
+        wandb = _wandb()
         options = {"project": project, "entity": entity, "name": name, "group": group, "mode": mode, "id": id}
         options |= {"tags": list(tags) or None, "config": None if settings is None else dict(settings)}
         options |= {"dir": None if folder is None else str(Path(folder).resolve())}
@@ -86,25 +128,26 @@ class WandbLogger(Logger):
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric(f"{PREFIX}/*", step_metric=STEP)
 
-    @staticmethod
-    def load() -> Any:
-        """W&B's package."""
-        return tool("wandb", name="Weights & Biases", extra="wandb")
-
     @property
+    @override
     def place(self) -> str:
-        """The run; W&B itself prints its page or folder."""
         return f"Weights & Biases, run {self._run.id} of {self._run.project}"
 
     @property
+    @override
     def identity(self) -> dict[str, str]:
-        """The id of the run."""
         return {"id": str(self._run.id)}
 
+    @override
     def _write(self, step: int, values: Mapping[str, float]) -> None:
-        # W&B's own count of steps must be the same for all that a run is told, which we know of our own runs only.
+        # W&B's own count of steps must be the same for everything in a run, which we know of our own runs only.
         self._run.log({STEP: step, **values}, step=step if self._own else None)
 
+    @override
     def _end(self, outcome: Outcome) -> None:
         if self._own:
             self._run.finish(exit_code=_EXIT_CODES[outcome])
+
+
+def _wandb() -> Any:
+    return import_tool("wandb", name="Weights & Biases", extra="wandb")

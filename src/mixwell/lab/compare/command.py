@@ -127,7 +127,7 @@ def _execute(
         ]
         failed: Exception | None = None
         try:
-            concurrent.do(
+            concurrent.run_all(
                 planned, workers=workers, unfinished=out / "unfinished", console=console, engine=engine
             )
         except (ChildProcessError, InterruptedError) as error:  # the finished runs are reported nevertheless

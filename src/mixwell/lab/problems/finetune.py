@@ -37,8 +37,8 @@ from mixwell.data.tokenizer import LEAST_SIZE
 from mixwell.lab.problems import demo
 from mixwell.lab.problems.packages import Say
 from mixwell.lab.problems.text import write_texts
+from mixwell.training.models.base import next_token_each, next_token_loss
 from mixwell.training.models.gpt import Gpt
-from mixwell.training.trainables import next_token_each, next_token_loss
 from mixwell.utils import files
 
 CONTEXT, LAYERS, HEADS, WIDTH = 64, 2, 4, 96

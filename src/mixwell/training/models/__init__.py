@@ -1,1 +1,1 @@
-"""Small models that come with mixwell."""
+"""The models of the runner: each file registers a config section that builds a :class:`Trainable`."""

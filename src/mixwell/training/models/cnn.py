@@ -2,8 +2,42 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import final
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import override
+
+from mixwell.training.models.base import MODELS, ModelConfig, Trainable
+from mixwell.utils.sections import Whole
+
+
+@final
+@MODELS.registering("cnn")
+class CnnConfig(ModelConfig):
+    """The paper's convolutional network, for images of 28 x 28 pixels."""
+
+    kind: str = "cnn"
+    channels: Whole = 32
+    classes: Whole = 10
+
+    @override
+    def build(self, *, base: Path, vocabulary: int) -> Trainable:
+        model = small_cnn(self.channels, classes=self.classes)
+        return Trainable(model, classification_loss, row_losses=classification_losses)
+
+
+def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the mean cross-entropy of labels; the model gives logits of shape ``(rows, classes)``."""
+    return classification_losses(model, batch).mean()
+
+
+def classification_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the cross-entropy of the label of each row, shape ``(rows,)``."""
+    inputs, labels = batch
+    return functional.cross_entropy(model(inputs).float(), labels, reduction="none")
 
 
 def small_cnn(channels: int = 32, *, classes: int = 10) -> nn.Sequential:
@@ -12,12 +46,11 @@ def small_cnn(channels: int = 32, *, classes: int = 10) -> nn.Sequential:
     conv 3x3 (c), ReLU, max-pool, conv 3x3 (2c), ReLU, max-pool, linear (128), ReLU, linear (classes).
     Pooling is done before the ReLU: the two commute, and the ReLU then sees a quarter of the values.
 
+    It takes inputs of shape ``(rows, 1, 28, 28)``, in the memory format that is fast on CPUs.
+
     Args:
         channels: c, the width.
-        classes: of the labels.
-
-    Returns:
-        The network, for inputs of shape ``(rows, 1, 28, 28)``, in the memory format that is fast on CPUs.
+        classes: number of labels.
 
     Raises:
         ValueError: the width is below one.

@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
+
+from mixwell.training.models.base import (
+    MODELS,
+    ModelConfig,
+    Trainable,
+    next_token_each,
+    next_token_loss,
+    next_token_losses,
+)
+from mixwell.utils.sections import Share, Whole
+
+
+@final
+@MODELS.registering("gpt")
+class GptConfig(ModelConfig):
+    """The built-in small GPT."""
+
+    is_language_model = True
+
+    kind: str = "gpt"
+    layers: Whole = 4
+    heads: Whole = 4
+    width: Whole = 128
+    context: Whole = 128
+    """Tokens of a row."""
+    dropout: Share = 0.0
+
+    @override
+    def build(self, *, base: Path, vocabulary: int) -> Trainable:
+        model = Gpt(vocabulary, **self.model_dump(exclude={"kind"}))
+        return Trainable(model, next_token_loss, self.context, vocabulary, next_token_losses, next_token_each)
 
 
 @final
@@ -55,17 +88,7 @@ class Gpt(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the next token at every place.
-
-        Args:
-            tokens: shape ``(rows, length)``.
-
-        Returns:
-            Logits, shape ``(rows, length, vocabulary)``.
-
-        Raises:
-            ValueError: the sequence is longer than the context.
-        """
+        """Return logits of the next token, shape ``(rows, length, vocabulary)``, for ``(rows, length)`` tokens."""
         length = tokens.shape[1]
         if length > self.context:
             raise ValueError(f"a sequence of {length} tokens is longer than the context of {self.context}")

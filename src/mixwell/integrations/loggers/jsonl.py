@@ -1,4 +1,4 @@
-"""JSON Lines: a file of one's own, for any program to read."""
+"""JSON Lines: a file for any program to read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from mixwell.training.loggers.base import Logger, Outcome
+from typing_extensions import override
+
+from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome
 from mixwell.utils import files
+
+FILE = "logged.jsonl"
+
+
+@final
+@LOGGERS.registering("jsonl")
+class JsonlConfig(LoggerConfig):
+    """Lines of JSON with the same names as elsewhere; the run has its `metrics.jsonl` in any case."""
+
+    path: str | None = None
+    """The file; by default `logged.jsonl` in the run's directory."""
+
+    @property
+    @override
+    def outputs(self) -> tuple[str, ...]:
+        return () if self.path else (FILE,)
+
+    @override
+    def open(self, run: LoggerContext) -> JsonlLogger:
+        return JsonlLogger(run.path(self.path) if self.path else run.folder / FILE, after=run.saved)
 
 
 @final
@@ -20,8 +42,8 @@ class JsonlLogger(Logger):
     A number that is not finite is ``null``, which JSON has.
 
     Args:
-        path: of the file; its folder is made if it is missing. A file that is there is continued.
-        after: where a run goes on: lines of later steps are removed.
+        path: the file; its folder is made if it is missing. An existing file is continued.
+        after: where a run is resumed: lines of later steps are removed.
 
     Raises:
         ValueError: the file has other lines.
@@ -35,36 +57,36 @@ class JsonlLogger(Logger):
         '{"step": 84, "mixwell/weight/web": 0.31}\n'
     """
 
-    forgets = True
-
     def __init__(self, path: str | os.PathLike[str], *, after: int | None = None) -> None:
         super().__init__(after=after)
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
-            self._forget(after)
+            self._remove_later(after)
         self._file = self.path.open("a", encoding="utf-8")
 
     @property
+    @override
     def place(self) -> str:
-        """The file."""
         return str(self.path)
 
+    @override
     def flush(self) -> None:
-        """All lines are on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
+    @override
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": step, **plain}, ensure_ascii=False) + "\n")
         self._file.flush()
 
+    @override
     def _end(self, outcome: Outcome) -> None:
         self._file.close()
 
-    def _forget(self, after: int | None) -> None:
-        """Leave out lines of later steps, and a last one that a dead process left half-written."""
+    def _remove_later(self, after: int | None) -> None:
+        """Remove lines of later steps, and a last one that a dead process left half-written."""
         before = self.path.read_text(encoding="utf-8")
         kept: list[str] = []
         for number, line in enumerate(before.splitlines(keepends=True), start=1):

@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 
-def call(entry: str, arguments: Mapping[str, Any], *, base: Path, key: str) -> Any:
-    """Import a function and call it.
+def call_entry_point(entry: str, arguments: Mapping[str, Any], *, base: Path, key: str) -> Any:
+    """Import a function, call it, and return its result.
 
     Args:
         entry: ``module:function``. The module may also be a file in the config's folder.
         arguments: its keyword arguments.
         base: the config's folder.
         key: of the config, for messages.
-
-    Returns:
-        What the function gives.
 
     Raises:
         ValueError: there is no such function, or it does not take these arguments.

@@ -1,0 +1,200 @@
+"""A toy of each kind of component, added from outside of the package, and a run that uses all of them.
+
+Nothing here edits or patches mixwell: a component is a class or an object that is registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+import mixwell
+from mixwell.data.datasets import IndexedDataset, TensorRows
+from mixwell.data.sources.base import SOURCES, LoadContext, SourceConfig
+from mixwell.integrations.exporters import EXPORTERS, Entry, Format, export
+from mixwell.simplex.constraints import Constraint
+from mixwell.training import config_io
+from mixwell.training.constraints import CONSTRAINTS, ConstraintConfig, ConstraintContext
+from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome
+from mixwell.training.models.base import MODELS, ModelConfig, Trainable
+from mixwell.training.optimization import OPTIMIZERS, SCHEDULES, OptimizerConfig
+from mixwell.utils.registry import Registry
+from mixwell.utils.sections import Positive, Whole
+
+
+class ToyOptimizerConfig(OptimizerConfig):
+    """Gradient descent with a step of half of the learning rate."""
+
+    moments = ("momentum_buffer",)
+
+    kind: str = "toy"
+    factor: Positive = 0.5
+
+    @override
+    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=self.lr * self.factor)
+
+
+class ToySourceConfig(SourceConfig):
+    """Rows drawn from a line with a given slope."""
+
+    slope: float
+    count: Whole = 40
+
+    @override
+    def load(self, context: LoadContext) -> IndexedDataset:
+        inputs = torch.linspace(-1, 1, self.count).unsqueeze(1)
+        return TensorRows(inputs, self.slope * inputs)
+
+
+class ToyModelConfig(ModelConfig):
+    """A line."""
+
+    kind: str = "line"
+
+    @override
+    def build(self, *, base: Path, vocabulary: int) -> Trainable:
+        return Trainable(nn.Linear(1, 1), _loss, row_losses=_row_losses)
+
+
+def _row_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean(dim=1)
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return _row_losses(model, batch).mean()
+
+
+@dataclass(frozen=True)
+class ToyConstraint(Constraint):
+    """Keeps every weight above a threshold."""
+
+    threshold: float
+
+    @override
+    def bounds(self, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(len(names), self.threshold), np.ones(len(names))
+
+
+class ToyConstraintConfig(ConstraintConfig):
+    """The key ``mixer.threshold``."""
+
+    threshold: float | None = None
+
+    @override
+    def build(self, run: ConstraintContext) -> Constraint | None:
+        return None if self.threshold is None else ToyConstraint(self.threshold)
+
+
+class ToyLogger(Logger):
+    """Keeps a line for each call."""
+
+    def __init__(self, path: Path, after: int | None) -> None:
+        super().__init__(after=after)
+        self.path = path
+
+    @property
+    @override
+    def place(self) -> str:
+        return str(self.path)
+
+    @override
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{step} {len(values)}\n")
+
+    @override
+    def _end(self, outcome: Outcome) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{outcome}\n")
+
+
+class ToyLoggerConfig(LoggerConfig):
+    """The key ``loggers.toy``."""
+
+    file: str = "toy.txt"
+
+    @override
+    def open(self, run: LoggerContext) -> Logger:
+        return ToyLogger(run.folder / self.file, run.saved)
+
+
+def _names(entries: Sequence[Entry]) -> str:
+    return " ".join(entry.name for entry in entries)
+
+
+COMPONENTS: list[tuple[Registry[Any], str, Any]] = [
+    (OPTIMIZERS, "toy", ToyOptimizerConfig),
+    (SCHEDULES, "stairs", lambda done: 1.0 if done < 0.5 else 0.5),
+    (SOURCES, "slope", ToySourceConfig),
+    (MODELS, "line", ToyModelConfig),
+    (CONSTRAINTS, "threshold", ToyConstraintConfig),
+    (LOGGERS, "toy", ToyLoggerConfig),
+    (EXPORTERS, "names", Format("the names of the domains", _names, needs_paths=False)),
+]
+PLAIN: dict[str, Any] = {
+    "domains": {"good": {"slope": 2.0}, "bad": {"slope": -2.0, "count": 30}},
+    "validation": {"slope": 2.0},
+    "model": {"kind": "line"},
+    "optimizer": {"kind": "toy", "lr": 0.2, "factor": 0.25, "schedule": "stairs"},
+    "batch": {"rows": 8},
+    "mixer": {"horizon": 5, "threshold": 0.2},
+    "loggers": {"toy": {"file": "log.txt"}},
+    "steps": 20,
+}
+
+
+@pytest.fixture(autouse=True)
+def components() -> Iterator[None]:
+    """The toys are there in these tests only."""
+    for registry, name, component in COMPONENTS:
+        registry.register(name, component)
+    yield
+    for registry, name, _ in COMPONENTS:
+        del registry._found[name]
+
+
+def test_a_run_with_a_component_of_each_kind(tmp_path: Path) -> None:
+    done = mixwell.train(out=tmp_path / "run", quiet=True, **PLAIN)
+    assert done.steps_done == 20
+    assert min(done.mixer.weights.last.values()) >= 0.2 - 1e-9
+    assert done.mixer.weights.last["good"] > done.mixer.weights.last["bad"]
+    lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert lines[0].startswith("0 ")
+    assert lines[-1] == "finished"
+    assert export(tmp_path / "run", to="names") == "good bad"
+
+
+def test_it_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    whole = mixwell.train(out=tmp_path / "whole", quiet=True, **PLAIN)
+    config = config_io.read(tmp_path / "whole" / "config.yaml")
+    assert config.optimizer == ToyOptimizerConfig(lr=0.2, factor=0.25, schedule="stairs")
+    again = mixwell.train(out=tmp_path / "whole", resume=True, quiet=True, **PLAIN)
+    for mine, theirs in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"optimizer": {"kind": "toy", "facter": 1}},
+            "optimizer.facter is not a setting; did you mean factor",
+        ),
+        ({"loggers": {"toy": {"fiel": "x"}}}, "loggers.toy.fiel is not a setting; did you mean file"),
+        ({"domains": {"a": {"slope": "x"}}}, "domains.a.slope must be a valid number"),
+        ({"mixer": {"threshhold": 0.1}}, "mixer.threshhold is not a setting; did you mean threshold"),
+        ({"model": {"kind": "lime"}}, "model: unknown model 'lime'; did you mean line"),
+    ],
+)
+def test_messages_know_the_components(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_io.check({**PLAIN, **change})
