@@ -14,21 +14,14 @@ if TYPE_CHECKING:
     from mixwell.data.loader import MixtureLoader
     from mixwell.hypergradient.curvature import (
         Curvature,
-        DiagonalCurvature,
         ExactCurvature,
         IsotropicCurvature,
-        PerTensorCurvature,
     )
-    from mixwell.hypergradient.measured import MeasuredCurvature
     from mixwell.hypergradient.traces import (
-        AuditedTraces,
-        BFloat16Traces,
         DenseTraces,
         ForwardModeTraces,
         ProjectedTraces,
         SketchedTraces,
-        SubsetTraces,
-        TraceError,
         Traces,
     )
     from mixwell.methods.recipes import recipe
@@ -67,21 +60,14 @@ _ROOMS = {
     "signals": ("Hypergradient", "Signal", "ConstantWeights"),
     "hypergradient.curvature": (
         "Curvature",
-        "DiagonalCurvature",
         "ExactCurvature",
         "IsotropicCurvature",
-        "PerTensorCurvature",
     ),
-    "hypergradient.measured": ("MeasuredCurvature",),
     "hypergradient.traces": (
-        "AuditedTraces",
-        "BFloat16Traces",
         "ForwardModeTraces",
         "DenseTraces",
         "ProjectedTraces",
         "SketchedTraces",
-        "SubsetTraces",
-        "TraceError",
         "Traces",
     ),
     "simplex.updates": (
@@ -99,15 +85,12 @@ _ROOMS = {
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
-    "AuditedTraces",
-    "BFloat16Traces",
     "Cap",
     "ConstantWeights",
     "Constraint",
     "Curvature",
     "DenseTraces",
     "DeterministicHorizon",
-    "DiagonalCurvature",
     "EpochCap",
     "EpochPace",
     "ExactCurvature",
@@ -118,11 +101,9 @@ __all__ = [
     "Horizon",
     "Hypergradient",
     "IsotropicCurvature",
-    "MeasuredCurvature",
     "MirrorDescent",
     "Mixer",
     "MixtureLoader",
-    "PerTensorCurvature",
     "PriorPull",
     "Probes",
     "ProjectedDescent",
@@ -133,8 +114,6 @@ __all__ = [
     "SketchedTraces",
     "SoftmaxWeights",
     "StochasticHorizon",
-    "SubsetTraces",
-    "TraceError",
     "Traces",
     "UniformSmoothing",
     "Update",

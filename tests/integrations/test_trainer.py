@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 
 import mixwell
 import trainer_work
-from mixwell.hypergradient.capture.layer_rules import NormLayer, rule_for
+from mixwell.hypergradient.capture.layer_rules import NormRule, rule_for
 from mixwell.integrations.datasets import Interleaved
 from mixwell.integrations.transformers import DomainLossCallback, MixerTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
@@ -222,7 +222,7 @@ def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
 def test_norms_of_transformers_are_known(kind: str) -> None:
     module, name = kind.rsplit(".", 1)
     made = getattr(importlib.import_module(f"transformers.models.{module}"), name)(8)
-    assert isinstance(rule_for(made, {"weight": 0}), NormLayer)
+    assert isinstance(rule_for(made, {"weight": 0}), NormRule)
 
 
 # ----------------------------------------------------------------------------------------------- losses of rows

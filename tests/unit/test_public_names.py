@@ -8,12 +8,12 @@ import sys
 import mixwell
 
 PUBLIC = {
-    "AuditedTraces", "BFloat16Traces", "Cap", "ConstantWeights", "Constraint", "Curvature", "DenseTraces",
-    "DeterministicHorizon", "DiagonalCurvature", "EpochCap", "EpochPace", "ExactCurvature", "Fidelity",
+    "Cap", "ConstantWeights", "Constraint", "Curvature", "DenseTraces",
+    "DeterministicHorizon", "EpochCap", "EpochPace", "ExactCurvature", "Fidelity",
     "FixedHorizon", "Floor", "ForwardModeTraces", "Horizon", "Hypergradient", "IsotropicCurvature",
-    "MeasuredCurvature", "MirrorDescent", "Mixer", "MixtureLoader", "PerTensorCurvature", "PriorPull",
+    "MirrorDescent", "Mixer", "MixtureLoader", "PriorPull",
     "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord", "SelfTunedMirrorDescent", "Signal",
-    "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "SubsetTraces", "TraceError", "Traces",
+    "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "Traces",
     "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity", "recipe", "train",
 }  # fmt: skip
 

@@ -45,18 +45,10 @@ def signal(task: Task, *, points: int = 1, span: float = SPAN, window: int | Non
     Returns:
         A new one.
     """
-    from mixwell.hypergradient.traces import BFloat16Traces, DenseTraces, ProjectedTraces, SketchedTraces
+    from mixwell.hypergradient.traces import TRACES
     from mixwell.signals import Hypergradient
 
-    match task.traces:
-        case "projected":
-            traces = ProjectedTraces(task.mixer.rank)
-        case "bfloat16":
-            traces = BFloat16Traces()
-        case "sketched":
-            traces = SketchedTraces(task.mixer.sketch_size)
-        case _:
-            traces = DenseTraces()
+    traces = TRACES.get(task.traces)(task.mixer)
     return Hypergradient(task.mixer.curvature, traces, points=points, span=span, window=window)
 
 

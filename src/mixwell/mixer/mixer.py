@@ -341,11 +341,11 @@ class Mixer:
         segments = RowGroups(places_of(labels, names), len(names))
         expected = rows_expected(segments, names, counts, self._shares.inclusion, self._shares.portions)
         if counts is None:
-            for place, _, _ in segments.present:
+            for place, _, _ in segments.slices:
                 self._shares.check(names[place], 1.0, self.steps_done)
         weights = np.maximum(self.weights.values, _LEAST_WEIGHT)
         watching = (
-            self._signal.rows(segments, weights) if self._begin_step() else nullcontext(CaptureContext())
+            self._signal.capture(segments, weights) if self._begin_step() else nullcontext(CaptureContext())
         )
         first = not self._rows.given
         self._rows.given = True
@@ -356,12 +356,12 @@ class Mixer:
         except BaseException:
             self._clear_step()  # with it goes what batches before it left
             raise
-        for place, begin, end in segments.present:
+        for place, begin, end in segments.slices:
             self._row_counts.add(place, end - begin)
         self._look_at(batch, expected)
         self._rows.counted = counts is not None
         if counts is None:
-            for place, _, _ in segments.present:
+            for place, _, _ in segments.slices:
                 self._shares.give(names[place], 1.0)
 
     def step(self) -> None:
@@ -694,8 +694,11 @@ class Mixer:
             )
         if not self._signal.needs_losses:
             return
-        losses, reference = segments.sorted(losses), None if reference is None else segments.sorted(reference)
-        for place, begin, end in segments.present:
+        losses, reference = (
+            segments.sort_rows(losses),
+            None if reference is None else segments.sort_rows(reference),
+        )
+        for place, begin, end in segments.slices:
             often = self._shares.inclusion.get(self.weights.names[place], 1.0)
             self._signal.record_loss(
                 place,

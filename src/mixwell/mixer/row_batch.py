@@ -54,7 +54,7 @@ class RowBatch:
         labels, counts = self.segments.labels, self.segments.counts
         sums = np.bincount(labels, weights=losses.cpu().double().numpy(), minlength=len(counts))
         return [
-            (place, end - begin, sums[place] / (end - begin)) for place, begin, end in self.segments.present
+            (place, end - begin, sums[place] / (end - begin)) for place, begin, end in self.segments.slices
         ]
 
     def weighted_loss(
@@ -179,7 +179,7 @@ def rows_expected(
     if counts is None:
         often = np.array([inclusion.get(name, 1.0) for name in names])
         here = np.array([portions.get(name, 1.0) for name in names])
-        wrong = [names[place] for place, _, _ in segments.present if not here[place]]
+        wrong = [names[place] for place, _, _ in segments.slices if not here[place]]
         if wrong:
             raise ValueError(
                 f"there are rows of {wrong[0]!r}, of which mixer.portions says that there are none here"
@@ -189,7 +189,7 @@ def rows_expected(
     if unknown:
         raise ValueError(f"unknown domain {unknown[0]!r} in counts; the domains are {', '.join(names)}")
     expected = np.array([counts.get(name, np.nan) for name in names], dtype=np.float64)
-    for place, _, _ in segments.present:
+    for place, _, _ in segments.slices:
         if not (np.isfinite(expected[place]) and expected[place] > 0):
             raise ValueError(
                 f"counts must say how many rows of {names[place]!r} a step has, as it is in the batch; got "

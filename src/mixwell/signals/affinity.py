@@ -132,11 +132,11 @@ class AffinitySignal(Signal):
         """
         self._round = round_index
 
-    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
+    def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing.
 
         Args:
-            segments: not used.
+            row_groups: not used.
             weights: not used.
 
         Returns:

@@ -22,7 +22,7 @@ class Signal(ABC):
     """Something measured per domain over a round, which says how the weights should move.
 
     The mixer calls, for each round, ``begin_round``; for each step ``begin_step``, ``fold`` once or more per
-    domain (or ``rows`` around each mixed batch) and ``record_loss`` where losses are told, ``end_step``;
+    domain (or ``capture`` around each mixed batch) and ``record_loss`` where losses are told, ``end_step``;
     and at the
     end ``scores``. A signal takes part in what it needs, and says before the run what that is.
     """
@@ -161,11 +161,11 @@ class Signal(ABC):
         """
         return None
 
-    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
+    def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """A mixed batch; its backward pass runs inside.
 
         Args:
-            segments: which rows belong to which domain.
+            row_groups: which rows belong to which domain.
             weights: by which the losses of the rows are weighted, positive, shape ``(m,)``.
 
         Raises:

@@ -34,11 +34,11 @@ class ConstantWeights(Signal):
         """Nothing is measured."""
         return False
 
-    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
+    def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing.
 
         Args:
-            segments: not used.
+            row_groups: not used.
             weights: not used.
 
         Returns:

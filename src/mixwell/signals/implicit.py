@@ -131,11 +131,11 @@ class ImplicitGradient(Signal):
         """
         self._weights = weights.copy()
 
-    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
+    def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing.
 
         Args:
-            segments: not used.
+            row_groups: not used.
             weights: not used.
 
         Returns:

@@ -74,11 +74,11 @@ class RowWeighting(Signal):
         """A mixed batch is what it weighs."""
         return True
 
-    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
+    def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing need be told apart.
 
         Args:
-            segments: not used.
+            row_groups: not used.
             weights: not used.
 
         Returns:

@@ -127,11 +127,11 @@ class TwinNetworks(Signal):
             self._twin.synchronize()
             self._probing = True
 
-    def rows(self, segments: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
+    def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
         """Nothing.
 
         Args:
-            segments: not used.
+            row_groups: not used.
             weights: not used.
 
         Returns:

@@ -27,7 +27,7 @@ class Scripted(mixwell.Signal):
     def supports_mixed_batches(self) -> bool:
         return True
 
-    def rows(self, segments, weights):
+    def capture(self, row_groups, weights):
         from contextlib import nullcontext
 
         from mixwell.hypergradient.capture.hooks import CaptureContext
