@@ -99,7 +99,8 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 def test_every_model_is_in_the_table() -> None:
     assert {type(view(kind, fresh)[2]) for kind in OPTIMIZERS} == {SgdModel, AdamModel, PlainModel}
-    assert set(OptimizerModel.__subclasses__()) == {SgdModel, AdamModel, PlainModel}
+    built_in = {k for k in OptimizerModel.__subclasses__() if k.__module__.startswith("mixwell.")}
+    assert built_in == {SgdModel, AdamModel, PlainModel}
 
 
 @pytest.mark.parametrize("at", [0, 1, 4, STEPS - 1])
