@@ -197,12 +197,12 @@ def _round(
 Build = Callable[[Workload, Data], Round]
 PER_DOMAIN: dict[str, Build] = {
     "dense": partial(per_domain, mixwell.DenseTraces),
-    "bfloat16": partial(per_domain, mixwell.BFloat16Traces),
+    "bfloat16": partial(per_domain, partial(mixwell.DenseTraces, dtype=torch.bfloat16)),
     "sketched 4096": partial(per_domain, partial(mixwell.SketchedTraces, 4096)),
 }
 MIXED: dict[str, Build] = {
     "mixed dense": partial(mixed, mixwell.DenseTraces),
-    "mixed bfloat16": partial(mixed, mixwell.BFloat16Traces),
+    "mixed bfloat16": partial(mixed, partial(mixwell.DenseTraces, dtype=torch.bfloat16)),
     **{f"projected {rank}": partial(mixed, partial(mixwell.ProjectedTraces, rank)) for rank in (8, 16, 32)},
 }
 SPLIT = "not mixed, split"

@@ -14,19 +14,12 @@ if TYPE_CHECKING:
     from mixwell.data.loader import MixtureLoader as MixtureLoader
     from mixwell.data.mixture_dataset import MixtureDataset as MixtureDataset
     from mixwell.hypergradient.curvature import Curvature as Curvature
-    from mixwell.hypergradient.curvature import DiagonalCurvature as DiagonalCurvature
     from mixwell.hypergradient.curvature import ExactCurvature as ExactCurvature
     from mixwell.hypergradient.curvature import IsotropicCurvature as IsotropicCurvature
-    from mixwell.hypergradient.curvature import PerTensorCurvature as PerTensorCurvature
-    from mixwell.hypergradient.measured import MeasuredCurvature as MeasuredCurvature
-    from mixwell.hypergradient.traces import AuditedTraces as AuditedTraces
-    from mixwell.hypergradient.traces import BFloat16Traces as BFloat16Traces
     from mixwell.hypergradient.traces import DenseTraces as DenseTraces
     from mixwell.hypergradient.traces import ForwardModeTraces as ForwardModeTraces
     from mixwell.hypergradient.traces import ProjectedTraces as ProjectedTraces
     from mixwell.hypergradient.traces import SketchedTraces as SketchedTraces
-    from mixwell.hypergradient.traces import SubsetTraces as SubsetTraces
-    from mixwell.hypergradient.traces import TraceError as TraceError
     from mixwell.hypergradient.traces import Traces as Traces
     from mixwell.mixer.batch import DomainBatch as DomainBatch
     from mixwell.mixer.batch import MixtureBatch as MixtureBatch
@@ -73,21 +66,14 @@ _ROOMS = {
     "signals": ("Hypergradient", "Signal", "ConstantWeights"),
     "hypergradient.curvature": (
         "Curvature",
-        "DiagonalCurvature",
         "ExactCurvature",
         "IsotropicCurvature",
-        "PerTensorCurvature",
     ),
-    "hypergradient.measured": ("MeasuredCurvature",),
     "hypergradient.traces": (
-        "AuditedTraces",
-        "BFloat16Traces",
         "ForwardModeTraces",
         "DenseTraces",
         "ProjectedTraces",
         "SketchedTraces",
-        "SubsetTraces",
-        "TraceError",
         "Traces",
     ),
     "simplex.updates": (

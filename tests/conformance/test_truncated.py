@@ -86,11 +86,11 @@ def test_other_optimizers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("traces", [mixwell.DenseTraces, mixwell.ProjectedTraces])
-def test_mixed_batches_outside_of_the_window_are_not_watched(traces) -> None:
+def test_mixed_batches_outside_of_the_window_are_not_captured(traces) -> None:
     model = two_layer(0)
     steps, validation = regression_batches(0, steps=12)
     signal = mixwell.Hypergradient(traces=traces(), window=2)
-    watched, rows = [], signal.traces.rows
+    captured, capture = [], signal.traces.capture
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     mixer = mixwell.Mixer(model, optimizer, names(3), horizon=6, signal=signal, update=1.0)
     apart_model = two_layer(0)
@@ -103,11 +103,11 @@ def test_mixed_batches_outside_of_the_window_are_not_watched(traces) -> None:
         update=1.0,
     )
 
-    def counted(segments, weights):
-        watched.append(mixer.steps_done)
-        return rows(segments, weights)
+    def counted(row_groups, weights):
+        captured.append(mixer.steps_done)
+        return capture(row_groups, weights)
 
-    signal.traces.rows = counted
+    signal.traces.capture = counted
     labels = np.repeat(np.arange(3), 16)
     for step in steps:
         inputs, targets = (torch.cat([pair[i] for pair in step.values()]) for i in (0, 1))
@@ -118,7 +118,7 @@ def test_mixed_batches_outside_of_the_window_are_not_watched(traces) -> None:
             with mixer.validation():
                 mse(model, validation).backward()
     train(apart, apart_model, steps, validation)
-    assert watched == [4, 5, 10, 11]
+    assert captured == [4, 5, 10, 11]
     for a, b in zip(mixer.rounds, apart.rounds, strict=True):
         assert list(a.scores.values()) == pytest.approx(list(b.scores.values()), rel=1e-6)
 

@@ -158,7 +158,7 @@ def many_domains(folder: Path) -> Generator[Names]:
     names: Names = {**trained(), "datasets": datasets, "few": steps_of(["a", "b"], 5)}
     yield names
     assert len(names["ranked"]) == 64
-    assert len(names["mixer"].rounds) == 1
+    assert names["report"].horizon == 5
 
 
 @page("guides/choosing-t.md")

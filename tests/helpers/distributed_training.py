@@ -20,7 +20,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from mixwell import (
-    BFloat16Traces,
     DenseTraces,
     ForwardModeTraces,
     Hypergradient,
@@ -64,7 +63,7 @@ class Case:
 def new_traces(kind: str) -> Traces:
     made: dict[str, Traces] = {
         "dense": DenseTraces(),
-        "bfloat16": BFloat16Traces(),
+        "bfloat16": DenseTraces(dtype=torch.bfloat16),
         "sketched": SketchedTraces(200),
         "carried": ForwardModeTraces(),
         "projected": ProjectedTraces(3),

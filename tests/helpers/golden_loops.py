@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 import mixwell
 from helpers.golden_outcomes import of_mixer
 from helpers.regression_data import SOURCES, draw
-from helpers.toy_problems import mse, regression_batches, train, two_layer
+from helpers.toy_problems import GivenCurvature, mse, regression_batches, train, two_layer
 from mixwell import Hypergradient, Mixer, MixtureLoader
 
 Case = Callable[[Path], dict[str, Any]]
@@ -44,20 +44,6 @@ def new_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 # ----------------------------------------------------------------------------- written-out batches, by domain
 
 
-def probe_for_curvature(model: nn.Module) -> Callable[[str], Callable[[], Tensor]]:
-    """Batches that measure the curvature, from the first step of a training of their own."""
-    batches, _ = regression_batches(9, steps=1)
-
-    def probe(domain: str) -> Callable[[], Tensor]:
-        return lambda: mse(model, batches[0][domain])
-
-    return probe
-
-
-def measured(shape: Any) -> Callable[[nn.Module], mixwell.Signal]:
-    return lambda model: Hypergradient(mixwell.MeasuredCurvature(probe_for_curvature(model), shape))
-
-
 @dataclass(frozen=True)
 class Setting:
     """Parts of a mixer; those that look at the model are made with it."""
@@ -75,21 +61,10 @@ SETTINGS: dict[str, Setting] = {
     "projected traces": Setting(lambda _: Hypergradient(0.3, mixwell.ProjectedTraces(3))),
     "carried traces": Setting(lambda _: Hypergradient(0.3, mixwell.ForwardModeTraces()), "adamw"),
     "sketched traces": Setting(lambda _: Hypergradient(0.3, mixwell.SketchedTraces(64))),
-    "traces of a subset": Setting(lambda _: Hypergradient(0.3, mixwell.SubsetTraces(["2.*"]))),
-    "audited traces": Setting(
-        lambda _: Hypergradient(0.3, mixwell.AuditedTraces(mixwell.SketchedTraces(64)))
-    ),
-    "bfloat16 traces": Setting(lambda _: Hypergradient(0.3, mixwell.BFloat16Traces())),
-    "curvature by tensor": Setting(
-        lambda _: Hypergradient(mixwell.PerTensorCurvature({"0.weight": 0.5}, default=0.1))
-    ),
-    "diagonal curvature": Setting(
-        lambda _: Hypergradient(mixwell.DiagonalCurvature({"2.bias": torch.ones(4)}))
-    ),
+    "traces of a subset": Setting(lambda _: Hypergradient(0.3, mixwell.DenseTraces(only=["2.*"]))),
+    "bfloat16 traces": Setting(lambda _: Hypergradient(0.3, mixwell.DenseTraces(dtype=torch.bfloat16))),
+    "curvature by tensor": Setting(lambda _: Hypergradient(GivenCurvature({"0.weight": 0.5}, default=0.1))),
     "exact curvature": Setting(lambda _: Hypergradient(mixwell.ExactCurvature())),
-    "measured curvature": Setting(measured("isotropic")),
-    "measured curvature by tensor": Setting(measured("per-tensor")),
-    "measured diagonal curvature": Setting(measured("diagonal")),
     "sgd": Setting(optimizer="sgd"),
     "adamw": Setting(optimizer="adamw"),
     "rmsprop": Setting(optimizer="rmsprop"),
@@ -380,7 +355,9 @@ CASES: dict[str, Case] = {
     "loader by domain: workers": partial(follow, num_workers=1),
     "loader mixed: dense traces": partial(follow_mixed, traces=mixwell.DenseTraces),
     "loader mixed: projected traces": partial(follow_mixed, traces=PROJECTED),
-    "loader mixed: bfloat16 traces": partial(follow_mixed, traces=mixwell.BFloat16Traces),
+    "loader mixed: bfloat16 traces": partial(
+        follow_mixed, traces=partial(mixwell.DenseTraces, dtype=torch.bfloat16)
+    ),
     "loader mixed: equal counts": partial(follow_mixed, traces=PROJECTED, rule="equal"),
     "fidelity": fidelity,
     "recipe: doge": partial(named_method, name="doge", mu=1.0),

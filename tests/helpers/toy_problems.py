@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mixwell
+from mixwell.hypergradient.curvature import Curvature
 from mixwell.mixer.batch import StepCounts
 from mixwell.reference.quadratics import Quadratic
 
@@ -22,6 +23,19 @@ class Point(nn.Module):
     def __init__(self, theta: Tensor) -> None:
         super().__init__()
         self.theta = nn.Parameter(theta.clone())
+
+
+class GivenCurvature(Curvature):
+    """A coefficient of its own for every parameter tensor, by name."""
+
+    def __init__(self, gammas: Mapping[str, float], *, default: float = 0.0) -> None:
+        self.gammas, self.default = gammas, default
+
+    def __repr__(self) -> str:
+        return f"GivenCurvature({self.gammas}, default={self.default})"
+
+    def coefficients(self) -> list[float]:
+        return [self.gammas.get(name, self.default) for name in self.parameters.names]
 
 
 def names(count: int) -> list[str]:

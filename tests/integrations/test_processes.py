@@ -36,7 +36,7 @@ CASES = [
 SAVED = [case for case in CASES if case.mixed]
 BY_ONE = [case for case in SAVED if case.integration == "trainer"]
 MESSAGES = {
-    Case("lightning", "fsdp", "dense"): "DenseTraces() cannot tell a mixed batch apart",
+    Case("lightning", "fsdp", "dense"): "DenseTraces() cannot separate a mixed batch",
     Case("lightning", "tensors", "projected"): "2 processes share each layer (tensor_parallel_size)",
     Case("flat", "fsdp", "dense", mixed=False): "FullyShardedDataParallel (FSDP1) flattens the parameters",
 }

@@ -23,7 +23,7 @@ import mixwell
 from helpers import transformers_training
 from helpers.transformers_training import LENGTH, labeled, new_model, new_trainer, outcome, rows, validation
 from mixwell.data.mixture_dataset import MixtureDataset
-from mixwell.hypergradient.capture.layer_rules import NormLayer, rule_for
+from mixwell.hypergradient.capture.layer_rules import NormRule, rule_for
 from mixwell.integrations.transformers import DomainLossCallback, MixerTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.feed import BATCH
@@ -221,7 +221,7 @@ def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
 def test_norms_of_transformers_are_known(kind: str) -> None:
     module, name = kind.rsplit(".", 1)
     made = getattr(importlib.import_module(f"transformers.models.{module}"), name)(8)
-    assert isinstance(rule_for(made, {"weight": 0}), NormLayer)
+    assert isinstance(rule_for(made, {"weight": 0}), NormRule)
 
 
 # ----------------------------------------------------------------------------------------------- losses of rows

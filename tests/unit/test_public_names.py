@@ -8,14 +8,12 @@ import sys
 import mixwell
 
 PUBLIC = {
-    "AuditedTraces", "BFloat16Traces", "Cap", "ConstantWeights", "Constraint", "Curvature", "DenseTraces",
-    "DeterministicHorizon", "DiagonalCurvature", "DomainBatch", "EpochCap", "EpochPace", "ExactCurvature",
-    "Fidelity", "FixedHorizon", "Floor", "ForwardModeTraces", "Horizon", "Hypergradient",
-    "IsotropicCurvature", "MeasuredCurvature", "MirrorDescent", "Mixer", "MixtureBatch", "MixtureDataset",
-    "MixtureLoader", "PerTensorCurvature", "PriorPull", "Probes", "ProjectedDescent", "ProjectedTraces",
-    "RoundRecord", "Signal", "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "SubsetTraces",
-    "TraceError", "Traces", "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity",
-    "train",
+    "Cap", "ConstantWeights", "Constraint", "Curvature", "DenseTraces", "DeterministicHorizon", "DomainBatch",
+    "EpochCap", "EpochPace", "ExactCurvature", "Fidelity", "FixedHorizon", "Floor", "ForwardModeTraces",
+    "Horizon", "Hypergradient", "IsotropicCurvature", "MirrorDescent", "Mixer", "MixtureBatch",
+    "MixtureDataset", "MixtureLoader", "PriorPull", "Probes", "ProjectedDescent", "ProjectedTraces",
+    "RoundRecord", "Signal", "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "Traces",
+    "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity", "train",
 }  # fmt: skip
 
 

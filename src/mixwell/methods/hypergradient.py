@@ -37,18 +37,10 @@ def signal(
     context: MethodContext, *, points: int = 1, span: float = SPAN, window: int | None = None
 ) -> Hypergradient:
     """Return a new hypergradient with the curvature and traces of the settings."""
-    from mixwell.hypergradient.traces import BFloat16Traces, DenseTraces, ProjectedTraces, SketchedTraces
+    from mixwell.hypergradient.traces import TRACES
     from mixwell.signals import Hypergradient
 
-    match context.traces:
-        case "projected":
-            traces = ProjectedTraces(context.rank)
-        case "bfloat16":
-            traces = BFloat16Traces()
-        case "sketched":
-            traces = SketchedTraces(context.sketch_size)
-        case _:
-            traces = DenseTraces()
+    traces = TRACES.get(context.traces)(context)
     return Hypergradient(context.curvature, traces, points=points, span=span, window=window)
 
 

@@ -395,7 +395,7 @@ class Mixer:
             numbers = domain_numbers(batch, names)
         groups, counted = RowGroups(numbers, len(names)), expected_counts is not None
         expected = resolve_expected(groups.counts, names, expected_counts)
-        present = [index for index, _, _ in groups.present]
+        present = [index for index, _, _ in groups.slices]
         self._step.expect_batch(known, present, self.steps_done, counted=counted)
         weights = np.maximum(self.weights.values, _LEAST_WEIGHT)
         capture = (

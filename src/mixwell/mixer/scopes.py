@@ -154,7 +154,7 @@ class BatchScope:
         if self._means is None:
             losses = self.losses.cpu().double().numpy()
             sums = np.bincount(self.groups.labels, weights=losses, minlength=len(self.groups.counts))
-            self._means = [(d, end - begin, sums[d] / (end - begin)) for d, begin, end in self.groups.present]
+            self._means = [(d, end - begin, sums[d] / (end - begin)) for d, begin, end in self.groups.slices]
         return self._means
 
 

@@ -217,9 +217,9 @@ class StepAccumulator:
             )
         if not self._signal.requirements.losses:
             return
-        losses = scope.groups.sorted(losses)
-        reference = None if reference is None else scope.groups.sorted(reference)
-        for index, begin, end in scope.groups.present:
+        losses = scope.groups.sort_rows(losses)
+        reference = None if reference is None else scope.groups.sort_rows(reference)
+        for index, begin, end in scope.groups.slices:
             often = 1.0 if batch is None else batch.step.probability(self._names[index])
             self._signal.record_loss(
                 index,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import final
@@ -10,15 +9,15 @@ from typing import final
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from mixwell import distributed
 from mixwell.hypergradient import curvature as curvatures
 from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
-from mixwell.hypergradient.curvature import Curvature, RoundStart
-from mixwell.hypergradient.responses import StepResponse, response_for
+from mixwell.hypergradient.curvature import Curvature
+from mixwell.hypergradient.responses import response_for
 from mixwell.hypergradient.traces import (
-    AuditedTraces,
     Combined,
     DenseTraces,
     ForwardModeTraces,
@@ -49,20 +48,20 @@ class Hypergradient(LinearSignal):
 
         ``h_j = -mean_{t in S} <grad L_V(theta_{k,t}), z_{j,t}>``
 
-    with the traces as they are after step t. They take no more memory. ``points=1`` is the paper's S = {T}. With
-    momentum or Adam, traces that are not carried count a gradient by what it does until the end of the round, so
-    scores at earlier points are too large by what momentum still has to do, in nearly the same proportion for all
-    domains: the direction is right, the length of the mean is not.
+    with the traces after step t. They take no more memory. ``points=1`` is the paper's S = {T}. With momentum or
+    Adam, all traces but those in forward mode count a gradient by its effect until the end of the round, so scores
+    at earlier points are too large by the part in which momentum has still to act, in nearly the same proportion
+    for all domains: the direction is right, the length of the mean is not.
 
     Args:
         curvature: H; a number is the gamma of :class:`mixwell.IsotropicCurvature`, the default is the paper's
             0.01.
-        traces: where the traces live; by default :class:`mixwell.DenseTraces`, or
+        traces: the storage of the traces; by default :class:`mixwell.DenseTraces`, or
             :class:`mixwell.ForwardModeTraces` where the curvature needs them.
         points: the number of iterates in S; fewer in a round that has no more steps.
         span: the part of the round, at its end, over which they are spaced evenly, in (0, 1].
-        window: how many of a round's last steps leave a trace, as if those before did not depend on the weights
-            (Shaban et al. 2019); ``None`` for all.
+        window: the number of a round's last steps that leave a trace, as if those before did not depend on the
+            weights (Shaban et al. 2019); ``None`` for all.
 
     Raises:
         ValueError: the curvature takes exact products and the traces cannot, the window has no step, or there are
@@ -84,7 +83,7 @@ class Hypergradient(LinearSignal):
         exact = self.curvature.exact_products
         self.traces = traces or (ForwardModeTraces() if exact else DenseTraces())
         if exact and not isinstance(self.traces, ForwardModeTraces):
-            raise ValueError(f"ExactCurvature needs CarriedTraces, got {self.traces!r}; leave traces out")
+            raise ValueError(f"ExactCurvature needs ForwardModeTraces, got {self.traces!r}; leave traces out")
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 step, got {window}; leave it out for all steps")
         if points < 1 or int(points) != points:
@@ -108,14 +107,7 @@ class Hypergradient(LinearSignal):
         return self.curvature.exact_products and self._traced
 
     def validation_points(self, length: int) -> tuple[int, ...]:
-        """Evenly spaced over the last ``span`` of the round (or the window, if that is less), with its end.
-
-        Args:
-            length: the number of steps in the round.
-
-        Returns:
-            Increasing step numbers.
-        """
+        """Return points spaced evenly over the last ``span`` of the round (or the window, if that is less)."""
         # Before the window the traces are zero, and so would the scores be.
         return rounds.validation_points(length, points=self.points, span=self.span, window=self.window)
 
@@ -132,41 +124,21 @@ class Hypergradient(LinearSignal):
         self.curvature.bind(self._parameters)
         self.traces.allocate(self._parameters, len(self._domains), self._step_model(remaining=1))
 
+    @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
-        """Set the traces to zero and choose H.
-
-        Args:
-            round_index: its number.
-            weights: of the domains, shape ``(m,)``.
-            validation: the validation gradient at the current parameters, ``None`` in the first round.
-        """
         self.traces.reset(round_index, validation)
-        self.curvature.begin_round(
-            RoundStart(self._domains, weights.tolist(), validation, lambda: self._responses(remaining=1))
-        )
 
+    @override
     def begin_step(self, *, remaining: int) -> None:
-        """Fade the traces, where the step leaves one.
-
-        Args:
-            remaining: steps until the end of the round, this one included.
-        """
         self._traced = self.window is None or remaining <= self.window
         if self._traced:
             self.traces.begin_step(self._step_model(remaining=remaining))
 
+    @override
     def fold(
         self, domain: int, gradients: Gradients, *, scale: float, weight: float, rows: int | None = None
     ) -> None:
-        """Add a domain's gradient to its trace and, for an exact curvature, its Hessian's part to all.
-
-        Args:
-            domain: which.
-            gradients: its gradient.
-            scale: its factor.
-            weight: the domain's weight.
-            rows: not used.
-        """
+        """Add a domain's gradient to its trace and, for an exact curvature, its Hessian's part to all."""
         if not self._traced:
             return
         if self.curvature.exact_products:
@@ -176,93 +148,55 @@ class Hypergradient(LinearSignal):
                 self.traces.add_product(other, products, weight * scale)
         self.traces.add(domain, [None if g is None else g.detach() for g in gradients], scale)
 
+    @override
     def capture(self, groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
-        """Let the traces watch a mixed batch.
+        return self.traces.capture(groups, weights) if self._traced else nullcontext(CaptureContext())
 
-        Args:
-            groups: which rows belong to which domain.
-            weights: by which the losses of the rows are weighted, positive, shape ``(m,)``.
-
-        Returns:
-            A context, which gives what is to be told the weighted losses.
-        """
-        return self.traces.rows(groups, weights) if self._traced else nullcontext(CaptureContext())
-
+    @override
     def non_finite(self) -> list[int] | None:
-        """The domains whose gradients in the mixed batches of this step are not finite; ``None`` if not known."""
         return self.traces.non_finite() if self._traced else None
 
+    @override
     def end_step(self, combined: Combined) -> None:
-        """Let the traces see the combined gradient.
-
-        Args:
-            combined: what the optimizer is about to be given.
-        """
         if self._traced:
             self.traces.end_step(combined)
         self._clip = combined.clip
 
+    @override
     def scores(self, validation: Gradients | None) -> Vector:
-        """``h_j = -<grad L_V, z_j>``, with the traces as they are now.
-
-        Args:
-            validation: the validation gradient at the current parameters.
-
-        Returns:
-            The hypergradient, shape ``(m,)``.
-        """
+        """Return ``h_j = -<grad L_V, z_j>`` with the current traces, shape ``(m,)``."""
         assert validation is not None
         self._optimizer.invalidate()
         return -self.traces.dot(validation)
 
     @property
+    @override
     def nbytes(self) -> int:
-        """The memory of the traces."""
         return self.traces.nbytes
 
+    @override
     def summary(self) -> dict[str, float]:
-        """The curvature where it is one number, and the error of audited traces."""
-        numbers: dict[str, float] = {}
+        """Return the curvature where it is one number."""
         gamma = self.curvature.summary()
-        if gamma is not None:
-            numbers["curvature"] = gamma
-        if isinstance(self.traces, AuditedTraces) and self.traces.error is not None:
-            numbers["trace_error"] = self.traces.error.relative
-            numbers["trace_cosine"] = self.traces.error.cosine
-        return {name: value for name, value in numbers.items() if math.isfinite(value)}
+        return {} if gamma is None else {"curvature": gamma}
 
+    @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """Traces, curvature and the last clipping factor."""
         values, tensors = self.traces.state()
-        named = {f"traces.{name}": tensor for name, tensor in tensors.items()}
-        named.update({f"curvature.{name}": tensor for name, tensor in self.curvature.state().items()})
-        return {"traces": values, "clip": self._clip}, named
+        return {"traces": values, "clip": self._clip}, {f"traces.{name}": t for name, t in tensors.items()}
 
+    @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            values: plain values.
-            tensors: tensors.
-        """
         trace_values, clip = values["traces"], values["clip"]
         assert isinstance(trace_values, dict)
         assert isinstance(clip, int | float)
-        parts: dict[str, dict[str, Tensor]] = {"traces": {}, "curvature": {}}
-        for name, tensor in tensors.items():
-            part, rest = name.split(".", 1)
-            parts[part][rest] = tensor
-        self.traces.load_state(trace_values, parts["traces"])
-        self.curvature.load_state(parts["curvature"])
+        self.traces.load_state(trace_values, {k.removeprefix("traces."): t for k, t in tensors.items()})
         self._clip = float(clip)
 
     def _step_model(self, *, remaining: int) -> StepModel:
-        responses = self._responses(remaining=remaining)
-        return StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip, remaining)
-
-    def _responses(self, *, remaining: int) -> list[StepResponse]:
         self._optimizer.invalidate()
-        return [self._optimizer.response(i, remaining=remaining) for i in range(len(self._parameters))]
+        responses = [self._optimizer.response(i, remaining=remaining) for i in range(len(self._parameters))]
+        return StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip, remaining)
 
     def _hessian_products(self, name: str, gradients: Gradients, vector: list[Tensor]) -> Gradients:
         """``H_i z`` of a domain's loss, by differentiating ``<g_i, z>``."""

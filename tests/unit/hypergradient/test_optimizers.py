@@ -99,13 +99,14 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 def test_every_model_is_in_the_table() -> None:
     assert {type(view(kind, fresh)[2]) for kind in OPTIMIZERS} == {SgdModel, AdamModel, PlainModel}
-    assert set(OptimizerModel.__subclasses__()) == {SgdModel, AdamModel, PlainModel}
+    built_in = {k for k in OptimizerModel.__subclasses__() if k.__module__.startswith("mixwell.")}
+    assert built_in == {SgdModel, AdamModel, PlainModel}
 
 
 @pytest.mark.parametrize("at", [0, 1, 4, STEPS - 1])
 @pytest.mark.parametrize("start", [fresh, stepped])
 @pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind not in NOT_CARRIED])
-def test_advance_is_the_derivative_of_the_real_steps(kind: str, start: Start, at: int) -> None:
+def test_differentiated_step_is_the_derivative_of_the_real_steps(kind: str, start: Start, at: int) -> None:
     """Of every step until the end, the optimizer's moments and a schedule of its learning rate included."""
     expected = difference(kind, start, at, decay=0.8)
     parameter, optimizer, model = view(kind, start)
@@ -114,7 +115,7 @@ def test_advance_is_the_derivative_of_the_real_steps(kind: str, start: Start, at
     for t, gradient in enumerate(gradients(STEPS)):
         source = DIRECTION if t == at else torch.zeros_like(DIRECTION)
         model.invalidate()
-        model.advance(0, gradient, source, trace, moments)
+        model.differentiate_step(0, gradient, source, trace, moments)
         parameter.grad = gradient.clone()
         optimizer.step()
         optimizer.param_groups[0]["lr"] *= 0.8

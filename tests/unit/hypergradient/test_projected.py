@@ -375,16 +375,16 @@ def test_projections_are_drawn_anew_for_every_round_and_for_every_parameter() ->
         horizon=2,
         signal=Hypergradient(traces=traces),
     )
-    first = traces._projections.each[0].side("inputs", torch.float32)
+    first = traces._projections.each[0].matrix("inputs", torch.float32)
     assert first is not None
     first = first.clone()
     traces.reset(1)
-    second = traces._projections.each[0].side("inputs", torch.float32)
+    second = traces._projections.each[0].matrix("inputs", torch.float32)
     assert second is not None
     assert not torch.equal(first, second)
-    assert not torch.equal(second, traces._projections.each[0].side("outputs", torch.float32))
+    assert not torch.equal(second, traces._projections.each[0].matrix("outputs", torch.float32))
     traces.reset(0)
-    assert torch.equal(first, traces._projections.each[0].side("inputs", torch.float32))
+    assert torch.equal(first, traces._projections.each[0].matrix("inputs", torch.float32))
 
 
 def test_leading_directions_of_the_last_validation_gradient_are_exact() -> None:
@@ -401,7 +401,7 @@ def test_leading_directions_of_the_last_validation_gradient_are_exact() -> None:
         for seed in range(100):
             projections = Projections(parameters, rank, seed)
             projections.align([wanted if aligned else None])
-            projections.draw(0)
+            projections.resample(0)
             found.append(float(projections.project([wanted]) @ projections.project([other])))
         errors.append(np.array(found) - float((wanted * other).sum()))
     assert abs(errors[1]).max() < 1e-9 * abs(errors[0]).max()
@@ -417,7 +417,7 @@ def test_directions_that_are_exact_leave_the_rest_unbiased() -> None:
     for seed in range(400):
         projections = Projections(parameters, 6, seed)
         projections.align([align])
-        projections.draw(0)
+        projections.resample(0)
         found.append(float(projections.project([left]) @ projections.project([right])))
     assert abs(np.mean(found) - float((left * right).sum())) < 4 * np.std(found) / 20
 
@@ -667,7 +667,7 @@ def test_subset_of_the_parameters() -> None:
         steps,
         validation,
         LABELS,
-        signal=Hypergradient(traces=mixwell.SubsetTraces(select)),
+        signal=Hypergradient(traces=mixwell.DenseTraces(only=select)),
     )
     right = mixed(
         twin,
@@ -675,7 +675,7 @@ def test_subset_of_the_parameters() -> None:
         steps,
         validation,
         LABELS,
-        mixwell.SubsetTraces(select, ProjectedTraces(EXACT)),
+        ProjectedTraces(EXACT, only=select),
     )
     np.testing.assert_allclose(scores(right), scores(left), rtol=1e-9)
 
@@ -782,7 +782,7 @@ def test_parameters_out_of_sight_are_named_and_left_out(check: bool) -> None:
         steps,
         validation,
         LABELS,
-        signal=Hypergradient(traces=mixwell.SubsetTraces(["linear.*"])),
+        signal=Hypergradient(traces=mixwell.DenseTraces(only=["linear.*"])),
     )
     traces = ProjectedTraces(EXACT, check=check)
     with pytest.warns(UserWarning, match="of the parameters are") as told:
@@ -796,14 +796,16 @@ def test_parameters_out_of_sight_are_named_and_left_out(check: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "traces", [ProjectedTraces(EXACT, rest="per-domain"), mixwell.DenseTraces()], ids=["projected", "dense"]
+    "traces",
+    [ProjectedTraces(EXACT, unsupported="per_domain"), mixwell.DenseTraces()],
+    ids=["projected", "dense"],
 )
 def test_parameters_out_of_sight_taken_by_one_pass_per_domain(traces: mixwell.Traces) -> None:
     model = Loose().double()
     twin = copy.deepcopy(model)
     steps, validation = steps_of(tokens, 3)
     left = by_domain(model, torch.optim.SGD(model.parameters(), lr=0.1), steps, validation, LABELS)
-    with pytest.warns(UserWarning, match="one more pass for each domain"):
+    with pytest.warns(UserWarning, match="one more pass per domain"):
         right = mixed(twin, torch.optim.SGD(twin.parameters(), lr=0.1), steps, validation, LABELS, traces)
     np.testing.assert_allclose(scores(right), scores(left), rtol=1e-9)
 
@@ -834,7 +836,7 @@ def test_rows_in_the_second_dimension_are_refused() -> None:
     mixer = new_mixer(model)
     drawn = torch.randint(0, 11, (6, 7))
     with (
-        pytest.raises(ValueError, match="rows of a batch are not apart in layer"),
+        pytest.raises(ValueError, match="rows of a batch are not independent in layer"),
         mixer.batch(LABELS) as rows,
     ):
         rows.weighted_loss(row_losses(model, (drawn[:, :-1], drawn[:, 1:])))
@@ -846,7 +848,7 @@ def test_rows_that_batch_norm_mixes_are_refused_unless_accepted() -> None:
     batch = torch.randn(6, 4), torch.randint(0, 3, (6,))
     with (
         pytest.warns(UserWarning, match="belongs to a BatchNorm1d"),
-        pytest.raises(ValueError, match=r"not apart in layer first .*BatchNorm"),
+        pytest.raises(ValueError, match=r"not independent in layer first .*BatchNorm"),
         mixer.batch(LABELS) as rows,
     ):
         rows.weighted_loss(row_losses(model, batch))
@@ -868,7 +870,7 @@ def test_attention_of_pytorch_is_named() -> None:
             return self.head(x + self.attention(x, x, x, need_weights=False)[0])
 
     model = Attends().double()
-    traces = ProjectedTraces(EXACT, rest="per-domain")
+    traces = ProjectedTraces(EXACT, unsupported="per_domain")
     twin = copy.deepcopy(model)
     steps, validation = steps_of(tokens, 3)
     left = by_domain(model, torch.optim.SGD(model.parameters(), lr=0.1), steps, validation, LABELS)
@@ -879,7 +881,7 @@ def test_attention_of_pytorch_is_named() -> None:
     np.testing.assert_allclose(scores(right), scores(left), rtol=1e-9)
 
 
-def test_a_model_that_cannot_be_watched_is_refused() -> None:
+def test_a_model_without_supported_layers_is_refused() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -891,7 +893,7 @@ def test_a_model_that_cannot_be_watched_is_refused() -> None:
 
     model = Bare()
     mixer = new_mixer(model)
-    with pytest.raises(ValueError, match="no layer of the model can be watched"), mixer.batch(LABELS):
+    with pytest.raises(ValueError, match="no layer of the model is supported"), mixer.batch(LABELS):
         pass
 
 
@@ -1000,7 +1002,7 @@ def test_errors_for_people() -> None:
     model.zero_grad()
     carried = new_mixer(model, traces=mixwell.ForwardModeTraces())
     with (
-        pytest.raises(ValueError, match=r"CarriedTraces\(\) cannot tell a mixed batch apart"),
+        pytest.raises(ValueError, match=r"ForwardModeTraces\(\) cannot separate a mixed batch by domain"),
         carried.batch(LABELS),
     ):
         pass

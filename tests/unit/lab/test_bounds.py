@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from problems import GivenCurvature
 from torch import nn
 
 import mixwell
@@ -131,20 +132,17 @@ def test_the_fast_loop_is_the_mixer(curvature: str) -> None:
         step_sizes=np.array([alpha, 0.1]),
         curvature=curvature,
     )
-    theta = nn.Parameter(torch.from_numpy(problem.start.copy()))
-    model = nn.Module()
-    model.register_parameter("theta", theta)
-    matrix = torch.from_numpy(problem.matrix)
+    # One parameter per coordinate, so that each can have a curvature of its own.
+    model = nn.ParameterList(nn.Parameter(one) for one in torch.from_numpy(problem.start.copy()))
+    diagonal = {str(i): float(problem.matrix[i, i]) for i in range(len(model))}
     signals = {
         "isotropic": lambda: mixwell.Hypergradient(2.5, points=1),
-        "diagonal": lambda: mixwell.Hypergradient(
-            mixwell.DiagonalCurvature({"theta": torch.diagonal(matrix).clone()}), points=1
-        ),
+        "diagonal": lambda: mixwell.Hypergradient(GivenCurvature(diagonal), points=1),
         "exact": lambda: mixwell.Hypergradient(mixwell.ExactCurvature(), points=1),
     }
     mixer = mixwell.Mixer(
         model,
-        torch.optim.SGD([theta], lr=eta),
+        torch.optim.SGD(model.parameters(), lr=eta),
         ["a", "b", "c"],
         budget=horizon * rounds,
         horizon=horizon,
@@ -155,12 +153,14 @@ def test_the_fast_loop_is_the_mixer(curvature: str) -> None:
     for _ in range(horizon * rounds):
         for index, name in enumerate("abc"):
             with mixer.domain(name):
-                torch_losses(problem, theta)[0][index].backward(create_graph=mixer.needs_graph)
+                torch_losses(problem, torch.stack(list(model)))[0][index].backward(
+                    create_graph=mixer.needs_graph
+                )
         mixer.step()
         if mixer.validation_due:
             used.append(list(mixer.weights.last.values()))
             with mixer.validation():
-                torch_losses(problem, theta)[1].backward()
+                torch_losses(problem, torch.stack(list(model)))[1].backward()
     np.testing.assert_allclose(outcome.average[0], np.mean(used, 0), rtol=1e-10)
 
 

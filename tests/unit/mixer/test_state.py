@@ -199,33 +199,6 @@ def test_no_state_between_the_parts_of_a_validation_gradient() -> None:
     assert mixer.state_dict()["values"]["points"]
 
 
-@pytest.mark.parametrize("shape", ["isotropic", "per-tensor", "diagonal"])
-def test_measured_curvature_resumes(shape) -> None:
-    batches, validation = data()
-
-    def build_measured() -> tuple[nn.Module, torch.optim.Optimizer, mixwell.Mixer]:
-        net = two_layer(0, dtype=torch.float32)
-
-        def probe(domain: str):
-            return lambda: mse(net, batches[0][domain])
-
-        opt = torch.optim.SGD(net.parameters(), lr=0.05)
-        signal = mixwell.Hypergradient(mixwell.MeasuredCurvature(probe, shape))
-        return net, opt, mixwell.Mixer(net, opt, names(3), horizon=4, signal=signal)
-
-    model, _, whole = build_measured()
-    train(whole, model, batches, validation)
-    first, _, mixer = build_measured()
-    train(mixer, first, batches[:6], validation)
-    second, _, resumed = build_measured()
-    second.load_state_dict(first.state_dict())
-    resumed.load_state_dict(mixer.state_dict())
-    train(resumed, second, batches[6:], validation)
-    np.testing.assert_array_equal(resumed.weights.log, whole.weights.log)
-    if shape == "isotropic":
-        assert resumed.rounds[1].measured["curvature"] != 0.01
-
-
 def test_state_survives_torch_save_without_code(tmp_path: Path) -> None:
     batches, validation = data()
     model, _, mixer = build("momentum", ESTIMATORS["dense"])

@@ -1,4 +1,4 @@
-"""Hooks on a model's layers that tell the gradients of a mixed batch apart by domain."""
+"""Hooks on a model's layers that separate the gradients of a mixed batch by domain."""
 
 from __future__ import annotations
 
@@ -9,224 +9,216 @@ from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.accumulators import DenseAccumulator, GradientAccumulator
-from mixwell.hypergradient.capture.fused_linear import fused_linear
-from mixwell.hypergradient.capture.layer_rules import Layer, LinearLayer, rule_for
+from mixwell.hypergradient.capture.accumulators import GradientAccumulator
+from mixwell.hypergradient.capture.layer_rules import LayerRule, rule_for
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.typing import Gradients
 
-Rest = Literal["leave-out", "per-domain"]
+Unsupported = Literal["ignore", "per_domain"]
 
-# What a row may leave in another row's gradient, relative to its own, before they count as mixed.
+# The largest trace of a row in another row's gradient, relative to its own, before they count as mixed.
 MIXED = 1e-6
-# How far what hooks saw may be from the gradient itself, before a parameter counts as not covered. bfloat16 stays
-# well below it.
+# The largest difference between the hooks' sum and the gradient itself, before a parameter counts as unsupported.
+# bfloat16 stays well below it.
 TOLERANCE = 0.05
-# The gradients of parameters of so many numbers cost nothing, and their backward pass goes through all layers.
+# Gradients of parameters of this size cost nothing, and their backward pass runs through all layers.
 SMALL = 1 << 13
 
 
 class CaptureContext:
-    """A mixed batch whose gradients are being told apart by domain."""
+    """A mixed batch from which gradients are captured."""
 
     def weighted(self, losses: Tensor) -> None:
-        """The weighted losses of the rows are there; their sum is differentiated next.
-
-        Args:
-            losses: shape ``(rows,)``.
-        """
+        """Take the weighted losses of the rows, shape ``(rows,)``, before their sum is differentiated."""
 
 
 @final
 class LayerHooks:
-    """Watches the layers of a model while a mixed batch runs forward and backward.
+    """Captures per-domain gradients from the layers of a model while a mixed batch runs forward and backward.
 
-    Hooks are there only while it watches, so that the model stays as it was: it can be copied, saved and exported.
-    (In a compiled model they stay: what the compiler makes of a validation pass without them would also run in the
-    next training step.)
-    A forward hook keeps what a layer needs of its inputs, and a hook on the output adds up its gradients.
-    Activation checkpointing, autocast, shared modules and data parallelism need nothing more.
+    Hooks are registered only during the capture, so that the model stays as it was: it can be copied, saved and
+    exported. (In a compiled model they stay: code that was compiled for a validation pass without them would also
+    run in the next training step.)
+    A forward hook saves the part of its inputs that a layer's rule needs, and a hook on the output accumulates its
+    gradients. Activation checkpointing, autocast, shared modules and data parallelism need nothing more.
 
     Args:
-        parameters: what is trained.
-        rest: what to do with parameters that hooks do not cover: ``"leave-out"``, or take them ``"per-domain"`` by
-            one more backward pass for each domain. Either is told in a warning that names them.
-        check: look at the first batch twice, to see that rows stay apart and hooks cover what they seem to.
-        known: what another watcher of the same model has found when it looked; ``None`` where none has.
+        unsupported: ``"ignore"`` parameters that hooks do not support, or handle them ``"per_domain"`` by one more
+            backward pass for each domain. Either way a warning names them.
+        check: differentiate the first batch twice, to verify that rows are independent and hooks see everything.
+        known: the parameters that an earlier verification of the same model found unsupported, which is then not
+            repeated.
 
     Raises:
-        ValueError: there is no layer that can be watched.
+        ValueError: no layer is supported.
     """
 
     def __init__(
-        self, parameters: Parameters, *, rest: Rest, check: bool, known: dict[int, str] | None = None
+        self,
+        parameters: Parameters,
+        *,
+        unsupported: Unsupported,
+        check: bool,
+        known: dict[int, str] | None = None,
     ) -> None:
         assert parameters.model is not None
-        # A second backward pass is too much for parameters that are spread over processes.
-        spread = any(distributed.is_sharded(p) for p in parameters.tensors)
-        self._parameters, self._rest, self._unchecked = parameters, rest, check and not spread
+        # A second backward pass is too expensive for sharded parameters.
+        self._unverified = check and known is None and not parameters.sharded
+        self._parameters, self._mode = parameters, unsupported
         distributed.reshard(parameters.model)
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
-        self._layers: list[tuple[nn.Module, Layer, Callable[..., None]]] = []
+        self._layers: list[tuple[nn.Module, LayerRule, Callable[..., None]]] = []
         self._compiled = any(_is_compiled(module) for module in parameters.model.modules())
-        self._named: set[int] = set()
+        self._warned: set[int] = set()
         self.unsupported: dict[int, str] = {}
-        """By index the parameters whose gradients cannot be told apart, and why."""
+        """The reason for each parameter, by index, whose gradients cannot be separated."""
         for name, module in parameters.model.named_modules():
-            own = module.named_parameters(recurse=False, remove_duplicate=False)
-            places = {key: trained[id(p)] for key, p in own if id(p) in trained}
-            if not places:
+            named = module.named_parameters(recurse=False, remove_duplicate=False)
+            param_indices = {key: trained[id(p)] for key, p in named if id(p) in trained}
+            if not param_indices:
                 continue
-            layer = rule_for(module, places)
-            if layer is None:
-                reason = f"belongs to a {type(module).__name__}, whose rows are not told apart"
-                self.unsupported |= dict.fromkeys(places.values(), reason)
+            rule = rule_for(module, param_indices)
+            if rule is None:
+                reason = f"belongs to a {type(module).__name__}, for which there is no rule"
+                self.unsupported |= dict.fromkeys(param_indices.values(), reason)
             else:
-                self._layers.append((module, layer, self._hook(name, layer)))
-        if known is not None:
-            self._unchecked = False
-            self.unsupported |= known
-        self._sums: GradientAccumulator | None = None
+                self._layers.append((module, rule, self._hook(name, rule)))
+        self.unsupported |= known or {}
+        self._accumulator: GradientAccumulator | None = None
         self._hooked = False
         self._paused = False
-        self._probe: Callable[[str, Layer, Any, Tensor], None] | None = None
-        self.tell()
+        self._probe: Callable[[str, LayerRule, Any, Tensor], None] | None = None
+        self.warn_unsupported()
 
     @property
-    def checked(self) -> dict[int, str] | None:
-        """What was found not to be covered, once a batch was looked at."""
-        return None if self._unchecked else self.unsupported
+    def verified(self) -> dict[int, str] | None:
+        """The unsupported parameters, once a batch was verified."""
+        return None if self._unverified else self.unsupported
 
     @contextmanager
-    def watch(self, sums: GradientAccumulator) -> Generator[CaptureContext]:
-        """Add up the gradients of the backward passes inside.
-
-        Args:
-            sums: where to.
+    def capture(self, accumulator: GradientAccumulator) -> Generator[CaptureContext]:
+        """Accumulate the gradients of the backward passes inside.
 
         Yields:
-            What is to be told the weighted losses.
+            The context, which takes the weighted losses.
 
         Raises:
             ValueError: no layer was run.
         """
-        sums.ignored = self.unsupported
-        sums.touched = False
-        whole = (
-            sums if isinstance(sums, DenseAccumulator) and not (self._unchecked or self._compiled) else None
-        )
+        accumulator.ignored = self.unsupported
+        accumulator.touched = False
+        fusable = not (self._unverified or self._compiled)
         with ExitStack() as stack:
-            self._sums = sums
-            stack.callback(setattr, self, "_sums", None)
-            for module, layer, hook in self._layers:
-                if whole is not None and isinstance(layer, LinearLayer):
-                    stack.enter_context(fused_linear(module, layer.weight, layer.bias, whole))
+            self._accumulator = accumulator
+            stack.callback(setattr, self, "_accumulator", None)
+            for module, rule, hook in self._layers:
+                fused = rule.fuse(accumulator) if fusable else None
+                if fused is not None:
+                    stack.enter_context(fused)
                 elif not self._hooked:
                     handle = module.register_forward_hook(hook, with_kwargs=True)
                     if not self._compiled:
                         stack.callback(handle.remove)
             self._hooked = self._compiled
-            yield _Watch(self, sums)
-        if not sums.touched:
+            yield _LayerCapture(self, accumulator)
+        if not accumulator.touched:
             compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
             raise ValueError(
                 f"no layer of the model was run: call it inside `with mixer.batch(...)`{compiled}"
             )
 
-    def verify(self, losses: Tensor, sums: GradientAccumulator) -> None:
-        """Check the first batch that has rows of two domains, and take what hooks do not cover.
+    def verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
+        """Verify the first batch that has rows of two domains, and handle unsupported parameters.
 
         Args:
-            losses: of the rows, weighted.
-            sums: of the batch.
+            losses: the weighted losses of the rows.
         """
-        if self._unchecked and len(sums.segments.present) > 1:
-            self._unchecked = False
-            self._check(losses, sums)
-            self.tell()
-        if self._rest == "per-domain" and self.unsupported:
-            self._add_uncovered(losses, sums)
+        if self._unverified and len(accumulator.row_groups.slices) > 1:
+            self._unverified = False
+            self._check(losses, accumulator)
+            self.warn_unsupported()
+        if self._mode == "per_domain" and self.unsupported:
+            self._add_unsupported(losses, accumulator)
 
     def compare(self, seen: Tensor, gradient: Tensor, projections: Projections) -> list[int]:
-        """Find parameters whose gradient is not what hooks saw: they are used outside their layer.
+        """Find parameters whose gradient the hooks did not see: they are used outside their layer.
 
         Args:
             seen: by the hooks, projected, by domain, shape ``(m, size)``.
             gradient: the sum over all domains, projected, shape ``(size,)``.
-            projections: of the parameters.
 
         Returns:
-            Those that were not known to be so before.
+            The indices of those that were not known before.
         """
         fresh: list[int] = []
-        for index, place in enumerate(projections.places):
-            parts, whole = seen[:, place], gradient[place]
+        for index, columns in enumerate(projections.slices):
+            parts, whole = seen[:, columns], gradient[columns]
             apart = float((parts.sum(dim=0) - whole).norm())
-            if index not in self.unsupported and apart > TOLERANCE * float(
-                parts.norm(dim=1).sum() + whole.norm()
-            ):
+            limit = TOLERANCE * float(parts.norm(dim=1).sum() + whole.norm())
+            if index not in self.unsupported and apart > limit:
                 fresh.append(index)
         self.unsupported |= dict.fromkeys(fresh, "is used outside its own layer's forward pass")
         return fresh
 
-    def tell(self) -> None:
-        """Name the parameters that hooks do not cover, each once.
+    def warn_unsupported(self) -> None:
+        """Warn of the unsupported parameters, once of each.
 
         Raises:
             ValueError: there are no others.
         """
-        fresh = [i for i in self.unsupported if i not in self._named]
+        fresh = [i for i in self.unsupported if i not in self._warned]
         if not fresh:
             return
-        self._named.update(fresh)
+        self._warned.update(fresh)
         if len(self.unsupported) == len(self._parameters):
             raise ValueError(
-                "no layer of the model can be watched, so a mixed batch cannot be told apart by domain; is it "
+                "no layer of the model is supported, so a mixed batch cannot be separated by domain; is it "
                 "compiled? Give one batch per domain (mixer.domain)"
             )
         share = sum(self._parameters.tensors[i].numel() for i in fresh) / self._parameters.numel
-        named = [f"{self._parameters.names[i]} ({self.unsupported[i]})" for i in fresh[:8]]
+        names = [f"{self._parameters.names[i]} ({self.unsupported[i]})" for i in fresh[:8]]
         more = ["..."] if len(fresh) > 8 else []
-        what = (
-            "left out of the traces"
-            if self._rest == "leave-out"
-            else "taken by one more pass for each domain"
+        handling = (
+            "left out of the traces" if self._mode == "ignore" else "handled by one more pass per domain"
         )
-        warnings.warn(f"{share:.2%} of the parameters are {what}: {', '.join(named + more)}", stacklevel=2)
+        warnings.warn(
+            f"{share:.2%} of the parameters are {handling}: {', '.join(names + more)}", stacklevel=2
+        )
 
-    def _check(self, losses: Tensor, sums: GradientAccumulator) -> None:
-        """One backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?"""
-        own = torch.from_numpy(sums.segments.labels == sums.segments.present[0][0]).to(losses.device)
+    def _check(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
+        """Run a backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?"""
+        groups = accumulator.row_groups
+        chosen = torch.from_numpy(groups.labels == groups.slices[0][0]).to(losses.device)
         mixed: list[str] = []
-        # Traces that compare with the gradient itself at the end of a step need not have all of it here, too.
-        needed = isinstance(sums, DenseAccumulator) or self._rest == "per-domain"
-        seen, projections = sums.checking()
+        compares = not accumulator.compared_with_gradient or self._mode == "per_domain"
+        seen, projections = accumulator.checking()
         seen.ignored = self.unsupported
 
-        def probe(name: str, layer: Layer, kept: Any, gradient: Tensor) -> None:
-            sizes = sums.segments.split(gradient.unsqueeze(-1)).abs().amax(dim=(1, 2))
-            if bool(sizes[~own].max() > MIXED * sizes.max()):
+        def probe(name: str, rule: LayerRule, saved: Any, gradient: Tensor) -> None:
+            sizes = groups.per_row(gradient.unsqueeze(-1)).abs().amax(dim=(1, 2))
+            if bool(sizes[~chosen].max() > MIXED * sizes.max()):
                 mixed.append(name)
-            if needed:
-                layer.add(kept, gradient, seen)
+            if compares:
+                rule.accumulate(saved, gradient, seen)
 
         trained = [(i, p) for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
         small = [(i, p) for i, p in trained if p.numel() <= SMALL]
-        trained = trained if needed or not small else small
+        trained = trained if compares or not small else small
         self._probe = probe
         try:
             found = torch.autograd.grad(
-                losses[own].sum(), [p for _, p in trained], retain_graph=True, allow_unused=True
+                losses[chosen].sum(), [p for _, p in trained], retain_graph=True, allow_unused=True
             )
         except RuntimeError as error:
             if "checkpoint" not in str(error).lower():
                 raise
             warnings.warn(
-                "whether rows stay apart cannot be looked at through reentrant activation checkpointing; "
-                "checkpoint(..., use_reentrant=False) can",
+                "whether rows are independent cannot be verified through reentrant activation checkpointing; use "
+                "checkpoint(..., use_reentrant=False)",
                 stacklevel=4,
             )
             return
@@ -234,63 +226,69 @@ class LayerHooks:
             self._probe = None
         if mixed:
             raise ValueError(
-                f"the rows of a batch are not apart in layer {mixed[-1]} ({len(mixed)} such layers): either its "
-                "first dimension is not the batch (batch_first=False), or something mixes rows (BatchNorm, a loss "
-                "over pairs). Give one batch per domain (mixer.domain), or accept it: ProjectedTraces(check=False)"
+                f"the rows of a batch are not independent in layer {mixed[-1]} ({len(mixed)} such layers): either "
+                "its first dimension is not the batch (batch_first=False), or something mixes rows (BatchNorm, a "
+                "loss over pairs). Give one batch per domain (mixer.domain), or accept it: "
+                "ProjectedTraces(check=False)"
             )
-        if needed:
+        if compares:
             gradients: Gradients = [None] * len(self._parameters)
             for (index, _), gradient in zip(trained, found, strict=True):
                 gradients[index] = gradient
             self.compare(seen.rows, projections.project(gradients), projections)
 
-    def _add_uncovered(self, losses: Tensor, sums: GradientAccumulator) -> None:
-        """One backward pass per domain over the parameters that hooks do not cover."""
+    def _add_unsupported(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
+        """Run one backward pass per domain over the unsupported parameters."""
         wanted = [(i, self._parameters.tensors[i]) for i in self.unsupported]
         wanted = [(i, p) for i, p in wanted if p.requires_grad]
-        ordered = sums.segments.sorted(losses)
-        self._paused = sums.paused = True
+        ordered = accumulator.row_groups.sort_rows(losses)
+        self._paused = accumulator.paused = True
         try:
-            for domain, begin, end in sums.segments.present:
+            for domain, begin, end in accumulator.row_groups.slices:
                 found = torch.autograd.grad(
                     ordered[begin:end].sum(), [p for _, p in wanted], retain_graph=True, allow_unused=True
                 )
                 gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
                 for (index, _), gradient in zip(wanted, gradients, strict=True):
                     if gradient is not None:
-                        sums.add_gradient(index, domain, gradient)
+                        accumulator.add_gradient(index, domain, gradient)
         finally:
-            self._paused = sums.paused = False
+            self._paused = accumulator.paused = False
 
-    def _hook(self, name: str, layer: Layer) -> Callable[..., None]:
+    def _hook(self, name: str, rule: LayerRule) -> Callable[..., None]:
         def forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            sums = self._sums
-            if sums is None or self._paused or not isinstance(output, Tensor) or not output.requires_grad:
+            accumulator = self._accumulator
+            if (
+                accumulator is None
+                or self._paused
+                or not isinstance(output, Tensor)
+                or not output.requires_grad
+            ):
                 return
-            sums.touched = True
+            accumulator.touched = True
             try:
                 with torch.no_grad():
-                    kept = layer.keep((*args, *kwargs.values()), sums)
+                    saved = rule.save_inputs((*args, *kwargs.values()), accumulator)
             except ValueError as error:
-                self.unsupported |= dict.fromkeys(layer.places.values(), str(error))
+                self.unsupported |= dict.fromkeys(rule.param_indices.values(), str(error))
                 return
 
             def backward(gradient: Tensor) -> None:
                 if self._paused:
                     return
                 with torch.no_grad():
-                    self._paused = True  # a layer that is run again is not watched
+                    self._paused = True  # a layer that is run again is not captured
                     try:
                         if self._probe is not None:
-                            self._probe(name, layer, kept, gradient)
+                            self._probe(name, rule, saved, gradient)
                         else:
-                            layer.add(kept, gradient, sums)
+                            rule.accumulate(saved, gradient, accumulator)
                     finally:
                         self._paused = False
 
             output.register_hook(backward)
 
-        # A compiler would trace what is in force now.
+        # A compiler would trace the state at the time of compilation.
         return cast("Callable[..., None]", torch.compiler.disable(forward)) if self._compiled else forward
 
 
@@ -299,9 +297,10 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 @final
-class _Watch(CaptureContext):
-    def __init__(self, watcher: LayerHooks, sums: GradientAccumulator) -> None:
-        self._watcher, self._sums = watcher, sums
+class _LayerCapture(CaptureContext):
+    def __init__(self, hooks: LayerHooks, accumulator: GradientAccumulator) -> None:
+        self._hooks, self._accumulator = hooks, accumulator
 
+    @override
     def weighted(self, losses: Tensor) -> None:
-        self._watcher.verify(losses, self._sums)
+        self._hooks.verify(losses, self._accumulator)

@@ -5,14 +5,14 @@ For a linear layer with inputs X and output gradients dY (a row per sample) the 
 
     ``B^T G A = (dY B)^T (X A)``   and   ``E <B^T G A, B^T V A> = <G, V>``
 
-so neither G nor that of any domain need ever be formed (the idea is known from influence functions: Park et
+so neither G nor that of any domain is ever formed (the idea is known from influence functions: Park et
 al., "TRAK" (2023); Choe et al., "What is your data worth to GPT?" (LoGra, 2024)).
 
 Gradients are nearly of low rank, and then a few directions make most of the error: for one of rank one the
 standard deviation of the inner product is ``2 |G| |V| / sqrt(r)``. But V is the validation gradient, whose leading
 directions hardly change from one round to the next. So half of the columns of A are an orthonormal basis Q of the
-leading directions of the last validation gradient, and the rest ``(I - Q Q^T) S`` with random signs S: what lies
-in these directions is exact, only what lies outside is random, and the expectation is the same.
+leading directions of the last validation gradient, and the rest ``(I - Q Q^T) S`` with random signs S: the part
+in these directions is exact, only the rest is random, and the expectation is the same.
 """
 
 from __future__ import annotations
@@ -30,29 +30,13 @@ from mixwell.hypergradient.parameters import Parameters
 
 
 def random_stream(*key: int) -> torch.Generator:
-    """Random numbers of their own for every key, the same on every machine.
-
-    Args:
-        key: whole numbers, such as seed and round.
-
-    Returns:
-        A generator on the CPU.
-    """
+    """Return a generator on the CPU for a key, such as seed and round; the same on every machine."""
     mixed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(mixed >> 1))
 
 
 def random_signs(shape: Sequence[int], generator: torch.Generator, *, dtype: torch.dtype) -> Tensor:
-    """Independent signs.
-
-    Args:
-        shape: of the result.
-        generator: where they come from.
-        dtype: of the result.
-
-    Returns:
-        A tensor of +1 and -1 on the CPU.
-    """
+    """Return independent signs, a tensor of +1 and -1 on the CPU."""
     return torch.randint(0, 2, tuple(shape), generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(dtype)
 
 
@@ -60,11 +44,7 @@ def random_signs(shape: Sequence[int], generator: torch.Generator, *, dtype: tor
 class Projection:
     """``B^T G A`` for the gradient G of one parameter, seen as a matrix: its first dimension by all others.
 
-    A side that is no longer than the rank is left as it is, and so is a vector.
-
-    Args:
-        parameter: whose gradients are projected.
-        rank: r.
+    A side that is no longer than the rank r is not projected, nor is a vector.
     """
 
     def __init__(self, parameter: Tensor, rank: int) -> None:
@@ -72,25 +52,25 @@ class Projection:
         self.outputs = 1 if flat else parameter.shape[0]
         self.inputs = parameter.numel() // max(self.outputs, 1)
         self.shape = (min(self.outputs, rank), self.inputs if flat else min(self.inputs, rank))
-        """Of the projected gradient."""
+        """The shape of the projected gradient."""
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._device = parameter.device
         lengths = {"outputs": (self.outputs, self.shape[0]), "inputs": (self.inputs, self.shape[1])}
-        self._sides = {
+        self._matrices = {
             side: torch.zeros(length, r, dtype=self.dtype, device=self._device)
             for side, (length, r) in lengths.items()
             if length > r
         }
         most = min(self.outputs, self.inputs)
         self._bases = {
-            side: whole[:, : min(whole.shape[1] // 2, most)] for side, whole in self._sides.items()
+            side: whole[:, : min(whole.shape[1] // 2, most)] for side, whole in self._matrices.items()
         }
         self.aligned = False
         """Whether some columns are exact."""
         self._copies: dict[tuple[str, torch.dtype], Tensor] = {}
 
     @property
-    def aimable(self) -> bool:
+    def alignable(self) -> bool:
         """Whether there is a column that could be exact."""
         return any(basis.numel() for basis in self._bases.values())
 
@@ -111,13 +91,9 @@ class Projection:
             self._bases[side].copy_(basis)
 
     def align(self, gradient: Tensor | None) -> None:
-        """Choose the directions that are kept exactly.
-
-        Args:
-            gradient: whose leading directions they are, of the parameter's shape; ``None`` for none.
-        """
+        """Keep the leading directions of a gradient exactly; of none for ``None``."""
         warm, self.aligned = self.aligned, False
-        if gradient is None or not self.aimable:
+        if gradient is None or not self.alignable:
             return
         matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
         # Subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011). The directions
@@ -138,14 +114,10 @@ class Projection:
             basis.copy_(found[side][:, : basis.shape[1]])
         self.aligned = True
 
-    def draw(self, generator: torch.Generator) -> None:
-        """Take new random columns of A and B.
-
-        Args:
-            generator: where they come from.
-        """
+    def resample(self, generator: torch.Generator) -> None:
+        """Draw new random columns of A and B."""
         self._copies = {}
-        for side, whole in self._sides.items():
+        for side, whole in self._matrices.items():
             if self._device.type == "meta":  # where memory is only counted
                 continue
             basis = self._bases[side]
@@ -155,74 +127,46 @@ class Projection:
             if self.aligned:
                 drawn.addmm_(basis, basis.t() @ drawn, alpha=-1.0)
 
-    def side(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        """A or B.
+    def matrix(self, side: str, dtype: torch.dtype) -> Tensor | None:
+        """Return A (for ``"inputs"``) or B (``"outputs"``), shape ``(length, r)``.
 
         Args:
-            name: ``"inputs"`` for A, ``"outputs"`` for B.
-            dtype: that is wanted (a copy in it is kept).
+            dtype: of the result; a copy in it is cached.
 
         Returns:
-            Shape ``(length, r)``, or ``None`` where that side is not projected.
+            ``None`` where that side is not projected.
         """
-        own = self._sides.get(name)
-        if own is None or dtype == self.dtype:
-            return own
-        if (name, dtype) not in self._copies:
-            self._copies[name, dtype] = own.to(dtype)
-        return self._copies[name, dtype]
+        found = self._matrices.get(side)
+        if found is None or dtype == self.dtype:
+            return found
+        if (side, dtype) not in self._copies:
+            self._copies[side, dtype] = found.to(dtype)
+        return self._copies[side, dtype]
 
     def project_inputs(self, values: Tensor) -> Tensor:
-        """``X A``.
-
-        Args:
-            values: shape ``(..., inputs)``.
-
-        Returns:
-            Shape ``(..., r)``.
-        """
-        side = self.side("inputs", values.dtype)
-        return values if side is None else values @ side
+        """Return ``X A``, from shape ``(..., inputs)`` to ``(..., r)``."""
+        matrix = self.matrix("inputs", values.dtype)
+        return values if matrix is None else values @ matrix
 
     def project_outputs(self, values: Tensor) -> Tensor:
-        """``dY B``.
-
-        Args:
-            values: shape ``(..., outputs)``.
-
-        Returns:
-            Shape ``(..., r)``.
-        """
-        side = self.side("outputs", values.dtype)
-        return values if side is None else values @ side
+        """Return ``dY B``, from shape ``(..., outputs)`` to ``(..., r)``."""
+        matrix = self.matrix("outputs", values.dtype)
+        return values if matrix is None else values @ matrix
 
     def project(self, gradient: Tensor) -> Tensor:
-        """``B^T G A``.
-
-        Args:
-            gradient: of the parameter's shape.
-
-        Returns:
-            Shape :attr:`shape`, in float32 or better.
-        """
+        """Return ``B^T G A`` in float32 or better, of shape :attr:`shape`."""
         matrix = gradient.detach().reshape(self.outputs, self.inputs)
         return self.project_outputs(self.project_inputs(matrix).to(self.dtype).t()).t()
 
     @property
     def nbytes(self) -> int:
         """The memory of A and B."""
-        return sum(one.nbytes for one in (*self._sides.values(), *self._copies.values()))
+        return sum(one.nbytes for one in (*self._matrices.values(), *self._copies.values()))
 
 
 @final
 class Projections:
-    """The projections of all parameters, one after the other in a row of ``size`` numbers.
-
-    Args:
-        parameters: whose gradients are projected.
-        rank: r.
-        seed: of the random matrices.
-    """
+    """The projections of all parameters, one after the other in a row of ``size`` numbers."""
 
     def __init__(self, parameters: Parameters, rank: int, seed: int) -> None:
         self._seed = seed
@@ -230,64 +174,34 @@ class Projections:
         """The projection of each parameter."""
         sizes = [one.shape[0] * one.shape[1] for one in self.each]
         ends = np.cumsum(sizes).tolist()
-        self.places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        """Where the projection of each parameter is in a row."""
+        self.slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        """The position of each parameter's projection in a row."""
         self.size: int = ends[-1]
         """The length of a row."""
         self.device = parameters.tensors[0].device
         self.dtype = max((one.dtype for one in self.each), key=lambda kind: torch.finfo(kind).bits)
 
     def align(self, gradients: Iterable[Tensor | None]) -> None:
-        """Choose the directions that are kept exactly.
-
-        Args:
-            gradients: one per parameter, whose leading directions they are.
-        """
+        """Keep the leading directions of the gradients exactly, one gradient per parameter."""
         for one, gradient in zip(self.each, gradients, strict=True):
             one.align(None if gradient is None else distributed.full_tensor(gradient))
 
-    def draw(self, round_index: int) -> None:
-        """Take new random matrices.
-
-        Args:
-            round_index: the number of the round.
-        """
+    def resample(self, round_index: int) -> None:
+        """Draw the random matrices of a round."""
         generator = random_stream(self._seed, round_index)
         for one in self.each:
-            one.draw(generator)
+            one.resample(generator)
 
     def empty_rows(self, count: int) -> Tensor:
-        """Zeros.
-
-        Args:
-            count: how many rows.
-
-        Returns:
-            Shape ``(count, size)``.
-        """
+        """Return zeros of shape ``(count, size)``."""
         return torch.zeros(count, self.size, dtype=self.dtype, device=self.device)
 
     def block(self, rows: Tensor, index: int) -> Tensor:
-        """The part of a parameter.
-
-        Args:
-            rows: shape ``(n, size)``.
-            index: which parameter.
-
-        Returns:
-            A view of shape ``(n, r, r)``.
-        """
-        return rows[:, self.places[index]].view(len(rows), *self.each[index].shape)
+        """Return a view of a parameter's part, from shape ``(n, size)`` to ``(n, r, r)``."""
+        return rows[:, self.slices[index]].view(len(rows), *self.each[index].shape)
 
     def project(self, gradients: Iterable[Tensor | None]) -> Tensor:
-        """One row for gradients of all parameters.
-
-        Args:
-            gradients: one per parameter, ``None`` for zero.
-
-        Returns:
-            Shape ``(size,)``.
-        """
+        """Return the row, shape ``(size,)``, of one gradient per parameter, ``None`` for zero."""
         row = self.empty_rows(1)
         for index, gradient in enumerate(gradients):
             if gradient is not None:
@@ -297,7 +211,7 @@ class Projections:
     @property
     def unaligned(self) -> bool:
         """Whether there are directions to choose, and none are chosen."""
-        return any(one.aimable for one in self.each) and not any(one.aligned for one in self.each)
+        return any(one.alignable for one in self.each) and not any(one.aligned for one in self.each)
 
     @property
     def nbytes(self) -> int:

@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Labels = NDArray[np.int64]
-"""The number of each row's domain, shape ``(rows,)``."""
+"""The index of each row's domain, shape ``(rows,)``."""
 
 
 @final
 class RowGroups:
-    """Which rows of a batch belong to which domain.
+    """The rows of a batch, grouped by domain.
 
     Args:
-        labels: the number of each row's domain.
-        domains: how many domains there are.
+        labels: the index of each row's domain.
+        domains: the number m of domains.
 
     Example:
-        >>> segments = RowGroups(np.array([1, 0, 1]), 2)
+        >>> groups = RowGroups(np.array([1, 0, 1]), 2)
         >>> total = torch.zeros(2, 1)
-        >>> segments.add_sums(total, torch.tensor([[[1.0]], [[2.0]], [[4.0]]]))
+        >>> groups.add_sums(total, torch.tensor([[[1.0]], [[2.0]], [[4.0]]]))
         >>> total.flatten().tolist()
         [2.0, 5.0]
     """
@@ -36,8 +36,8 @@ class RowGroups:
         """Rows by domain."""
         counts = self.counts.tolist()
         begins = [0, *accumulate(counts)]
-        self.present = [(j, begins[j], begins[j + 1]) for j, n in enumerate(counts) if n]
-        """Of each domain that is there its number, and where its rows begin and end once they are sorted."""
+        self.slices = [(j, begins[j], begins[j + 1]) for j, n in enumerate(counts) if n]
+        """``(domain, begin, end)`` of the rows of each domain in the batch, once they are sorted."""
         self._in_order = bool((labels[1:] >= labels[:-1]).all())
         self._order = torch.from_numpy(np.argsort(labels, kind="stable"))
         self._begins = torch.tensor(begins[:-1])
@@ -46,35 +46,25 @@ class RowGroups:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def sorted(self, values: Tensor) -> Tensor:
-        """Rows in the order of their domains.
-
-        Args:
-            values: shape ``(rows, ...)``.
-
-        Returns:
-            The same rows; the tensor itself where they are in order.
-        """
+    def sort_rows(self, values: Tensor) -> Tensor:
+        """Return the rows in the order of their domains; the tensor itself where they are in order."""
         if self._in_order:
             return values
         self._move_to(values.device)
         return values.index_select(0, self._order)
 
-    def split(self, values: Tensor) -> Tensor:
-        """Rows with whatever is in each row as one dimension.
+    def per_row(self, values: Tensor) -> Tensor:
+        """Reshape a layer's input or output to ``(rows, length, n)``.
 
         Args:
             values: shape ``(rows, ..., n)``, or ``(rows * length, n)`` where a layer sees them flattened.
-
-        Returns:
-            Shape ``(rows, length, n)``.
 
         Raises:
             ValueError: the first dimension is not that of the rows.
         """
         if values.dim() < 2 or values.shape[0] % len(self):
             raise ValueError(
-                f"it sees a tensor of shape {tuple(values.shape)}, whose first dimension is not the {len(self)} "
+                f"it sees a tensor of shape {tuple(values.shape)}, and its first dimension is not the {len(self)} "
                 "rows of the batch"
             )
         return values.reshape(len(self), -1, values.shape[-1])
@@ -87,13 +77,12 @@ class RowGroups:
             left: shape ``(rows, length, a)``.
             right: shape ``(rows, length, b)``.
         """
-        left, right = (self.sorted(side).to(total.dtype) for side in (left, right))
+        left, right = (self.sort_rows(side).to(total.dtype) for side in (left, right))
         if self._even:
-            parts = (side.reshape(len(total), -1, side.shape[-1]) for side in (left, right))
-            first, second = parts
+            first, second = (side.reshape(len(total), -1, side.shape[-1]) for side in (left, right))
             total.baddbmm_(first.transpose(1, 2), second)
             return
-        for domain, begin, end in self.present:
+        for domain, begin, end in self.slices:
             total[domain].addmm_(left[begin:end].flatten(0, 1).t(), right[begin:end].flatten(0, 1))
 
     def add_sums(self, total: Tensor, values: Tensor) -> None:
@@ -106,7 +95,7 @@ class RowGroups:
         self._move_to(values.device)
         if values.shape[1] > 1:
             values = values.sum(dim=1, keepdim=True, dtype=total.dtype)
-        # A bag of embeddings is a sum of chosen rows, which are read once and not copied.
+        # embedding_bag sums selected rows, which are read once and not copied.
         total.add_(torch.embedding_bag(values.squeeze(1).to(total.dtype), self._order, self._begins)[0])
 
     def _move_to(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Traces that differentiate the whole step, the optimizer's moments and gradient clipping included."""
+"""Traces that differentiate the whole step, including the optimizer's moments and gradient clipping."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mixwell import distributed
 from mixwell.hypergradient.parameters import Parameters, inner_products, own_products
@@ -24,30 +25,25 @@ class ForwardModeTraces(Traces):
 
         ``dG/dw_j = g_j - H z_j``,
         ``d clip(G) = c dG - c' G <G, dG> / |G|``,
-        ``(z_j, ds_j) <- derivative of step`` (:meth:`mixwell.hypergradient.responses.OptimizerModel.advance`).
+        ``(z_j, ds_j) <- derivative of step``
+        (:meth:`mixwell.hypergradient.responses.OptimizerModel.differentiate_step`).
 
     With :class:`mixwell.ExactCurvature` this is the exact hypergradient of the round. It takes 2 (plain SGD),
     3 (momentum) or 4 (Adam) tensors per domain and parameter where dense traces take one. An exact derivative
-    is not always a useful one: in the first steps of Adam, a coordinate whose combined gradient is nearly zero
-    answers to the weights with up to ``1 / eps``, which low precision makes frequent.
+    is not always a useful one: in the first steps of Adam, a coordinate with a combined gradient of nearly zero
+    responds to the weights with up to ``1 / eps``, which low precision makes frequent.
     """
 
     def __repr__(self) -> str:
         return "ForwardModeTraces()"
 
+    @override
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
-        """Take the memory of traces, pending gradients and derivatives of moments.
-
-        Args:
-            parameters: what is trained.
-            domains: the number m.
-            step: what a step does.
-        """
         self._parameters = parameters
         self._domains = domains
         self._step = step
         self._count = step.optimizer.moments
-        step.optimizer.check_advance(self._count)
+        step.optimizer.check_differentiable(self._count)
         self.z, self._source = (
             [[empty_trace(p) for p in parameters.tensors] for _ in range(domains)] for _ in range(2)
         )
@@ -55,37 +51,24 @@ class ForwardModeTraces(Traces):
             [[torch.zeros_like(z) for _ in range(self._count)] for z in trace] for trace in self.z
         ]
 
+    @override
     def reset(self, round_index: int, validation: Gradients | None = None) -> None:
-        """Set all traces and derivatives of moments to zero.
-
-        Args:
-            round_index: not used.
-            validation: not used.
-        """
         for tensors in (*self.z, *self._source, *(k for domain in self._moments for k in domain)):
             for tensor in tensors:
                 tensor.zero_()
 
+    @override
     def begin_step(self, step: StepModel) -> None:
-        """``source_j = -H z_j`` for an approximate H.
-
-        Args:
-            step: what the step does.
-        """
-        step.optimizer.check_advance(self._count)
+        """``source_j = -H z_j`` for an approximate H."""
+        step.optimizer.check_differentiable(self._count)
         self._step = step
         for trace, source in zip(self.z, self._source, strict=True):
             for index, (z, s) in enumerate(zip(trace, source, strict=True)):
                 s.copy_(z).mul_(self._hessian(step, index)).neg_()
 
+    @override
     def add(self, domain: int, gradients: Gradients, scale: float) -> None:
-        """``source_j += scale * g_j``.
-
-        Args:
-            domain: which.
-            gradients: its gradient.
-            scale: its factor.
-        """
+        """``source_j += scale * g_j``."""
         for source, gradient in zip(self._source[domain], gradients, strict=True):
             if gradient is not None:
                 source.add_(gradient, alpha=scale)
@@ -94,18 +77,15 @@ class ForwardModeTraces(Traces):
         """``source_j -= scale * H z_j`` for an exact Hessian product.
 
         Args:
-            domain: whose trace was multiplied.
+            domain: j.
             products: ``H_i z_j`` of some domain i's loss.
             scale: the factor of that loss.
         """
         self.add(domain, products, -scale)
 
+    @override
     def end_step(self, combined: Combined) -> None:
-        """Differentiate clipping and the optimizer's step.
-
-        Args:
-            combined: what the optimizer is about to be given.
-        """
+        """Differentiate clipping and the optimizer's step."""
         for domain in range(self._domains):
             source = self._source[domain]
             if combined.clip < 1 and combined.norm:
@@ -117,8 +97,8 @@ class ForwardModeTraces(Traces):
                         s.sub_(g, alpha=pulled)
             for index, gradient in enumerate(combined.gradients):
                 if gradient is None:
-                    continue  # the optimizer leaves this parameter alone
-                self._step.optimizer.advance(
+                    continue  # the optimizer does not change this parameter
+                self._step.optimizer.differentiate_step(
                     index,
                     gradient.to(source[index].dtype),
                     source[index],
@@ -126,45 +106,36 @@ class ForwardModeTraces(Traces):
                     self._moments[domain][index],
                 )
 
+    @override
     def dot(self, vector: Gradients) -> Vector:
-        """``<vector, z_j>``: what the processes have of it, added up.
-
-        Args:
-            vector: one tensor per parameter.
-
-        Returns:
-            Shape ``(m,)``.
-        """
         shares = [distributed.replication_weight(p) for p in self._parameters.tensors]
-        own = np.array([np.dot(own_products(vector, trace), shares) for trace in self.z])
-        return distributed.all_reduce_sum(own, self._parameters.device)
+        local = np.array([np.dot(own_products(vector, trace), shares) for trace in self.z])
+        return distributed.all_reduce_sum(local, self._parameters.device)
 
     @property
+    @override
     def nbytes(self) -> int:
-        """The memory of all tensors."""
         return sum(distributed.to_local(tensor).nbytes for tensor in self._all().values())
 
+    @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """All traces and the derivatives of the moments."""
         return {}, {name: t for name, t in self._all().items() if not name.startswith("source.")}
 
+    @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            values: none.
-            tensors: the tensors.
-        """
         for name, tensor in self._all().items():
             if name in tensors:
                 tensor.copy_(distributed.distribute_like(tensors[name], tensor))
 
     def _hessian(self, step: StepModel, index: int) -> float | Tensor:
-        """The coefficient as a part of H: a number stands for ``P H``, so it is divided by P."""
-        coefficient, scale = step.curvature[index], step.responses[index].scale
-        if isinstance(coefficient, Tensor) or scale is None:
-            return coefficient
-        return coefficient / scale
+        """The curvature as a part of H: the coefficient stands for ``P H``, so it is divided by P."""
+        coefficient, response = step.curvature[index], step.responses[index]
+        if coefficient and not response.elementwise:
+            raise ValueError(
+                "ForwardModeTraces cannot divide a curvature by a preconditioner that is not diagonal; use "
+                "ExactCurvature(), a curvature of 0, or DenseTraces()"
+            )
+        return coefficient if response.diagonal is None else coefficient / response.diagonal
 
     def _all(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}

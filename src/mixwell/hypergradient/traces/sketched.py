@@ -8,11 +8,12 @@ from typing import cast, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mixwell import distributed
 from mixwell.hypergradient.capture.projections import random_signs, random_stream
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.traces.base import Combined, StepModel, Traces
+from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces
 from mixwell.hypergradient.traces.dense import SMALLEST_SCALE
 from mixwell.typing import Gradients, Json, Vector
 
@@ -26,12 +27,12 @@ class SketchedTraces(Traces):
     The recursion of a trace is linear, so it can run on the sketch: ``S z <- shrink * S z + rate * S P g``.
     Coordinate i of the parameters is multiplied by a random sign and added to bucket ``i mod s``, s a prime
     (so that no row length of a matrix is a multiple of it). As the signs are independent,
-    ``E <S x, S y> = <x, y>``, with a variance of at most ``2 |x|^2 |y|^2 / s`` where energy is spread evenly
+    ``E <S x, S y> = <x, y>``, with a variance of at most ``2 |x|^2 |y|^2 / s`` where energy is distributed evenly
     over the buckets. Signs are drawn anew for every round, so errors of different rounds do not add up. Each
     parameter group of the optimizer has a sketch of its own, since it may have its own decay; a parameter that
-    gets no gradient in a step fades with its group (dense traces leave it alone, as the optimizer does).
+    gets no gradient in a step decays with its group (in dense traces it does not, as in the optimizer).
 
-    Besides ``m * size`` numbers, the signs take one byte per parameter, whatever m.
+    In addition to ``m * size`` numbers, the signs take one byte per parameter, whatever m.
 
     Args:
         size: numbers per domain.
@@ -54,17 +55,8 @@ class SketchedTraces(Traces):
     def __repr__(self) -> str:
         return f"SketchedTraces({self.size}, seed={self.seed})"
 
+    @override
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
-        """Take ``m * size`` numbers and one byte per parameter.
-
-        Args:
-            parameters: what is trained.
-            domains: the number m.
-            step: what a step does.
-
-        Raises:
-            ValueError: the parameters are spread over processes.
-        """
         if parameters.sharded:
             raise ValueError(
                 f"{self!r} needs whole gradients, and the parameters are sharded (fully_shard): use "
@@ -75,13 +67,13 @@ class SketchedTraces(Traces):
         self._empty = True
         self._groups = sorted(set(parameters.groups))
         device = parameters.tensors[0].device
-        kind = torch.promote_types(parameters.tensors[0].dtype, torch.float32)
+        dtype = torch.promote_types(parameters.tensors[0].dtype, torch.float32)
         counts = dict.fromkeys(self._groups, 0)
         for tensor, group in zip(parameters.tensors, parameters.groups, strict=True):
             counts[group] += tensor.numel()
         self._stored = {
             g: torch.zeros(
-                domains, _prime_below(self.size * counts[g] // parameters.numel), dtype=kind, device=device
+                domains, _prime_below(self.size * counts[g] // parameters.numel), dtype=dtype, device=device
             )
             for g in self._groups
         }
@@ -91,25 +83,16 @@ class SketchedTraces(Traces):
         for group in self._groups:
             self._shrink(group, step)
 
+    @override
     def reset(self, round_index: int, validation: Gradients | None = None) -> None:
-        """Set all sketches to zero and draw new signs.
-
-        Args:
-            round_index: the number of the round that begins.
-            validation: not used.
-        """
         for stored in self._stored.values():
             stored.zero_()
         self._scale = dict.fromkeys(self._groups, 1.0)
         self._empty = True
         self._draw_signs(round_index)
 
+    @override
     def begin_step(self, step: StepModel) -> None:
-        """Fade all traces.
-
-        Args:
-            step: what the step does.
-        """
         self._step = step
         for group in self._groups:
             self._scale[group] *= self._shrink(group, step)
@@ -117,14 +100,9 @@ class SketchedTraces(Traces):
                 self._stored[group].mul_(self._scale[group])
                 self._scale[group] = 1.0
 
+    @override
     def add(self, domain: int, gradients: Gradients, scale: float) -> None:
-        """``stored_j += rate * scale * S P g_j / decay``.
-
-        Args:
-            domain: which.
-            gradients: its gradient.
-            scale: its factor.
-        """
+        """``stored_j += rate * scale * S P g_j / decay``."""
         self._sketch_into(
             {g: stored[domain] for g, stored in self._stored.items()},
             (
@@ -134,26 +112,17 @@ class SketchedTraces(Traces):
             [self._step.rate(i) * scale / self._scale[g] for i, g in enumerate(self._parameters.groups)],
         )
 
+    @override
     def end_step(self, combined: Combined) -> None:
-        """Replace the clipping factor that was assumed for the first step of a round by the true one.
-
-        Args:
-            combined: what the optimizer is about to be given.
-        """
+        """Replace the clipping factor that was assumed for the first step of a round by the true one."""
         if self._empty:
             for group in self._groups:
                 self._scale[group] *= combined.clip / self._step.clip
         self._empty = False
 
+    @override
     def dot(self, vector: Gradients) -> Vector:
-        """``<S vector, S z_j>``, the mean of what the processes have.
-
-        Args:
-            vector: one tensor per parameter.
-
-        Returns:
-            Shape ``(m,)``.
-        """
+        """``<S vector, S z_j>``, the mean over the processes."""
         sketch = {g: torch.zeros_like(stored[0]) for g, stored in self._stored.items()}
         self._sketch_into(sketch, vector, [1.0] * len(self._parameters))
         total = np.zeros(len(next(iter(self._stored.values()))))
@@ -162,23 +131,19 @@ class SketchedTraces(Traces):
         return distributed.all_reduce_sum(total, self._parameters.device) / distributed.world_size()
 
     @property
+    @override
     def nbytes(self) -> int:
-        """The memory of sketches and signs."""
         return sum(s.nbytes for s in self._stored.values()) + sum(s.nbytes for s in self._signs)
 
+    @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """The sketches; the signs follow from the seed and the round."""
+        """Return the sketches; the signs follow from the seed and the round."""
         scales = {str(g): s for g, s in self._scale.items()}
         values: Json = {"scale": scales, "round": self._round, "empty": self._empty}
         return values, {str(g): s for g, s in self._stored.items()}
 
+    @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        """Take up sketches and draw their signs again.
-
-        Args:
-            values: scalars and the number of the round.
-            tensors: the sketches.
-        """
         scales = cast("dict[str, float]", values["scale"])
         for group, stored in self._stored.items():
             self._scale[group] = float(scales[str(group)])
@@ -193,16 +158,15 @@ class SketchedTraces(Traces):
         equally often (experts, parameters that were frozen).
         """
         members = [i for i, g in enumerate(self._parameters.groups) if g == group]
-        # A parameter that does not answer to gradients has no trace to fade.
+        # A parameter that does not respond to gradients has no trace that could decay.
         moved = [i for i in members if step.rate(i)] or members
-        shrinks = [step.shrink(i) for i in moved]
+        coupled = step.optimizer.preconditions and any(step.responses[i].coupled for i in members)
+        shrinks = [] if coupled else [step.shrink(i) for i in moved]
         numbers = [s for s in shrinks if not isinstance(s, Tensor)]
-        coupled = any(step.responses[i].coupled and step.optimizer.preconditions for i in members)
-        if coupled or len(numbers) < len(shrinks) or max(numbers) - min(numbers) > 1e-3:
+        if len(numbers) < len(moved) or max(numbers) - min(numbers) > 1e-3:
             raise ValueError(
-                "sketched traces need one decay per parameter group: use IsotropicCurvature (or "
-                "MeasuredCurvature('isotropic')), and AdamW instead of Adam with weight decay; "
-                "or use DenseTraces"
+                "sketched traces need one decay per parameter group: use IsotropicCurvature, and AdamW instead of "
+                "Adam with weight decay; or use DenseTraces"
             )
         return max(numbers)
 
@@ -244,8 +208,11 @@ def _fold_into(target: Tensor, values: Tensor, start: int, factor: float) -> Non
 
 
 def _prime_below(limit: int) -> int:
-    """The greatest prime up to a limit (1 where there is none)."""
+    """Return the greatest prime up to a limit, 1 where there is none."""
     for candidate in range(limit, 1, -1):
         if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
             return candidate
     return 1
+
+
+TRACES.register("sketched", lambda settings: SketchedTraces(settings.sketch_size))
