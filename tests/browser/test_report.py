@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from helpers.chromium import opened
 from helpers.report_runs import CHANGES, names, shared_folder, shared_runs
 from helpers.text_configs import write_config
 from mixwell.lab import arms, tables
@@ -24,16 +24,6 @@ from mixwell.report import mnist, page, runs, style
 from mixwell.report.page import Page, Section, Sheet
 from mixwell.training import config_io
 from mixwell.utils import environment
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 
 # Pairs of texts of which one lies over the other. What a box that scrolls does not show is left out.
 OVERLAPS = """
@@ -76,18 +66,6 @@ LINES_OF_HEADS = """
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if binary is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    with api.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=binary, args=FLAGS)
-        yield running
-        running.close()
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of made-up results: two budgets, two batch sizes, three seeds."""
     folder = tmp_path_factory.mktemp("results")
@@ -104,17 +82,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     results.add(Setting(budget, horizon, seed, batch_size=batch_size), outcome)
     environment.write(folder)
     return mnist.write([folder], folder)[-1]
-
-
-def opened(browser: Any, path: Path, width: int, **options: Any) -> tuple[Any, list[str]]:
-    context = browser.new_context(viewport={"width": width, "height": 800}, offline=True, **options)
-    tab = context.new_page()
-    trouble: list[str] = []
-    tab.on("pageerror", lambda error: trouble.append(str(error)))
-    tab.on("console", lambda message: trouble.append(message.text))
-    tab.on("request", lambda r: trouble.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
-    tab.goto(path.as_uri())
-    return tab, trouble
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
