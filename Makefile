@@ -21,13 +21,11 @@ demo: $(VENV)/.installed  ## a small language model learns its mixture, beside u
 compare: $(VENV)/.installed  ## every method of the field on small MNIST, 3 seeds: about 25 minutes on two cores; runs/compare-mnist
 	$(BIN)/mixwell compare mnist --seeds 3
 
-test: $(VENV)/.installed  ## all tests but the slow and the peers'
-	$(BIN)/pytest -q -n 2
+test: $(VENV)/.installed  ## all tests but the peers'
+	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 
-lint: $(VENV)/.installed  ## ruff and pyright
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+lint: $(VENV)/.installed  ## ruff and pyright; all of them run, whichever fails
+	status=0; $(BIN)/ruff check . || status=1; $(BIN)/ruff format --check . || status=1; $(BIN)/pyright || status=1; exit $$status
 
 docs: $(VENV)/.installed  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.chromium import opened
 from helpers.report_runs import CHANGES, names, shared_folder, shared_runs
 from helpers.text_configs import write_config
 from mixwell.lab import tables
@@ -21,16 +21,6 @@ from mixwell.lab.mnist.sweep import Results
 from mixwell.report import compare, mnist, page, runs, style
 from mixwell.report.page import DataTable, Page, PageSection
 from mixwell.utils import environment
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 
 # Pairs of texts of which one lies over the other. What a box that scrolls does not show is left out.
 OVERLAPS = """
@@ -73,18 +63,6 @@ LINES_OF_HEADS = """
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if binary is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    with api.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=binary, args=FLAGS)
-        yield running
-        running.close()
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of made-up results: two budgets, two batch sizes, three seeds."""
     folder = tmp_path_factory.mktemp("results")
@@ -101,17 +79,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     results.add(MnistSettings(budget, horizon, seed, batch_size=batch_size), outcome)
     environment.write(folder)
     return mnist.write([folder], folder)[-1]
-
-
-def opened(browser: Any, path: Path, width: int, **options: Any) -> tuple[Any, list[str]]:
-    context = browser.new_context(viewport={"width": width, "height": 800}, offline=True, **options)
-    tab = context.new_page()
-    trouble: list[str] = []
-    tab.on("pageerror", lambda error: trouble.append(str(error)))
-    tab.on("console", lambda message: trouble.append(message.text))
-    tab.on("request", lambda r: trouble.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
-    tab.goto(path.as_uri())
-    return tab, trouble
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])

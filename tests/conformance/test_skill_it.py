@@ -14,44 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import mixwell
+from helpers.domain_quadratics import D, DomainLosses, M, Point
 from helpers.toy_problems import mse, names
 from mixwell import methods
 from mixwell.signals.affinity import AffinitySignal, OnlineAffinity, SkillAffinity
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 
-M, D, STEPS, ETA = 3, 4, 9, 0.05
-
-
-class Point(nn.Module):
-    def __init__(self, start: np.ndarray) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.from_numpy(start.copy()))
-
-
-class DomainLosses:
-    """Quadratic losses of M domains and, last, of the target; a batch is a shift of a center."""
-
-    def __init__(self, seed: int) -> None:
-        random = np.random.default_rng(seed)
-        roots = random.normal(size=(M + 1, D, D))
-        self.hessians = roots @ roots.transpose(0, 2, 1) / D + 0.5 * np.eye(D)
-        self.centers = random.normal(size=(M + 1, D))
-        self.shifts = 0.3 * random.normal(size=(M + 1, 400, D))
-        self.train = 0.3 * random.normal(size=(STEPS, M, D))
-        self.start = random.normal(size=D)
-
-    def value(self, j: int, theta: np.ndarray, shift: np.ndarray) -> float:
-        away = theta - self.centers[j] - shift
-        return away @ self.hessians[j] @ away / 2
-
-    def gradient(self, j: int, theta: np.ndarray, shift: np.ndarray) -> np.ndarray:
-        return self.hessians[j] @ (theta - self.centers[j] - shift)
-
-    def torch_value(self, model: Point, batch: Tensor) -> Tensor:
-        j = int(batch[0, 0])
-        away = model.theta - torch.from_numpy(self.centers[j]) - batch[0, 1:]
-        return away @ torch.from_numpy(self.hessians[j]) @ away / 2
+STEPS, ETA = 9, 0.05
 
 
 class Feed:
@@ -195,7 +165,7 @@ def play(losses: DomainLosses, horizon: int, signal: AffinitySignal, update: mix
 @pytest.mark.parametrize("horizon", [1, 2, 4])
 def test_skill_it_follows_the_published_rule(horizon: int, targets) -> None:
     for seed in range(3):
-        losses = DomainLosses(seed)
+        losses = DomainLosses(seed, steps=STEPS, probes=400)
         mixer = play(
             losses,
             horizon,
@@ -231,7 +201,7 @@ def test_aioli_follows_the_published_rule(horizon: int, dialect: str, targets) -
         chained=settings["chained"],
         seed=7,
     )
-    losses = DomainLosses(4)
+    losses = DomainLosses(4, steps=STEPS, probes=400)
     mixer = play(losses, horizon, signal, MirrorDescent(eta) if ema is None else SoftmaxWeights())
     expected = aioli(losses, horizon, targets, eta=eta, steps=3, seed=7, **settings)
     assert mixer.weights.history == pytest.approx(expected, abs=1e-11)
@@ -318,7 +288,7 @@ def test_a_given_affinity_sets_the_first_weights_too() -> None:
     method = methods.find("skill-it")
     affinity = [[0.5], [0.1], [-0.2]]
     recipe = method.recipe(task(method, affinity=affinity, eta=2.0))
-    losses = DomainLosses(0)
+    losses = DomainLosses(0, steps=STEPS, probes=400)
     model = Point(losses.start)
     feed = Feed(lambda j, k: labeled(j, losses.shifts[j, k]))
     mixer = mixwell.Mixer(
@@ -545,7 +515,7 @@ def test_the_authors_horizons() -> None:
 
 
 def test_losses_that_are_not_finite_are_not_kept() -> None:
-    losses = DomainLosses(0)
+    losses = DomainLosses(0, steps=STEPS, probes=400)
     for make in (lambda: SkillAffinity(probe_steps=2), lambda: OnlineAffinity(probe_steps=2, memory=0.5)):
         model = Point(losses.start)
         feed = Feed(lambda j, k: labeled(j, losses.shifts[j, k]))

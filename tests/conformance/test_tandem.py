@@ -13,45 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import mixwell
+from helpers.domain_quadratics import D, DomainLosses, M, Point
 from helpers.toy_problems import mse, names
 from mixwell import methods
 from mixwell.signals.probes import Probes
 from mixwell.signals.twin_networks import TwinNetworks
 from mixwell.simplex.updates import ProjectedDescent
 
-M, D, STEPS = 3, 4, 10
+STEPS = 10
 ETA, STEP_SIZE = 0.05, 0.3
-
-
-class Point(nn.Module):
-    def __init__(self, start: np.ndarray) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.from_numpy(start.copy()))
-
-
-class DomainLosses:
-    """Quadratic losses; a batch is a shift of their centers, so that rows differ."""
-
-    def __init__(self, seed: int) -> None:
-        random = np.random.default_rng(seed)
-        roots = random.normal(size=(M + 1, D, D))
-        self.hessians = roots @ roots.transpose(0, 2, 1) / D + 0.5 * np.eye(D)
-        self.centers = random.normal(size=(M + 1, D))
-        self.shifts = 0.3 * random.normal(size=(M + 1, 60, D))
-        self.train = 0.3 * random.normal(size=(STEPS, M, D))
-        self.start = random.normal(size=D)
-
-    def value(self, j: int, theta: np.ndarray, shift: np.ndarray) -> float:
-        away = theta - self.centers[j] - shift
-        return away @ self.hessians[j] @ away / 2
-
-    def gradient(self, j: int, theta: np.ndarray, shift: np.ndarray) -> np.ndarray:
-        return self.hessians[j] @ (theta - self.centers[j] - shift)
-
-    def torch_value(self, model: Point, batch: Tensor) -> Tensor:
-        j = int(batch[0, 0])
-        away = model.theta - torch.from_numpy(self.centers[j]) - batch[0, 1:]
-        return away @ torch.from_numpy(self.hessians[j]) @ away / 2
 
 
 class Feed:
@@ -140,7 +110,7 @@ def run(losses: DomainLosses, horizon: int, signal: TwinNetworks) -> mixwell.Mix
 )
 def test_the_weights_follow_the_published_rule(horizon: int, probe_steps: int, gamma: float) -> None:
     for seed in range(3):
-        losses = DomainLosses(seed)
+        losses = DomainLosses(seed, steps=STEPS, probes=60)
         mixer = run(losses, horizon, TwinNetworks(probe_steps=probe_steps, gamma=gamma))
         expected = published(losses, horizon, probe_steps, gamma, ETA)
         assert mixer.weights.history == pytest.approx(expected, abs=1e-11)
@@ -148,7 +118,7 @@ def test_the_weights_follow_the_published_rule(horizon: int, probe_steps: int, g
 
 
 def test_the_twin_may_have_its_own_learning_rate() -> None:
-    losses = DomainLosses(3)
+    losses = DomainLosses(3, steps=STEPS, probes=60)
     mixer = run(losses, 4, TwinNetworks(probe_steps=3, learning_rate=0.02))
     assert mixer.weights.history == pytest.approx(published(losses, 4, 3, 1.0, 0.02), abs=1e-11)
 
@@ -354,7 +324,7 @@ def test_what_it_costs() -> None:
 
 
 def test_a_twin_that_diverges_ends_the_round_without_an_update() -> None:
-    losses = DomainLosses(0)
+    losses = DomainLosses(0, steps=STEPS, probes=60)
     with pytest.raises(FloatingPointError, match="score of d0, d1, d2 overflowed"):
         run(losses, 5, TwinNetworks(learning_rate=1e200))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,17 +18,10 @@ import pytest
 from filelock import FileLock
 
 import mixwell
+from helpers.chromium import opened
 from helpers.commands import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @pytest.fixture(scope="session")
@@ -247,29 +239,6 @@ def test_docstrings_become_markdown() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if binary is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    with api.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=binary, args=FLAGS)
-        yield running
-        running.close()
-
-
-def opened(browser: Any, path: Path, width: int) -> tuple[Any, list[str]]:
-    context = browser.new_context(viewport={"width": width, "height": 800}, offline=True)
-    tab = context.new_page()
-    noted: list[str] = []
-    tab.on("pageerror", lambda error: noted.append(str(error)))
-    tab.on("console", lambda message: noted.append(message.text))
-    tab.on("request", lambda r: noted.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
-    tab.goto(path.as_uri())
-    return tab, noted
 
 
 @pytest.mark.parametrize("width", [360, 1280])

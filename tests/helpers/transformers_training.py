@@ -1,6 +1,6 @@
 """A small trainer for the tests of transformers, in a module that other processes can run.
 
-python tests/helpers/transformers_training.py OUT ROWS ACCUMULATION [CHECKPOINT]
+python tests/helpers/transformers_training.py OUT ROWS ACCUMULATION
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import datasets
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments, set_seed
 
+from helpers.integration_training import prepare_process
 from mixwell.integrations.transformers import MixerTrainer
 
 VOCABULARY, LENGTH = 32, 12
@@ -88,16 +89,26 @@ def outcome(trainer: Any) -> dict[str, Any]:
     return {"weights": trainer.mixer.weights.last, "parameters": parameters, "rows": trainer._loader.taken}
 
 
+def train_and_write(out: Path, rows: int, accumulation: int, checkpoint: Path | None = None) -> None:
+    """Train, from a checkpoint if one is given, and write the outcome to ``out``."""
+    chosen = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation}
+    made = new_trainer(out, args={**chosen, "save_strategy": "steps", "save_steps": 7})
+    made.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    if made.is_world_process_zero():
+        written = {**outcome(made), "processes": made.args.world_size}
+        Path(out, "outcome.json").write_text(json.dumps(written))
+
+
+def train_in_process(*args: Any) -> None:
+    """Do the same in one of several processes."""
+    prepare_process()
+    train_and_write(*args)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    out, size, accumulation, *checkpoint = sys.argv[1:]
-    chosen = {"per_device_train_batch_size": int(size), "gradient_accumulation_steps": int(accumulation)}
-    made = new_trainer(Path(out), args={**chosen, "save_strategy": "steps", "save_steps": 7})
-    made.train(resume_from_checkpoint=checkpoint[0] if checkpoint else None)
-    if made.is_world_process_zero():
-        Path(out, "outcome.json").write_text(json.dumps({**outcome(made), "processes": made.args.world_size}))
+    train_and_write(Path(sys.argv[1]), *map(int, sys.argv[2:]))
     # A process group that is destroyed at exit while the wrapped model lives aborts now and then.
-    del made
     gc.collect()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

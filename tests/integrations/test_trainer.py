@@ -21,7 +21,18 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 
 import mixwell
 from helpers import transformers_training
-from helpers.transformers_training import LENGTH, labeled, new_model, new_trainer, outcome, rows, validation
+from helpers.distributed_training import in_processes
+from helpers.transformers_training import (
+    LENGTH,
+    labeled,
+    new_model,
+    new_trainer,
+    outcome,
+    rows,
+    train_and_write,
+    train_in_process,
+    validation,
+)
 from mixwell.data.mixture_dataset import MixtureDataset
 from mixwell.hypergradient.capture.layer_rules import NormRule, rule_for
 from mixwell.integrations.transformers import DomainLossCallback, MixerTrainer
@@ -172,20 +183,20 @@ def test_resumed_is_as_if_it_had_not_been_stopped(case: str, tmp_path: Path) -> 
             assert torch.equal(parameter, expected[name]), name
 
 
-def run(folder: Path, processes: int, *arguments: object) -> dict[str, Any]:
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--num_machines",
-        "1",
-        "--dynamo_backend",
-        "no",
-    ]
-    launch += ["--mixed_precision", "no", "--num_processes", str(processes)]
-    launch += ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else ["--cpu"]
+def launch(folder: Path, processes: int, *arguments: object) -> None:
+    """Train with `accelerate launch`."""
+    words = f"--num_machines 1 --dynamo_backend no --mixed_precision no --num_processes {processes}"
+    words += " --multi_gpu --main_process_port 0"
     done = subprocess.run(
-        [*launch, str(WORK), str(folder), *map(str, arguments)],
+        [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            *words.split(),
+            str(WORK),
+            str(folder),
+            *map(str, arguments),
+        ],
         env={
             **os.environ,
             "ACCELERATE_USE_CPU": "true",
@@ -197,21 +208,27 @@ def run(folder: Path, processes: int, *arguments: object) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / "outcome.json").read_text())
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
 def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
     """`accelerate launch`: 2 processes x 2 micro-batches x 3 rows are the 12 rows that one takes at once."""
-    alone = run(tmp_path / "alone", 1, 12, 1)
-    both = run(tmp_path / "both", 2, 3, 2)
+
+    def written(name: str) -> dict[str, Any]:
+        return json.loads((tmp_path / name / "outcome.json").read_text())
+
+    train_and_write(tmp_path / "alone", 12, 1)
+    launch(tmp_path / "both", 2, 3, 2)
+    alone, both = written("alone"), written("both")
     assert (alone["processes"], both["processes"]) == (1, 2)
     assert both["rows"] == alone["rows"]
     for key in ("weights", "parameters"):
         np.testing.assert_allclose(list(both[key].values()), list(alone[key].values()), rtol=1e-3, atol=1e-4)
-    again = run(tmp_path / "both", 2, 3, 2, tmp_path / "both" / "checkpoint-7")
-    assert again == both
-    fewer = run(tmp_path / "both", 1, 12, 1, tmp_path / "both" / "checkpoint-7")
+    checkpoint = tmp_path / "both" / "checkpoint-7"
+    in_processes(train_in_process, tmp_path / "again", 3, 2, checkpoint)
+    assert written("again") == both
+    train_and_write(tmp_path / "fewer", 12, 1, checkpoint)
+    fewer = written("fewer")
     assert fewer["rows"] == both["rows"]
     for key in ("weights", "parameters"):
         np.testing.assert_allclose(list(fewer[key].values()), list(both[key].values()), rtol=1e-3, atol=1e-4)
