@@ -171,7 +171,7 @@ def test_the_last_excess_survives_a_stop() -> None:
 
 def test_a_reference_is_needed() -> None:
     model, mixer = token_mixer(ExcessLosses())
-    with pytest.raises(ValueError, match=r"needs the losses of a reference model: scope\.observe"):
+    with pytest.raises(ValueError, match=r"needs the losses of a reference model: scope\.record_loss"):
         with mixer.domain("d0") as scope:
             model.theta.sum().backward()
             scope.record_loss(torch.ones(2))

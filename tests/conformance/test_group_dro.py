@@ -179,7 +179,7 @@ def test_a_step_that_is_left_out_leaves_no_loss() -> None:
 
 def test_losses_must_be_told() -> None:
     model, mixer = row_mixer()
-    with pytest.raises(ValueError, match=r"lives by the losses: call scope\.observe"):
+    with pytest.raises(ValueError, match=r"requires the losses: call scope\.record_loss"):
         with mixer.domain("d0"):
             model.theta.sum().backward()
 
@@ -202,7 +202,7 @@ def test_what_is_wrong_is_said(make, said: str) -> None:
 def test_a_signal_serves_one_mixer() -> None:
     signal = DomainLosses()
     row_mixer(signal)
-    with pytest.raises(ValueError, match="this Losses is in use by another mixer"):
+    with pytest.raises(ValueError, match="this DomainLosses is in use by another mixer"):
         row_mixer(signal)
 
 

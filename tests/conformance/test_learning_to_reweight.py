@@ -290,7 +290,10 @@ def test_it_says_what_it_lacks() -> None:
         RowAlignment("row")  # type: ignore[arg-type]
     run = Run(RowAlignment())
     batch, labels = run.batch(0)
-    with pytest.raises(ValueError, match=r"weigh\(losses, data=rows\)"), run.mixer.batch(labels) as rows:
+    with (
+        pytest.raises(ValueError, match=r"weighted_loss\(losses, data=rows\)"),
+        run.mixer.batch(labels) as rows,
+    ):
         rows.weighted_loss(row_losses(run.model, batch))
     half = batch[0][:6], batch[1][:6]
     with pytest.raises(ValueError, match="12 losses and data of 6 rows"), run.mixer.batch(labels) as rows:

@@ -367,7 +367,7 @@ def test_memory_is_one_gradient_per_domain() -> None:
 
 def test_what_is_not_told_is_asked_for() -> None:
     model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=1.0), horizon=1)
-    with pytest.raises(ValueError, match="lives by the losses"):
+    with pytest.raises(ValueError, match="requires the losses"):
         with mixer.domain("d0", rows=2):
             model.theta.sum().backward()
     model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH), horizon=1)

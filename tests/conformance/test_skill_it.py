@@ -595,7 +595,7 @@ def test_errors_say_what_to_do() -> None:
         mixer(OnlineAffinity(), Probes(model, mse, own))
     signal = OnlineAffinity(targets="domains")
     mixer(signal, Probes(model, mse, own))
-    with pytest.raises(ValueError, match="this FreshAffinity is in use by another mixer"):
+    with pytest.raises(ValueError, match="this OnlineAffinity is in use by another mixer"):
         mixer(signal, Probes(model, mse, own))
     with pytest.raises(ValueError, match="affinity must be finite"):
         mixer(SkillAffinity(affinity=[[float("nan")]] * M), feed.probes(model, mse))

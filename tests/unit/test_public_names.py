@@ -9,9 +9,10 @@ import mixwell
 
 PUBLIC = {
     "AuditedTraces", "BFloat16Traces", "Cap", "ConstantWeights", "Constraint", "Curvature", "DenseTraces",
-    "DeterministicHorizon", "DiagonalCurvature", "DomainBatch", "EpochCap", "EpochPace", "ExactCurvature", "Fidelity",
-    "FixedHorizon", "Floor", "ForwardModeTraces", "Horizon", "Hypergradient", "IsotropicCurvature",
-    "MeasuredCurvature", "MirrorDescent", "Mixer", "MixtureBatch", "MixtureDataset", "MixtureLoader", "PerTensorCurvature", "PriorPull",
+    "DeterministicHorizon", "DiagonalCurvature", "DomainBatch", "EpochCap", "EpochPace", "ExactCurvature",
+    "Fidelity", "FixedHorizon", "Floor", "ForwardModeTraces", "Horizon", "Hypergradient", "IsotropicCurvature",
+    "MeasuredCurvature", "MirrorDescent", "Mixer", "MixtureBatch", "MixtureDataset", "MixtureLoader",
+    "PerTensorCurvature", "PriorPull",
     "Probes", "ProjectedDescent", "ProjectedTraces", "RoundRecord", "SelfTunedMirrorDescent", "Signal",
     "SketchedTraces", "SoftmaxWeights", "StochasticHorizon", "SubsetTraces", "TraceError", "Traces",
     "UniformSmoothing", "Update", "Weights", "__version__", "measure_fidelity", "recipe", "train",

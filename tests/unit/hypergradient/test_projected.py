@@ -1000,7 +1000,7 @@ def test_errors_for_people() -> None:
     model.zero_grad()
     carried = new_mixer(model, traces=mixwell.ForwardModeTraces())
     with (
-        pytest.raises(ValueError, match=r"CarriedTraces\(\) cannot tell a mixed batch apart"),
+        pytest.raises(ValueError, match=r"ForwardModeTraces\(\) cannot tell a mixed batch apart"),
         carried.batch(LABELS),
     ):
         pass

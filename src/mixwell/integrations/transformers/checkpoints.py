@@ -70,7 +70,7 @@ def _places(folder: Path) -> list[dict[str, Any]]:
         return json.loads((folder / PLACES).read_text(encoding="utf-8"))["processes"]
     except FileNotFoundError as error:
         raise ValueError(
-            f"{folder} has no mixing.json: it was not saved by a MixedTrainer, or saving was cut off; take an "
+            f"{folder} has no mixing.json: it was not saved by a MixerTrainer, or saving was cut off; take an "
             "older checkpoint"
         ) from error
 
