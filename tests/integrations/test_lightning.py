@@ -244,7 +244,7 @@ def test_bad_input(tmp_path: Path) -> None:
         fit(new_trainer(tmp_path, clipped, gradient_clip_val=1.0, gradient_clip_algorithm="value"), clipped)
     lost = new_callback()
     with pytest.raises(ValueError, match="the batch has no 'domain' that names the domain of each row"):
-        loader = DataLoader(lost.rows, batch_size=4, collate_fn=lambda rows: {"x": torch.zeros(4, 6)})
+        loader = DataLoader(lost.data, batch_size=4, collate_fn=lambda rows: {"x": torch.zeros(4, 6)})
         new_trainer(tmp_path, lost).fit(Regression(lost), loader)
     unseen = new_callback(labels=lambda batch: ["books"] * 12)
     with pytest.raises(ValueError, match="unknown domain 'books'; the domains are clean, shifted, noisy"):
