@@ -1,7 +1,7 @@
 """How many rows a second one core chooses: python bench/sampler.py
 
 Every step asks how often each domain is there and draws the indices of a batch, as training does; the weights
-change every 84 steps (and the noise of the domains' gradients, which one rule follows). All is counted from the
+change every 84 steps. All is counted from the
 first step of a new sampler on, the orders that it looks ahead included; reading the rows themselves is not.
 `--rows` is the size of the domains: the larger, the more rounds the shuffle has. Median and range of several
 repeats, by the processor's time of one thread.
@@ -18,7 +18,7 @@ import numpy as np
 from mixwell.data.sampler import Rule, Sampler
 from mixwell.utils import environment
 
-RULES: tuple[Rule, ...] = ("weight", "equal", "noise")
+RULES: tuple[Rule, ...] = ("weight", "equal")
 BATCHES = (32, 256, 1024)
 DOMAINS = (3, 16, 64)
 HORIZON = 84
@@ -30,12 +30,9 @@ def rate(rows: int, domains: int, batch: int, rule: Rule, *, samples: int, seed:
     sampler = Sampler({f"domain {i}": rows for i in range(domains)}, batch, rule=rule, seed=seed)
     steps = -(-samples // batch)
     weights = rng.dirichlet(np.full(domains, 2.0), size=steps // HORIZON + 1)
-    noise = rng.random(weights.shape)
     begun = time.process_time()
     for step in range(steps):
-        now, fresh = divmod(step, HORIZON)
-        if not fresh:
-            sampler.noise[:] = noise[now]
+        now = step // HORIZON
         sampler.inclusion(weights[now])
         sampler.draw(weights[now])
     return steps * batch / (time.process_time() - begun) / 1e6

@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils import data
 
-from mixwell.integrations.loops import Interleaved, MixerLoop
+from mixwell.integrations.loops import MixerLoop, MixtureLoader
 
 STEPS = 600
 torch.manual_seed(0)
@@ -30,7 +30,7 @@ test = next(iter(data.DataLoader(draw("shifted", 1000), batch_size=1000)))
 accelerator = Accelerator(cpu=True)
 model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 5))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-loader = data.DataLoader(Interleaved(sources), batch_size=48)
+loader = MixtureLoader(sources, batch_size=48)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 loader = MixerLoop(loader, model, optimizer, validation, row_losses, mixer={"budget": STEPS})
 

@@ -54,10 +54,10 @@ def train(signal: mixwell.Signal) -> tuple[float, dict[str, float]]:
     model = small_cnn(channels=8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     mixer = mixwell.Mixer(model, optimizer, list(domains), budget=STEPS, signal=signal)
-    for batches in mixwell.MixtureLoader(domains, ROWS).follow(mixer):  # rows follow the weights
-        for domain, batch in batches.items():
-            with mixer.domain(domain):
-                loss(model, batch).backward()
+    for batch in mixwell.MixtureLoader(domains, ROWS).follow(mixer):  # rows follow the weights
+        for part in batch.by_domain():
+            with mixer.domain(part):
+                loss(model, part.rows).backward()
         mixer.step()
         if mixer.validation_due:
             with mixer.validation():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils import data
 
-from mixwell.integrations.lightning import Interleaved, MixerCallback
+from mixwell.integrations.lightning import MixerCallback, MixtureLoader
 
 torch.manual_seed(0)
 truth = {"clean": torch.randn(20, 5), "shifted": torch.randn(20, 5)}
@@ -38,9 +38,9 @@ validation = data.DataLoader(draw("shifted", 256), batch_size=128)
 test = next(iter(data.DataLoader(draw("shifted", 1000), batch_size=1000)))
 
 model = Regression()
-loader = data.DataLoader(rows := Interleaved(sources), batch_size=48)
+loader = (mixing := MixerCallback(MixtureLoader(sources, batch_size=48), validation)).batches
 quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-trainer = lightning.Trainer(max_steps=400, callbacks=[mixing := MixerCallback(rows, validation)], **quiet)
+trainer = lightning.Trainer(max_steps=400, callbacks=[mixing], **quiet)
 trainer.fit(model, loader)
 print(f"loss on the target: {model.row_losses(test).mean():.3f}")
 print("average weights:", {name: round(weight, 3) for name, weight in mixing.mixer.weights.average.items()})

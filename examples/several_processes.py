@@ -40,9 +40,10 @@ def main() -> None:
     mixer = mixwell.Mixer(model, optimizer, list(domains), budget=BUDGET, constraints=[mixwell.Floor(0.01)])
 
     # All processes draw the same 97 rows of a step, and each has its own part of them.
-    for batches in mixwell.MixtureLoader(domains, 97).follow(mixer):
-        for name, (x, y) in batches.items():
-            with mixer.domain(name) as scope:
+    for batch in mixwell.MixtureLoader(domains, 97).follow(mixer):
+        for part in batch.by_domain():
+            x, y = part.rows
+            with mixer.domain(part) as scope:
                 # Processes may have different numbers of a domain's rows: their losses count by that.
                 scope.scaled_loss(nn.functional.mse_loss(model(x), y)).backward()
         mixer.step()

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 import datasets
-from mixwell.integrations.datasets import Interleaved
 from torch.utils.data import DataLoader
+
+from mixwell import MixtureDataset
 
 STEPS, ROWS = 100, 32
 
@@ -18,7 +19,7 @@ def stream(name: str) -> datasets.IterableDataset:
 
 def mixture() -> Any:
     streams = {"web": stream("web"), "code": stream("code")}
-    return Interleaved(streams, weights={"web": 0.8, "code": 0.2})
+    return MixtureDataset(streams, weights={"web": 0.8, "code": 0.2})
 
 
 def train(rows: Any, first: int, last: int) -> list[str]:

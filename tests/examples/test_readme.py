@@ -60,15 +60,15 @@ def test_the_ten_lines() -> None:
 
 
 def test_mixed_batches() -> None:
-    block = blocks()[2].replace("...  # validation and update as above", "break")
+    block = blocks()[2].replace("...  # validation as above", "break")
     batches, _ = regression_batches(0, steps=1)
     model = two_layer(0)
-    rows = tuple(torch.cat(parts) for parts in zip(*batches[0].values(), strict=True))
+    rows = dict(zip(("web", "code", "wiki"), batches[0].values(), strict=True))
     scope: dict[str, Any] = {
         "mixwell": mixwell,
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01),
-        "loader": [(rows, ["web"] * 16 + ["code"] * 16 + ["wiki"] * 16)],
+        "loader": mixwell.MixtureLoader(rows, 48),
         "row_losses": lambda model, rows: (model(rows[0]) - rows[1]).square().mean(dim=1),
     }
     exec(block, scope)

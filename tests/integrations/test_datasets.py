@@ -158,7 +158,7 @@ def test_ends_with_the_last_row(stop: Any, web: int, code: int) -> None:
 def test_rows_of_all_kinds() -> None:
     assert read(MixtureDataset({"a": [(1, 2)]}), 1) == [((1, 2), "a")]
     assert read(MixtureDataset({"a": [{"x": 1}]}, column="source"), 1) == [{"x": 1, "source": "a"}]
-    assert MixtureDataset(BOTH, [3, 1]).expected(8) == {"web": 6.0, "code": 2.0}
+    assert MixtureDataset(BOTH, [3, 1]).expected_counts(8) == {"web": 6.0, "code": 2.0}
 
 
 def test_bad_input() -> None:

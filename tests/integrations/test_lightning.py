@@ -42,10 +42,14 @@ class Regression(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def new_callback(**settings: Any) -> MixerCallback:
-    rows = MixtureDataset({name: draw(name, 90) for name in SOURCES})
+def new_callback(*, micro_batches: int = 0, **settings: Any) -> MixerCallback:
+    """On a dataset, or on a loader if it says how many micro-batches that has."""
+    sources = {name: draw(name, 90) for name in SOURCES}
+    data = MixtureDataset(sources)
+    if micro_batches:
+        data = mixwell.MixtureLoader(sources, 12 * micro_batches, micro_batches=micro_batches)
     validation = DataLoader(draw("shifted", 60), batch_size=20)
-    return MixerCallback(rows, validation, **{"mixer": {"horizon": 10}, **settings})
+    return MixerCallback(data, validation, **{"mixer": {"horizon": 10}, **settings})
 
 
 def new_trainer(folder: Path, mixing: MixerCallback, **settings: Any) -> lightning.Trainer:
@@ -64,7 +68,12 @@ def new_trainer(folder: Path, mixing: MixerCallback, **settings: Any) -> lightni
 
 def fit(trainer: lightning.Trainer, mixing: MixerCallback, **settings: Any) -> Regression:
     model = Regression(mixing)
-    trainer.fit(model, DataLoader(mixing.rows, batch_size=12), **settings)
+    data: Any = mixing.data
+    trainer.fit(
+        model,
+        DataLoader(data, batch_size=12) if isinstance(data, MixtureDataset) else mixing.batches,
+        **settings,
+    )
     return model
 
 
@@ -75,7 +84,7 @@ def test_learns(tmp_path: Path) -> None:
     assert mixing.mixer.steps_done == 120
     assert len(mixing.mixer.rounds) == 12
     assert mixing.mixer.weights["shifted"] > 0.7
-    assert mixing.rows.weights == pytest.approx(mixing.mixer.weights.last)
+    assert mixing.data.weights == pytest.approx(mixing.mixer.weights.last)
     assert float(trainer.callback_metrics["mixwell/weight/shifted"]) == pytest.approx(
         mixing.mixer.weights["shifted"], rel=1e-6
     )
@@ -123,6 +132,36 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_with_a_loader_it_does_what_a_mixer_does(accumulation: int, tmp_path: Path) -> None:
+    mixing = new_callback(micro_batches=accumulation)
+    found = fit(new_trainer(tmp_path, mixing, accumulate_grad_batches=accumulation, max_steps=20), mixing)
+    model = Regression(mixing)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.9)
+    signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
+    mixer = mixwell.Mixer(model, optimizer, SOURCES, budget=20, horizon=10, signal=signal)
+    other = new_callback(micro_batches=accumulation)
+    validation = itertools.cycle(other._validation._source)
+    assert isinstance(other.data, mixwell.MixtureLoader)
+    for number, batch in enumerate(other.data.follow(mixer)):
+        with mixer.batch(batch) as scope:
+            losses = (model.net(batch.rows["x"]) - batch.rows["y"]).square().mean(dim=1)
+            scope.weighted_loss(losses).backward()
+        if (number + 1) % accumulation:
+            continue
+        mixer.step()
+        schedule.step()
+        if mixer.validation_due:
+            with mixer.validation():
+                wanted = next(validation)
+                (model.net(wanted["x"]) - wanted["y"]).square().mean().backward()
+    for a, b in zip(mixer.rounds, mixing.mixer.rounds, strict=True):
+        np.testing.assert_allclose(list(a.scores.values()), list(b.scores.values()), rtol=1e-4, atol=1e-7)
+    for one, two in zip(model.parameters(), found.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+
+
 class _Saving(lightning.Callback):
     def __init__(self, folder: Path, steps: list[int]) -> None:
         self._folder, self._steps = folder, steps
@@ -132,7 +171,11 @@ class _Saving(lightning.Callback):
             trainer.save_checkpoint(self._folder / f"{trainer.global_step}.ckpt")
 
 
-def test_resumed_is_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("micro_batches", [0, 1])
+def test_resumed_is_as_if_it_had_not_been_stopped(micro_batches: int, tmp_path: Path) -> None:
+    def new_callback() -> MixerCallback:
+        return globals()["new_callback"](micro_batches=micro_batches)
+
     whole = new_callback()
     expected = fit(new_trainer(tmp_path, whole, callbacks=[_Saving(tmp_path, [1, 7, 20])]), whole)
     for step in (1, 7, 20):
@@ -169,7 +212,7 @@ def test_the_validation_loss_is_not_taken_for_the_training_s(tmp_path: Path) -> 
 
     mixing = new_callback()
     trainer = new_trainer(tmp_path, mixing, max_steps=10)
-    trainer.fit(Logging(mixing), DataLoader(mixing.rows, batch_size=12))
+    trainer.fit(Logging(mixing), DataLoader(mixing.data, batch_size=12))
     assert float(trainer.callback_metrics["rows"]) == 12  # a validation batch has 20
 
 
@@ -201,7 +244,7 @@ def test_bad_input(tmp_path: Path) -> None:
         fit(new_trainer(tmp_path, clipped, gradient_clip_val=1.0, gradient_clip_algorithm="value"), clipped)
     lost = new_callback()
     with pytest.raises(ValueError, match="the batch has no 'domain' that names the domain of each row"):
-        loader = DataLoader(lost.rows, batch_size=4, collate_fn=lambda rows: {"x": torch.zeros(4, 6)})
+        loader = DataLoader(lost.data, batch_size=4, collate_fn=lambda rows: {"x": torch.zeros(4, 6)})
         new_trainer(tmp_path, lost).fit(Regression(lost), loader)
     unseen = new_callback(labels=lambda batch: ["books"] * 12)
     with pytest.raises(ValueError, match="unknown domain 'books'; the domains are clean, shifted, noisy"):

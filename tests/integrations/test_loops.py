@@ -28,12 +28,21 @@ def new_model() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
 
-def new_loop(accelerator: Accelerator | None = None, **settings: Any) -> tuple[MixerLoop, nn.Module, Any]:
+def new_loader(**settings: Any) -> mixwell.MixtureLoader:
+    return mixwell.MixtureLoader({name: draw(name, 90) for name in SOURCES}, **{"batch_size": 12, **settings})
+
+
+def new_loop(
+    accelerator: Accelerator | None = None, *, loader: Any = None, **settings: Any
+) -> tuple[MixerLoop, nn.Module, Any]:
     model: Any = new_model()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
-    loader: Any = DataLoader(MixtureDataset({name: draw(name, 90) for name in SOURCES}), batch_size=12)
+    if loader is None:
+        loader = DataLoader(MixtureDataset({name: draw(name, 90) for name in SOURCES}), batch_size=12)
+        if accelerator is not None:
+            loader = accelerator.prepare(loader)
     if accelerator is not None:
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        model, optimizer = accelerator.prepare(model, optimizer)
     validation = DataLoader(draw("shifted", 60), batch_size=20)
     chosen = {"budget": 40, "horizon": 10, **settings}
     return MixerLoop(loader, model, optimizer, validation, row_losses, mixer=chosen), model, optimizer
@@ -53,7 +62,7 @@ def test_learns_and_ends_with_the_budget() -> None:
     run(loop, model, optimizer)
     assert loop.mixer.steps_done == 120
     assert loop.mixer.weights["shifted"] > 0.7
-    assert loop.rows.weights == pytest.approx(loop.mixer.weights.last)
+    assert loop.data.weights == pytest.approx(loop.mixer.weights.last)
 
 
 def test_accelerate_accumulates_as_a_mixer_does() -> None:
@@ -90,8 +99,44 @@ def test_accelerate_accumulates_as_a_mixer_does() -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_with_a_loader_it_does_what_a_mixer_does(micro_batches: int) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=micro_batches)
+    size = {"batch_size": 12 * micro_batches, "micro_batches": micro_batches}
+    loop, model, optimizer = new_loop(accelerator, loader=new_loader(**size), budget=20)
+    for rows in loop:
+        with accelerator.accumulate(model):
+            accelerator.backward(loop.weighted_loss(row_losses(model, rows)))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert loop.mixer.steps_done == 20
+
+    own = new_model()
+    plain = torch.optim.AdamW(own.parameters(), lr=0.01)
+    signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
+    mixer = mixwell.Mixer(own, plain, SOURCES, budget=20, horizon=10, signal=signal)
+    validation = itertools.cycle(DataLoader(draw("shifted", 60), batch_size=20))
+    for number, batch in enumerate(new_loader(**size).follow(mixer)):
+        with mixer.batch(batch) as scope:
+            scope.weighted_loss(row_losses(own, batch.rows)).backward()
+        if (number + 1) % micro_batches:
+            continue
+        mixer.step()
+        if mixer.validation_due:
+            with mixer.validation():
+                row_losses(own, next(validation)).mean().backward()
+    for a, b in zip(mixer.rounds, loop.mixer.rounds, strict=True):
+        np.testing.assert_allclose(list(a.scores.values()), list(b.scores.values()), rtol=1e-5)
+    for one, other in zip(own.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("of", ["dataset", "loader"])
 @pytest.mark.parametrize("stop", [3, 10, 27])
-def test_resumed_is_as_if_it_had_not_been_stopped(stop: int) -> None:
+def test_resumed_is_as_if_it_had_not_been_stopped(stop: int, of: str) -> None:
+    def new_loop() -> tuple[MixerLoop, nn.Module, Any]:
+        return globals()["new_loop"](loader=new_loader() if of == "loader" else None)
+
     whole, expected, optimizer = new_loop()
     run(whole, expected, optimizer)
     first, model, optimizer = new_loop()
@@ -118,7 +163,7 @@ def test_bad_input() -> None:
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(
-        ValueError, match=r"the loader does not read from mixwell.integrations.datasets.MixtureDataset"
+        ValueError, match=r"the loader is no MixtureLoader, and does not read from a MixtureDataset"
     ):
         MixerLoop(DataLoader([1]), model, optimizer, [], row_losses, mixer={"budget": 3})
     rows = MixtureDataset({name: draw(name, 9) for name in SOURCES})

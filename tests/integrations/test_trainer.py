@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM, Trainer, TrainerCallback
 
 import mixwell
 from helpers import transformers_training
+from helpers import transformers_training as trainer_work
 from helpers.distributed_training import in_processes
 from helpers.transformers_training import (
     LENGTH,
@@ -33,9 +34,8 @@ from helpers.transformers_training import (
     train_in_process,
     validation,
 )
-from mixwell.data.mixture_dataset import MixtureDataset
 from mixwell.hypergradient.capture.layer_rules import NormRule, rule_for
-from mixwell.integrations.transformers import DomainLossCallback, MixerTrainer
+from mixwell.integrations.transformers import MixerTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.feed import BATCH
 from mixwell.training import mixture
@@ -394,9 +394,6 @@ def test_evaluation_and_checkpointing(tmp_path: Path) -> None:
 def test_unknown_domains(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'books'"):
         new_trainer(tmp_path, mixer={"weights": {"up": 1, "down": 1, "noise": 1, "books": 1}}).train()
-    held = MixtureDataset({"up": rows("up", 9), "down": rows("down", 9)})
-    with pytest.raises(ValueError, match="targets name unknown domain 'books'; the domains are up, down"):
-        DomainLossCallback(held, targets={"books": 1.0})
 
 
 def test_what_cannot_be_mixed(tmp_path: Path) -> None:
@@ -440,60 +437,22 @@ def test_another_batch_size_is_noticed(tmp_path: Path) -> None:
         new_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
-# ----------------------------------------------------------------------------------------------- losses alone
+# ----------------------------------------------------------------------------------------------- a loader
 
 
-def test_weights_from_losses_alone(tmp_path: Path) -> None:
-    def trainer(steps: int) -> tuple[Trainer, DomainLossCallback]:
-        held = MixtureDataset({kind: rows(kind, 60) for kind in ("up", "down", "noise")})
-        callback = DomainLossCallback(held, targets={"noise": 3.4}, constraints=[mixwell.Floor(0.05)])
-        evaluating = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 8}
-        made = Trainer(
-            model=new_model(),
-            args=transformers_training.arguments(tmp_path, **evaluating, max_steps=steps),
-            train_dataset=held,
-            eval_dataset={kind: datasets.Dataset.from_list(rows(kind, 8, seed=2)) for kind in held.names},
-            callbacks=[callback],
-        )
-        return made, callback
-
-    made, callback = trainer(12)
-    made.train()
-    moves = [entry for entry in made.state.log_history if "mixwell/weight/up" in entry]
-    assert [entry["step"] for entry in moves] == [4, 8, 12]
-    before = np.full(3, 1 / 3)
-    for entry in moves:  # the rule, written out
-        losses = np.array([entry[f"mixwell/evaluation/{kind}"] for kind in ("up", "down", "noise")])
-        wanted = before * np.exp(losses - np.array([0, 0, 3.4]))
-        wanted /= wanted.sum()
-        before = np.array([entry[f"mixwell/weight/{kind}"] for kind in ("up", "down", "noise")])
-        free = before > 0.05 + 1e-9
-        np.testing.assert_allclose(
-            before[free] / before[free].sum(), wanted[free] / wanted[free].sum(), rtol=1e-9
-        )
-    assert callback.rows.weights == pytest.approx(callback.weights.last)
-    assert callback.weights["noise"] == pytest.approx(0.05)
-
-    kept = callback.rows.weights
-    made.evaluate()
-    assert callback.rows.weights == kept
-
-    again, callback = trainer(12)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    first = [entry for entry in again.state.log_history if "mixwell/weight/up" in entry][:2]
-    assert first == moves[:2]
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_loader_is_as_good_as_its_datasets(accumulation: int, tmp_path: Path) -> None:
+    made = {kind: datasets.Dataset.from_list(rows(kind, 60)) for kind in ("up", "down", "noise")}
+    sizes = {"per_device_train_batch_size": 12 // accumulation, "gradient_accumulation_steps": accumulation}
+    found: list[dict[str, Any]] = []
+    for data in (made, mixwell.MixtureLoader(made, 12, seed=42)):  # the seed of TrainingArguments
+        trainer = new_trainer(tmp_path, train_dataset=data, args=sizes)
+        trainer.train()
+        found.append(trainer_work.outcome(trainer))
+    assert found[0] == found[1]
 
 
-def test_losses_alone_need_a_set_for_each_domain(tmp_path: Path) -> None:
-    held = MixtureDataset({"up": rows("up", 9), "down": rows("down", 9)})
-    made = Trainer(
-        model=new_model(),
-        args=transformers_training.arguments(tmp_path, eval_strategy="steps", eval_steps=4),
-        train_dataset=held,
-        eval_dataset=validation(),
-        callbacks=[DomainLossCallback(held)],
-    )
-    with pytest.raises(
-        ValueError, match="one evaluation set does not tell the domains apart; give one for each"
-    ):
-        made.train()
+def test_a_loader_of_another_batch_size_is_refused(tmp_path: Path) -> None:
+    loader = mixwell.MixtureLoader({"up": rows("up", 60), "down": rows("down", 60)}, 24)
+    with pytest.raises(ValueError, match="the loader makes steps of 24 rows, and TrainingArguments of 12"):
+        new_trainer(tmp_path, train_dataset=loader).train()

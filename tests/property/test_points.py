@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mixwell.mixer.accumulation import RoundScores
 
 from mixwell import ConstantWeights, Hypergradient
+from mixwell.mixer.round import RoundScores
 from mixwell.reference import theory
 from mixwell.simplex.rounds import VALIDATION_FRACTION, validation_points, validation_rows
 

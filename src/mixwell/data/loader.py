@@ -158,9 +158,8 @@ class MixtureLoader:
         """The number of rows of all domains, ``None`` where there are streams."""
         return None if self.streams else sum(len(one) for one in self._read.datasets.values())
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """The number of micro-batches with as many rows as all domains have; a TypeError with streams."""
+    def __len__(self) -> int:
+        """Return the number of micro-batches that have as many rows as all domains together; streams have none."""
         if self.total_rows is None:
             raise TypeError("streams have no length")
         return max(self.total_rows // self.batch_size, 1) * self.micro_batches

@@ -69,7 +69,7 @@ class FollowedBatches:
         self._fetched: deque[MixtureBatch] = deque()
 
     def __len__(self) -> int:
-        return self.loader.batches_per_epoch
+        return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         if self.mixer is None:

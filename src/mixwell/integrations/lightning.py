@@ -25,6 +25,7 @@ from mixwell.integrations.batches import (
 )
 from mixwell.mixer.mixer import Mixer
 
+__all__ = ["MixerCallback", "MixtureLoader"]
 Loss = Callable[[LightningModule, Any], Tensor]
 
 

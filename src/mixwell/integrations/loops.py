@@ -19,6 +19,8 @@ from mixwell.mixer.batch import MixtureBatch
 from mixwell.mixer.mixer import Mixer
 from mixwell.utils.nested import to_device
 
+__all__ = ["MixerLoop", "MixtureLoader"]
+
 
 @final
 class MixerLoop:

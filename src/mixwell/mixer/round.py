@@ -163,7 +163,7 @@ class RoundAccumulator:
         return {
             "round_begun": self.begun,
             "losses": {name: list(sums) for name, sums in self.losses.sums.items()},
-            "points": [(step, scores.tolist()) for step, scores in self.scores.points],
+            "points": self.scores.state(),
             "points_lost": self.points_lost,
         }
 
@@ -172,7 +172,7 @@ class RoundAccumulator:
         self.clear()
         self.begun = bool(values["round_begun"])
         self.losses.sums = {name: (total, count) for name, (total, count) in values["losses"].items()}
-        self.scores.points = [(int(step), np.array(one, dtype=np.float64)) for step, one in values["points"]]
+        self.scores.load_state(values["points"])
         self.points_lost = int(values["points_lost"])
 
 
@@ -246,3 +246,11 @@ class RoundScores:
             else:
                 return None
         return np.sqrt(variance) if np.isfinite(variance).all() else None
+
+    def state(self) -> list[tuple[int, list[float]]]:
+        """Return the points as plain values."""
+        return [(step, scores.tolist()) for step, scores in self.points]
+
+    def load_state(self, state: Sequence[tuple[int, Sequence[float]]]) -> None:
+        """Take up what :meth:`state` returned."""
+        self.points = [(int(step), np.array(scores, dtype=np.float64)) for step, scores in state]

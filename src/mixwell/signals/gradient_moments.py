@@ -156,7 +156,7 @@ class GradientMoments(Signal, DomainFactors):
         if rows is None or rows < 1:
             raise ValueError(
                 f"{self!r} measures noise, so it needs the rows of every part of a batch; got {rows}. Give "
-                "mixer.domain(name, share=..., rows=...), two parts or more for each domain"
+                "mixer.domain(name, fraction=..., rows=...), two parts or more for each domain"
             )
         if domain not in self._means:
             self._means[domain] = [empty_trace(parameter) for parameter in self._parameters.tensors]
@@ -205,7 +205,7 @@ class GradientMoments(Signal, DomainFactors):
         if not self._measured.any() and self._whole:
             raise ValueError(
                 f"{self!r} measures noise between the parts of a domain's batch, and every batch of this "
-                "round was whole: enter mixer.domain(name, share=1/2, rows=...) twice for each domain"
+                "round was whole: enter mixer.domain(name, fraction=1/2, rows=...) twice for each domain"
             )
         if not self._measured.any():  # single rows, or skipped steps: the weights stay
             return np.zeros_like(self._weights) if self.bound is None else _scores_of(self._weights)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
-from problems import labeled_batch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import mixwell
+from helpers.toy_problems import labeled_batch
 from mixwell import Hypergradient, Mixer, ProjectedTraces
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters

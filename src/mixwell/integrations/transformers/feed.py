@@ -30,7 +30,7 @@ class TrainerFeed(IterableDataset[Any]):
         """The number of batches that the trainer will ask for and discard before it resumes; they are empty."""
 
     def __len__(self) -> int:
-        return self.loader.batches_per_epoch
+        return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self.passed_over):

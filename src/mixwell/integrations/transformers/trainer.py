@@ -41,7 +41,8 @@ class MixerTrainer(Trainer):
         trainer = MixerTrainer(
             model=model,
             args=args,
-            train_dataset=dataset,             # with a column "domain"; or {"web": web, "code": code}
+            train_dataset=dataset,             # with a column "domain"; or {"web": web, "code": code};
+                                               # or a MixtureLoader
             validation_dataset=wanted,         # what the model should be good at
         )
         trainer.train()
@@ -92,7 +93,11 @@ class MixerTrainer(Trainer):
     ) -> None:
         super().__init__(*args, **kwargs)
         refusals.refuse_settings(self, knows_rows=row_losses is not None)
-        self._domains = by_domain(self.train_dataset, domain_column)
+        given: Any = self.train_dataset
+        self._given_loader = given if isinstance(given, MixtureLoader) else None
+        self._domains = (
+            by_domain(given, domain_column) if self._given_loader is None else self._given_loader.datasets
+        )
         self._column = domain_column
         self._settings = default_settings(mixer, reserved={"budget", "clip_norm"})
         # Another method's signal comes with what that method says, and given constraints are all there are.
@@ -156,21 +161,27 @@ class MixerTrainer(Trainer):
         seed = args.seed if args.data_seed is None else args.data_seed
         caps = (one for one in self._settings.get("constraints", ()) if isinstance(one, EpochCap))
         self._step_rows = self._train_batch_size * args.gradient_accumulation_steps * process[1]
-        self._loader = MixtureLoader(
-            self._domains,
-            self._step_rows,
-            micro_batches=args.gradient_accumulation_steps,
-            collate=self._collator("training"),
-            least=self._least,
-            cap=next(caps, None),
-            block=self._block,
-            seed=seed,
-            num_workers=args.dataloader_num_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            multiprocessing_context=args.dataloader_multiprocessing_context,
-            rank=process[0],
-            world_size=process[1],
-        )
+        settings: dict[str, Any] = {
+            "micro_batches": args.gradient_accumulation_steps,
+            "collate": self._collator("training"),
+            "rank": process[0],
+            "world_size": process[1],
+        }
+        if self._given_loader is not None:
+            self._loader = self._given_loader.with_settings(self._expected_step_rows(), **settings)
+        else:
+            self._loader = MixtureLoader(
+                self._domains,
+                self._step_rows,
+                least=self._least,
+                cap=next(caps, None),
+                block=self._block,
+                seed=seed,
+                num_workers=args.dataloader_num_workers,
+                prefetch_factor=args.dataloader_prefetch_factor,
+                multiprocessing_context=args.dataloader_multiprocessing_context,
+                **settings,
+            )
         self._feed = TrainerFeed(self._loader)
         key = f"seed {seed}"
         self._streamed = readers.is_stream(self._validation)
@@ -181,6 +192,17 @@ class MixerTrainer(Trainer):
         self._reader = readers.reader(source, "the validation set", key=key, process=place)
         pin = args.dataloader_pin_memory and torch.cuda.is_available()
         return DataLoader(self._feed, batch_size=None, collate_fn=_as_it_is, pin_memory=pin)
+
+    def _expected_step_rows(self) -> int:
+        """Return the rows of a step, if the loader that was given makes as many."""
+        assert self._given_loader is not None
+        made = self._given_loader.batch_size
+        if made != self._step_rows:
+            raise ValueError(
+                f"the loader makes steps of {made} rows, and TrainingArguments of {self._step_rows} (batch size x "
+                "accumulation x processes); give both the same"
+            )
+        return made
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows that a pass over all data has.
