@@ -98,7 +98,7 @@ def bounds_command(
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/bounds"),
     figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
 ) -> None:
-    """The theorems beside measurements, and the best T. On problems with known constants; resumable."""
+    """The theorems compared with measurements, and the best T. On problems with known constants; resumable."""
     from mixwell.lab.bounds import command
 
     ok = command.main(
@@ -260,7 +260,7 @@ def compare_command(
     overrides: Overrides = None,
     figures: Annotated[bool, typer.Option(help="Draw the figures and write the report page.")] = True,
 ) -> None:
-    """Compare methods on a problem. Same seeds, data and compute; stopped and called again, it goes on."""
+    """Compare methods on a problem. Same seeds, data and compute; stopped and called again, it resumes."""
     from mixwell.lab.compare import command
 
     command.main(
@@ -375,7 +375,8 @@ def tokenizer_command(
     config: ConfigFile,
     size: Annotated[int, typer.Option(help="Tokens of the vocabulary.")] = 8192,
     out: Annotated[
-        Path | None, typer.Option(help="The file to write. [default: tokenizer.json beside the config]")
+        Path | None,
+        typer.Option(help="The file to write. [default: tokenizer.json in the folder of the config]"),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -392,7 +393,7 @@ def report_command(
         typer.Argument(help="Runs, or folders that `mixwell compare`, `demo` or `reproduce` wrote."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Where to. [default: the only folder, or report/ beside several]")
+        Path | None, typer.Option(help="Where to. [default: the only folder, or report/ next to several]")
     ] = None,
 ) -> None:
     """Draw the figures and the HTML report. Several runs, or folders of MNIST runs, stand side by side."""

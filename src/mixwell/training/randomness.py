@@ -17,9 +17,6 @@ Plain = dict[str, Any]
 def state(device: torch.device) -> tuple[Plain, dict[str, Tensor]]:
     """Of PyTorch (also on the device), NumPy and Python.
 
-    Args:
-        device: that the run uses.
-
     Returns:
         Plain values, and tensors by name.
     """
@@ -36,13 +33,7 @@ def state(device: torch.device) -> tuple[Plain, dict[str, Tensor]]:
 
 
 def load_state(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Take up what :func:`state` gave.
-
-    Args:
-        plain: its plain values.
-        tensors: its tensors.
-        device: that the run uses.
-    """
+    """Load the result of :func:`state`."""
     torch.set_rng_state(tensors["torch"])
     if device.type == "cuda" and "cuda" in tensors:
         torch.cuda.set_rng_state(tensors["cuda"], device)
@@ -54,11 +45,7 @@ def load_state(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], device: 
 
 @contextmanager
 def seeded(number: int) -> Generator[None]:
-    """Draw from generators with a seed of their own inside, and go on as before afterwards; not on a GPU.
-
-    Args:
-        number: the seed.
-    """
+    """Seed the generators inside, and restore them afterwards; not on a GPU."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.default_generator.manual_seed(number)
     np.random.seed(number % 2**32)
@@ -72,11 +59,7 @@ def seeded(number: int) -> Generator[None]:
 
 
 def seed(number: int) -> None:
-    """Seed all of them.
-
-    Args:
-        number: the seed.
-    """
+    """Seed all of them."""
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)

@@ -25,7 +25,6 @@ def check_workers(workers: int | None, engine: Engine = LOCAL) -> None:
 
     Args:
         workers: how many; ``None`` for one per core.
-        engine: where they are.
 
     Raises:
         ValueError: the number is below one, or the engine is not installed.
@@ -48,17 +47,15 @@ def run_sweep(
     """Run all jobs, some at a time.
 
     Every job has a checkpoint in a folder, so an interrupted sweep continues where it stopped when the same
-    jobs are given again (without those whose results are there). Checkpoints of finished jobs are removed. A
+    jobs are given again (without those that have results). Checkpoints of finished jobs are removed. A
     job that fails does not keep the others from being done.
 
     Args:
         work: does one job, in a process with one thread.
-        jobs: begun in this order.
         workers: how many runs at a time; ``None`` for one per core, of a cluster's where the engine has one.
-        checkpoints: the folder for the checkpoints.
-        on_done: told each result in this process, as it comes.
+        on_done: called with each result in this process, as it arrives.
         console: for the progress bar; a line now and then where it is not a terminal.
-        engine: where the jobs are done. A sweep that was begun with one goes on with another.
+        engine: where the jobs are done. A sweep that was begun with one may be resumed with another.
 
     Raises:
         ValueError: there are no workers, or the engine is not installed.
@@ -113,15 +110,7 @@ def _remove_if_empty(checkpoints: Path) -> None:
 
 
 def begun(checkpoints: Path, jobs: Sequence[Job[Any]]) -> int:
-    """How many jobs have a checkpoint to continue from.
-
-    Args:
-        checkpoints: the folder.
-        jobs: to be done.
-
-    Returns:
-        Their number.
-    """
+    """How many jobs have a checkpoint to continue from."""
     return sum(_checkpoint(checkpoints, job).exists() for job in jobs)
 
 

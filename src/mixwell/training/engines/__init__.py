@@ -73,14 +73,9 @@ class Engine:
         """Workers for a sweep, which start when their context is entered.
 
         Args:
-            work: does one job.
             count: how many workers; ``None`` for one per core, of a cluster's where there is one.
             jobs: how many there are to do; there are no more workers than these.
             folder: of the checkpoints, which all workers must see.
-            say: told what people should know.
-
-        Returns:
-            The workers.
 
         Raises:
             ValueError: Ray is not installed.

@@ -41,9 +41,8 @@ class Work(Protocol[SettingT, ResultT]):
         """Do one run.
 
         Args:
-            setting: of the run.
             checkpoint: to continue from if it is there, and to save to.
-            report: to be told how many steps are done.
+            report: to be called with the steps done.
             stopping: asks whether to save and raise :class:`StoppedError`.
         """
         ...
@@ -132,12 +131,7 @@ class Workers(ABC, Generic[Payload]):
 
     @abstractmethod
     def give(self, job: Job[Payload], checkpoint: Path) -> None:
-        """Give a job to an idle worker.
-
-        Args:
-            job: to be done.
-            checkpoint: its file.
-        """
+        """Give a job to an idle worker."""
 
     @abstractmethod
     def answers(self, *, timeout: float) -> Iterator[Answer[Payload]]:
@@ -177,11 +171,7 @@ def attempt(
     """Do one job, in a worker.
 
     Args:
-        work: does it.
-        setting: of the job.
-        checkpoint: its file.
-        report: told how many steps are done.
-        stopping: whether to save and stop.
+        report: called with the steps done.
 
     Returns:
         Kind and content of an :class:`Answer`.
@@ -198,9 +188,6 @@ def attempt(
 
 def failed(error: Exception) -> tuple[str, Any]:
     """What a worker says of a job that raised.
-
-    Args:
-        error: that is being handled.
 
     Returns:
         Kind and content of an :class:`Answer`.
@@ -224,11 +211,7 @@ def signals_blocked() -> Generator[None]:
 
 @contextmanager
 def environment_with(values: Mapping[str, str]) -> Generator[None]:
-    """Processes that are started inside have these variables.
-
-    Args:
-        values: by name.
-    """
+    """Processes that are started inside have these variables."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

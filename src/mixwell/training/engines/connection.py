@@ -23,11 +23,7 @@ NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def check(address: str | None) -> None:
-    """See that a cluster answers, if one is meant.
-
-    Args:
-        address: as of :class:`mixwell.training.engines.Engine`.
-    """
+    """See that a cluster answers, if one is meant."""
     existing = _existing(address)
     if existing is not None and not ray.is_initialized():
         _expect_answer(existing)
@@ -38,7 +34,6 @@ def connected(address: str | None, *, cpus: int) -> Generator[None]:
     """Connect to a cluster, or start a Ray; one that this process is connected to already is used, and stays.
 
     Args:
-        address: as of :class:`mixwell.training.engines.Engine`.
         cpus: of a Ray that is started.
 
     Raises:
@@ -115,16 +110,13 @@ def _expect_port(address: str) -> None:
 
 def _no_cluster(address: str, reason: str) -> str:
     return (
-        f"no Ray cluster answers at {address} ({reason}); `ray status` on one of its machines tells the address, "
+        f"no Ray cluster answers at {address} ({reason}); `ray status` on one of its machines shows the address, "
         "and this machine must be one of them"
     )
 
 
 def last_line(text: str) -> str:
     """Of a traceback, what happened.
-
-    Args:
-        text: several lines.
 
     Returns:
         The last that is not empty.

@@ -13,6 +13,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast, final
 
+from typing_extensions import override
+
 from mixwell.training.engines.base import (
     DIED,
     REPORT_SECONDS,
@@ -54,45 +56,33 @@ class LocalWorkers(Workers[Payload]):
         self._processes: dict[Connection, BaseProcess] = {}
 
     @property
+    @override
     def stopping(self) -> bool:
-        """Whether the workers were asked to stop."""
         return bool(self._stop.value)
 
     @property
+    @override
     def busy(self) -> int:
-        """How many are at work."""
         return sum(job is not None for job in self._jobs.values())
 
     @property
+    @override
     def idle(self) -> int:
-        """How many wait for a job."""
         return len(self._jobs) - self.busy
 
+    @override
     def stop(self) -> None:
-        """Ask all to save and stop."""
         self._stop.value = 1
 
+    @override
     def give(self, job: Job[Payload], checkpoint: Path) -> None:
-        """Give a job to an idle worker.
-
-        Args:
-            job: to be done.
-            checkpoint: its file.
-        """
         pipe = next(pipe for pipe, at_work in self._jobs.items() if at_work is None)
         self._jobs[pipe] = job
         with suppress(OSError):  # it died: its answer will say so
             pipe.send((job.setting, checkpoint))
 
+    @override
     def answers(self, *, timeout: float) -> Iterator[Answer[Payload]]:
-        """What the workers say, as far as they have said something. One that died is replaced.
-
-        Args:
-            timeout: in seconds, to wait for the first.
-
-        Yields:
-            Answers.
-        """
         at_work = [pipe for pipe, job in self._jobs.items() if job is not None]
         for pipe in cast("list[Connection]", wait(at_work, timeout)):
             job = self._jobs[pipe]
@@ -110,10 +100,12 @@ class LocalWorkers(Workers[Payload]):
                 self._jobs[pipe] = None
             yield Answer(kind, job, content)
 
+    @override
     def _open(self) -> None:
         for _ in range(self._count):
             self._start()
 
+    @override
     def _close(self) -> None:
         for pipe, process in self._processes.items():
             pipe.close()  # the worker ends
@@ -139,12 +131,12 @@ def _serve(work: Work[Any, Any], pipe: Connection, stop: Any, parent: int) -> No
     import torch
 
     torch.set_num_threads(1)
-    told = 0.0
+    reported = 0.0
 
     def report(steps: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > REPORT_SECONDS:
-            told = time.monotonic()
+        nonlocal reported
+        if time.monotonic() - reported > REPORT_SECONDS:
+            reported = time.monotonic()
             with suppress(OSError):
                 pipe.send(("steps", steps))
 

@@ -17,6 +17,7 @@ from typing import Any, Generic, final
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
+from typing_extensions import override
 
 from mixwell.training.engines.base import (
     DIED,
@@ -35,7 +36,7 @@ from mixwell.utils import environment, files
 WAIT_SECONDS = 15.0
 PASSED_ON = ("MIXWELL_CACHE",)
 """Variables that workers of a cluster get from this process; those on this machine have all."""
-# Of which Ray tells the types in part only.
+# Ray is typed in part only.
 _remote: Any = ray.remote
 _pickle: Any = cloudpickle
 _result: Any = ray.get
@@ -69,7 +70,7 @@ class RayWorkers(Workers[Payload]):
         jobs: how many there are to do.
         folder: of the checkpoints, which all machines must see.
         address: as of :class:`mixwell.training.engines.Engine`.
-        say: told what people should know.
+        say: called with a line for the user.
     """
 
     def __init__(
@@ -90,36 +91,33 @@ class RayWorkers(Workers[Payload]):
         self._patient_until = math.inf
 
     @property
+    @override
     def stopping(self) -> bool:
-        """Whether the workers were asked to stop."""
         return self._stop
 
     @property
+    @override
     def busy(self) -> int:
-        """How many are at work."""
         return sum(worker.job is not None for worker in self._workers)
 
     @property
+    @override
     def idle(self) -> int:
-        """How many wait for a job."""
         return sum(worker.ready and worker.job is None for worker in self._workers)
 
+    @override
     def stop(self) -> None:
-        """Ask all to save and stop; they are told when answers are asked for, since signals come at any moment."""
+        """Ask all to save and stop; seen when answers are asked for, since signals come at any moment."""
         self._stop = True
 
+    @override
     def give(self, job: Job[Payload], checkpoint: Path) -> None:
-        """Give a job to an idle worker.
-
-        Args:
-            job: to be done.
-            checkpoint: its file.
-        """
         worker = next(one for one in self._workers if one.ready and one.job is None)
         worker.job = job
         self._asked[worker.actor.run.remote(job.setting, str(checkpoint.absolute()))] = "run", worker, job
         self._ask_steps(worker)
 
+    @override
     def answers(self, *, timeout: float) -> Iterator[Answer[Payload]]:
         """What the workers say, as far as they have said something. One that died is replaced.
 
@@ -151,6 +149,7 @@ class RayWorkers(Workers[Payload]):
                     self._replace(worker)
                 yield Answer(kind, job, content)
 
+    @override
     def _open(self) -> None:
         with ExitStack() as opened:
             opened.enter_context(connected(self._address, cpus=min(self._count or cores(), self._most)))
@@ -164,6 +163,7 @@ class RayWorkers(Workers[Payload]):
                 self._start()
             self._opened = opened.pop_all()
 
+    @override
     def _close(self) -> None:
         with self._opened:
             for worker in self._workers:
