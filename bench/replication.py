@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from mixwell.mixer.accumulation import RoundScores
 from numpy.typing import NDArray
 from rich.console import Console
 

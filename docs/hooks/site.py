@@ -20,7 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # hooks are loaded by their path
 from formulas import Formulas, fence
 
 from mixwell.cli import app
-from mixwell.training import config as settings
+from mixwell.data.sources.base import SOURCES
+from mixwell.training import config
+from mixwell.training.loggers.base import LOGGERS
+from mixwell.training.models.base import MODELS
+from mixwell.training.models.python import GivenModelConfig
+from mixwell.training.optimization import OPTIMIZERS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "assets/results"
@@ -141,43 +146,42 @@ def sections() -> Iterator[str]:
         Lines.
     """
     yield from ("## At the top", "")
-    yield from _fields(settings.Config)
-    yield from ("## Domains, `validation` and `test`", "")
-    yield from _fields(settings.DataConfig)
-    yield from ("These keys go with each kind of source:", "", "| kind | keys |", "|---|---|")
-    for kind, keys in settings.SOURCES.items():
-        if kind != "given":
-            yield f"| `{kind}` | {', '.join(f'`{one}`' for one in keys) or 'none'} |"
-    for name, field in settings.Config.model_fields.items():
-        if name not in ("domains", "validation", "test"):
-            yield from _section(name, field.annotation, level=2)
+    yield from _fields(config.Config)
+    yield from (
+        "## Domains, `validation` and `test`",
+        "",
+        "Each has exactly one of these kinds of source.",
+        "",
+    )
+    for name in sorted(SOURCES.names()):
+        yield from _registered(f"`{name}`", SOURCES.get(name), level=3)
+    for name, registry in (("model", MODELS), ("optimizer", OPTIMIZERS)):
+        for kind in registry.names():
+            yield from _registered(f"`{name}`: `kind: {kind}`", registry.get(kind), level=2)
+    plain = {
+        "batch": config.BatchConfig,
+        "mixer": config.mixer_section(),
+        "output": config.OutputConfig,
+        "parallel": config.ParallelConfig,
+    }
+    for name, section in plain.items():
+        yield from _registered(f"`{name}`", section, level=2)
+    yield from ("", "## `loggers`", "", "Each may also be `true` for its defaults.", "")
+    for name in LOGGERS.names():
+        yield from _registered(f"`loggers.{name}`", LOGGERS.get(name), level=3)
 
 
-def _section(key: str, kind: Any, *, level: int) -> Iterator[str]:
-    # Several where there are several kinds of it.
-    models = _models(kind)
-    for model in models:
-        if model is settings.GivenConfig:  # written by Python code, not by people
-            continue
-        which = f": `kind: {get_args(model.model_fields['kind'].annotation)[0]}`" if len(models) > 1 else ""
-        yield from ("", f"{'#' * level} `{key}`{which}", "", " ".join((model.__doc__ or "").split()), "")
-        yield from _fields(model)
-        for name, field in model.model_fields.items():
-            yield from _section(f"{key}.{name}", field.annotation, level=level + 1)
-
-
-def _models(kind: Any) -> list[type[BaseModel]]:
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return [kind]
-    if get_origin(kind) in (Union, UnionType, Annotated):
-        return [model for one in get_args(kind) for model in _models(one)]
-    return []
+def _registered(title: str, section: type[BaseModel], *, level: int) -> Iterator[str]:
+    if (
+        "given" in section.model_fields or section is GivenModelConfig
+    ):  # written by Python code, not by people
+        return
+    yield from ("", f"{'#' * level} {title}", "", " ".join((section.__doc__ or "").split()), "")
+    yield from _fields(section)
 
 
 def _fields(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        if name == "given":
-            continue
         default = field.get_default(call_default_factory=True)
         values = _values(field.annotation)
         if field.is_required():
@@ -190,20 +194,19 @@ def _fields(model: type[BaseModel]) -> Iterator[str]:
 
 
 _UNTOLD = {
-    "kind": "Which kind of model, or of optimizer.",
-    "model": "What is trained.",
-    "optimizer": "What trains it.",
+    "kind": "The kind of model, or of optimizer.",
+    "model": "The model.",
+    "optimizer": "The optimizer.",
     "batch": "The rows of a step.",
     "mixer": "How the weights of the domains are found.",
-    "output": "What is written, and how often.",
-    "loggers": "Where the numbers go besides `metrics.jsonl`.",
-    "layers": "Of the network.",
-    "heads": "Of attention.",
-    "width": "Of the residual stream.",
-    "dropout": "Share of numbers that are dropped.",
+    "output": "Intervals of logging, evaluations and checkpoints.",
+    "parallel": "Several processes.",
+    "layers": "Number of blocks.",
+    "heads": "Number of attention heads.",
+    "width": "Width of the residual stream.",
+    "dropout": "Dropout rate.",
     "channels": "c of the first layer; the second has twice as many.",
     "classes": "Labels.",
-    "weight_decay": "Decoupled for AdamW, added to the gradient for SGD.",
 }
 """What the sources leave to the name of a setting."""
 

@@ -99,7 +99,7 @@ def bounds_command(
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/bounds"),
     figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
 ) -> None:
-    """The theorems beside measurements, and the best T. On problems with known constants; resumable."""
+    """The theorems compared with measurements, and the best T. On problems with known constants; resumable."""
     from mixwell.lab.bounds import command
 
     ok = command.main(
@@ -392,7 +392,8 @@ def tokenizer_command(
     config: ConfigFile,
     size: Annotated[int, typer.Option(help="Tokens of the vocabulary.")] = 8192,
     out: Annotated[
-        Path | None, typer.Option(help="The file to write. [default: tokenizer.json beside the config]")
+        Path | None,
+        typer.Option(help="The file to write. [default: tokenizer.json in the folder of the config]"),
     ] = None,
     overrides: Overrides = None,
 ) -> None:

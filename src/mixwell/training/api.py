@@ -39,15 +39,13 @@ def train(
         domains: by name a PyTorch dataset, a tensor, a tuple of tensors, or what a config file would say (a path,
             or a mapping such as ``{"jsonl": "data.jsonl", "field": "body"}``).
         validation: the same, of the validation set; ``None`` for methods that need none.
-        out: the run's directory.
         model: the model, or what a config file would say of one; by default a small GPT.
-        loss: ``loss(model, batch)``, the mean over the batch; needed with a model of one's own.
+        loss: ``loss(model, batch)``, the mean over the batch; needed with a model object.
         row_losses: ``row_losses(model, batch)``, the loss of every row, which ``mixer={"traces": "projected"}``
-            needs with a model of one's own.
-        context: tokens of a row, where a model of one's own is trained on text.
+            needs with a model object.
+        context: tokens of a row, where a model object is trained on text.
         test: the same as ``validation``, of rows that nothing is learned from.
         resume: continue the run in ``out`` if there is one. The same model and data must be given.
-        quiet: show nothing.
         loggers: what a config file would say (``{"tensorboard": True, "wandb": {"project": "mixtures"}}``), or
             loggers of :mod:`mixwell.integrations.loggers` that are open already, and stay open.
         options: further settings of a config file, such as ``steps=1000`` or ``batch={"rows": 64}``.
@@ -86,15 +84,11 @@ def train(
 
     own = isinstance(model, nn.Module)
     if own != (loss is not None):
-        raise ValueError(
-            "a model of one's own and its loss belong together: give both, or neither for a built-in model"
-        )
+        raise ValueError("a model and its loss belong together: give both, or neither for a built-in model")
     if row_losses is not None and not own:
-        raise ValueError("row_losses is for a model of one's own; the built-in ones have theirs")
+        raise ValueError("row_losses is for a model object; the built-in ones have theirs")
     if context is not None and not own:
-        raise ValueError(
-            "context is for a model of one's own; of others it is a setting, model={'context': 256}"
-        )
+        raise ValueError("context is for a model object; for others it is a setting, model={'context': 256}")
     plain: dict[str, Any] = {
         "domains": {name: described(f"domains.{name}", one) for name, one in domains.items()},
         **options,

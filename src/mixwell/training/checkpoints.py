@@ -5,8 +5,8 @@ A checkpoint is a folder ``step-00001200`` with
 - ``model.safetensors``: the parameters and buffers by name, for anyone to use;
 - ``training.safetensors``: the tensors of the optimizer, of the mixer and of the random generators; of several
   processes a folder ``training``, through ``torch.distributed.checkpoint``
-  (:mod:`mixwell.distributed.sharded_checkpoint`), from which any
-  number of them goes on;
+  (:mod:`mixwell.distributed.sharded_checkpoint`), which any
+  world size can load;
 - ``state.json``: everything that is no tensor, and the checksums of the other files.
 
 It is written under another name, flushed to the disk, and moved into place; older ones are removed after that. So
@@ -37,9 +37,9 @@ from mixwell.utils.sections import ConfigSection, Whole
 
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
 SHARDS = "training"
-FORMAT = 2
+FORMAT = 3
 _PREFIX, _PART = "step-", ".part"
-# Copies that a user has put beside them, such as step-00001200-good, are not ours.
+# Copies that a user has put there, such as step-00001200-good, are not ours.
 _OURS = re.compile(rf"{_PREFIX}\d{{8,}}")
 
 
@@ -61,7 +61,7 @@ class OutputConfig(ConfigSection):
 @final
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on.
+    """All that a run needs to resume.
 
     Args:
         step: training steps done.
@@ -69,7 +69,7 @@ class Checkpoint:
         training: other tensors by name.
         plain: everything else, as JSON has it.
         own: what each process keeps of it for itself; in one that is to be written, only this one's.
-        folder: of tensors that are read when it is known how they are spread; ``None`` where there are none.
+        folder: of tensors that are read when their sharding is known; ``None`` where there are none.
     """
 
     step: int
@@ -83,28 +83,17 @@ class Checkpoint:
         """The tensors of the training; all processes must call it.
 
         Args:
-            like: tensors by name that tell how one is spread over the processes here.
-
-        Returns:
-            By name.
+            like: tensors by name that are sharded as the result should be.
         """
         if self.folder is None or not (self.folder / SHARDS).is_dir():
             return self.training
         return sharded_checkpoint.load_sharded(self.folder / SHARDS, like)
 
     def model_tensors(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of the model; all processes must call it.
-
-        Args:
-            like: the model's own, by name.
-
-        Returns:
-            By name.
-        """
+        """The tensors of the model; all processes must call it."""
         if self.folder is None or self.model:
             return self.model
-        spread = any(distributed.is_sharded(tensor) for tensor in like.values())
-        if not spread:
+        if not any(distributed.is_sharded(tensor) for tensor in like.values()):
             return load_file(self.folder / MODEL)
         # Other files may lie beside that of the model.
         return sharded_checkpoint.load_sharded(self.folder, like, only=like)
@@ -119,11 +108,7 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
 
     Args:
         folder: of the checkpoints, on a file system that all processes see; made if it is missing.
-        checkpoint: what to write.
         keep: how many stay, this one included.
-
-    Returns:
-        The folder of the checkpoint.
 
     Raises:
         OSError: it could not be written, with what to do; the checkpoints before it are untouched.
@@ -179,26 +164,13 @@ def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def list_all(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the oldest first.
-
-    Args:
-        folder: of the checkpoints.
-
-    Returns:
-        Their folders.
-    """
+    """The checkpoints in a folder, the oldest first."""
     found = [path for path in folder.glob(f"{_PREFIX}*") if _OURS.fullmatch(path.name)]
     return sorted((path for path in found if (path / STATE).is_file()), key=_step)
 
 
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint. No code from it is run.
-
-    Args:
-        path: its folder.
-
-    Returns:
-        What was written.
 
     Raises:
         DamagedError: a file is missing, cut off, or was changed.
@@ -219,9 +191,6 @@ def read(path: Path) -> Checkpoint:
 
 def check(path: Path) -> None:
     """See that all files of a checkpoint are as they were written; the first process does it for all.
-
-    Args:
-        path: its folder.
 
     Raises:
         DamagedError: a file is missing, cut off, or was changed.
@@ -250,9 +219,6 @@ def check(path: Path) -> None:
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that can be read.
 
-    Args:
-        folder: of the checkpoints.
-
     Returns:
         The checkpoint, ``None`` where there is none; and what is wrong with newer ones.
 
@@ -276,7 +242,6 @@ def tidy(folder: Path, *, after: int | None = None) -> None:
     """Remove what a dead process left half-written, and checkpoints beyond a step.
 
     Args:
-        folder: of the checkpoints.
         after: remove those of later steps, which could not be read; ``None`` for none.
     """
     whole = list_all(folder)
@@ -290,9 +255,6 @@ def tidy(folder: Path, *, after: int | None = None) -> None:
 
 def unique(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors without second names for the same one (tied weights), which files cannot hold.
-
-    Args:
-        tensors: a model's, by name.
 
     Returns:
         Each once, under its first name.

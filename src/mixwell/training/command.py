@@ -37,11 +37,9 @@ def run(
     """Begin a run.
 
     Args:
-        path: the config.
         out: the run's directory; ``None`` for ``runs/`` and the config's name.
         overrides: ``key=value``.
         engine: makes the engine of a method's trials.
-        after: called at the end.
     """
     folder = out or Path("runs") / path.stem
     config = config_io.read(path, overrides)
@@ -137,10 +135,7 @@ def measure_fidelity(folder: Path, *, steps: int, replicates: int, after: AfterR
     """Compare the estimated hypergradient with the exact one from the last checkpoint on, and keep the result.
 
     Args:
-        folder: the run's directory.
-        steps: T of the comparison.
         replicates: repetitions of the steps with other rows; 0 for the exact comparison only.
-        after: called at the end.
 
     Raises:
         ValueError: there are no steps, or there is one replicate.
@@ -166,8 +161,6 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
     """Train a tokenizer on the domains of a config.
 
     Args:
-        path: the config.
-        size: of the vocabulary.
         out: the file to write; ``None`` for ``tokenizer.json`` in the folder of the config.
         overrides: ``key=value``.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from rich.console import Console
+from typing_extensions import override
 
 from mixwell.training import config_io
 from mixwell.training.config import Config
@@ -47,8 +48,6 @@ def run_all(
         runs: in the order in which they are begun.
         workers: how many at a time; ``None`` for one per core.
         unfinished: a folder for messages of runs that failed.
-        console: for the progress.
-        engine: where they are done.
 
     Raises:
         ValueError: in one of the folders is a run with other settings.
@@ -77,15 +76,17 @@ def run_all(
 
 @final
 class _Forward(Watch):
-    """Tells the steps of a run and of the trials before it."""
+    """Reports the steps of a run and of the trials before it."""
 
     def __init__(self, report: Callable[[int], None]) -> None:
         self._report = report
         self._done = 0
 
+    @override
     def start_at(self, step: int, weights: Mapping[str, float]) -> None:
         self._done += step
 
+    @override
     def step(self, done: int, loss: float, losses: Mapping[str, float]) -> None:
         self._done += 1
         self._report(self._done)

@@ -74,19 +74,17 @@ def write(config: Config, path: Path) -> None:
     )
 
 
-def differences(one: Config, other: Config, *, besides: Sequence[str] = ()) -> list[str]:
+def differences(one: Config, other: Config, *, except_keys: Sequence[str] = ()) -> list[str]:
     """Return a phrase with key and both values for each setting that differs between two configs.
 
     Args:
-        one: a config.
-        other: another.
-        besides: keys at the top that may differ.
+        except_keys: keys at the top that may differ.
     """
     mine, theirs = (_flat(config.model_dump(mode="json")) for config in (one, other))
     return [
         f"{key} is {_shown(mine.get(key))} here and {_shown(theirs.get(key))} there"
         for key in mine | theirs
-        if mine.get(key) != theirs.get(key) and key.split(".")[0] not in besides
+        if mine.get(key) != theirs.get(key) and key.split(".")[0] not in except_keys
     ]
 
 

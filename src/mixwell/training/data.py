@@ -49,8 +49,6 @@ def load(
     """Load all rows that a config names; text is tokenized into the cache, or found there.
 
     Args:
-        config: the settings.
-        tokenizer: for text.
         trainable: says how long a row of text is.
         given: rows that Python code passed, by key: ``domains.NAME``, ``validation``, ``test``.
         announce: called with a line for the user.

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from mixwell.utils.terminal import say
 
@@ -19,7 +20,7 @@ BAR = 30
 
 
 class Watch:
-    """Is told what happens in a run. This one does nothing with it."""
+    """Follows the progress of a run. The defaults do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -28,35 +29,16 @@ class Watch:
         pass
 
     def start_at(self, step: int, weights: Mapping[str, float]) -> None:
-        """Training begins or goes on.
-
-        Args:
-            step: steps done before.
-            weights: of the domains.
-        """
+        """Handle the start of training, after ``step`` steps of an earlier process."""
 
     def step(self, done: int, loss: float, losses: Mapping[str, float]) -> None:
-        """A step is done.
-
-        Args:
-            done: steps so far.
-            loss: of the batch.
-            losses: by domain.
-        """
+        """Handle a step that is done."""
 
     def weights(self, weights: Mapping[str, float]) -> None:
-        """The weights were updated.
-
-        Args:
-            weights: the new ones.
-        """
+        """Handle new weights."""
 
     def evaluated(self, validation: float) -> None:
-        """The validation loss was measured.
-
-        Args:
-            validation: the loss.
-        """
+        """Handle a new validation loss."""
 
 
 @final
@@ -75,7 +57,7 @@ class Display(Watch):
         self._losses: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._done = self._first = 0
-        self._begun = self._told = 0.0
+        self._begun = self._shown_at = 0.0
         self._live = Live(
             console=console,
             auto_refresh=False,
@@ -84,59 +66,42 @@ class Display(Watch):
             redirect_stderr=False,
         )
 
+    @override
     def __enter__(self) -> Self:
-        self._begun = self._told = time.monotonic()
+        self._begun = self._shown_at = time.monotonic()
         if self._console.is_terminal:
             self._live.start()
         return self
 
+    @override
     def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._live.stop()
 
+    @override
     def start_at(self, step: int, weights: Mapping[str, float]) -> None:
-        """Count the time from here.
-
-        Args:
-            step: steps done before.
-            weights: of the domains.
-        """
         self._done = self._first = step
         self._weights = dict(weights)
 
+    @override
     def step(self, done: int, loss: float, losses: Mapping[str, float]) -> None:
-        """Show it, not more often than can be read.
-
-        Args:
-            done: steps so far.
-            loss: of the batch.
-            losses: by domain.
-        """
         self._done, self._loss = done, loss
         self._losses.update(losses)
         now = time.monotonic()
         if self._console.is_terminal:
-            if now - self._told > 0.2:
-                self._told = now
+            if now - self._shown_at > 0.2:
+                self._shown_at = now
                 self._live.refresh()
-        elif now - self._told > LINE_SECONDS:
-            self._told = now
+        elif now - self._shown_at > LINE_SECONDS:
+            self._shown_at = now
             say(self._console, self._line())
 
+    @override
     def weights(self, weights: Mapping[str, float]) -> None:
-        """Show them from now on.
-
-        Args:
-            weights: the new ones.
-        """
         self._weights = dict(weights)
 
+    @override
     def evaluated(self, validation: float) -> None:
-        """Show it from now on.
-
-        Args:
-            validation: the loss.
-        """
         self._validation = validation
 
     def _seconds_left(self) -> float | None:
@@ -206,18 +171,17 @@ class Tokenizing:
         """Begin with another source.
 
         Args:
-            name: of the source.
             size: its bytes, where they are known.
 
         Returns:
-            A function that is told the bytes done.
+            A function to call with the bytes done.
         """
         task = self._bar.add_task(name, total=size, visible=False)
 
-        def tell(done: int) -> None:
+        def update(done: int) -> None:
             self._bar.update(task, completed=done, visible=True)
 
-        return tell
+        return update
 
 
 def _time(seconds: float) -> str:

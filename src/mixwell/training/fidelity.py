@@ -1,4 +1,4 @@
-"""Is the estimate of the hypergradient any good on the model of a run?"""
+"""``fidelity.json``: measurements of the estimated hypergradient of a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ FILE = "fidelity.json"
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The measurements that were made on a run.
-
-    Args:
-        folder: the run's directory.
+    """Return the measurements of a run.
 
     Returns:
         One for each; none where none was made.
@@ -26,13 +23,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def add(folder: Path, step: int, measured: Fidelity) -> None:
-    """Keep a measurement beside the run.
-
-    Args:
-        folder: the run's directory.
-        step: training steps done before it.
-        measured: what was measured.
-    """
+    """Add a measurement to the run's directory."""
     line: dict[str, Any] = {
         "step": step,
         "horizon": measured.horizon,

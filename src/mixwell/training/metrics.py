@@ -25,7 +25,7 @@ FILE = "metrics.jsonl"
 
 @final
 class MetricsFile:
-    """Appends lines, and forgets those that were written after a checkpoint when a run goes on from it.
+    """Appends lines; when a run is resumed, those written after its checkpoint are removed.
 
     Every line has a ``kind`` (``"step"``, ``"round"`` or ``"evaluation"``) and the ``step`` after which it was
     written. Numbers that are not finite are written as ``null``, which JSON has.
@@ -54,13 +54,7 @@ class MetricsFile:
         self._file.close()
 
     def write(self, kind: str, *, step: int, **values: Any) -> None:
-        """Append a line.
-
-        Args:
-            kind: of what happened.
-            step: training steps done.
-            values: plain values.
-        """
+        """Append a line."""
         line = json.dumps({"kind": kind, "step": step, **_finite(values)}) + "\n"
         self._file.write(line.encode())
         self._file.flush()
@@ -78,9 +72,9 @@ class MetricsFile:
 
 @final
 class Journal:
-    """Collects what happens at a step, then tells the loggers and writes the lines.
+    """Collects the events of a step, then calls the loggers and writes the lines.
 
-    Loggers come first, so that the lines of a run that died say how far its loggers have been told.
+    Loggers come first, so that the lines of a run that died say up to which step its loggers have logged.
 
     Args:
         lines: the run's own record; ``None`` in processes that keep none.
@@ -93,11 +87,7 @@ class Journal:
         self._values: dict[str, float] = {}
 
     def start(self, weights: Mapping[str, float]) -> None:
-        """Training begins, which has no line of its own.
-
-        Args:
-            weights: of the domains.
-        """
+        """Training begins, which has no line of its own."""
         self._values |= named_weights(weights)
 
     def step(
@@ -107,8 +97,6 @@ class Journal:
 
         Args:
             means: of the :class:`Window` since the last one.
-            learning_rate: of the step.
-            seconds: of training so far.
             rows: trained on so far, by domain.
         """
         self._happened["step"] = {"lr": learning_rate, "seconds": round(seconds, 3), **means}
@@ -117,29 +105,17 @@ class Journal:
         )
 
     def round(self, record: RoundRecord) -> None:
-        """A round has ended.
-
-        Args:
-            record: of the round.
-        """
+        """A round has ended."""
         self._happened["round"] = record.to_json()
         self._values |= named(record)
 
     def evaluation(self, losses: Mapping[str, float]) -> None:
-        """The model was evaluated.
-
-        Args:
-            losses: by set of rows.
-        """
+        """The model was evaluated."""
         self._happened["evaluation"] = {"losses": dict(losses)}
         self._values |= named_evaluation(losses)
 
     def write(self, step: int) -> None:
-        """All of the step is collected.
-
-        Args:
-            step: training steps done.
-        """
+        """All of the step is collected."""
         if self._values:
             self._loggers.log(step, self._values)
         if self._lines is not None:
@@ -175,13 +151,7 @@ class Window:
     rows: dict[str, int] = field(default_factory=dict[str, int])
 
     def add(self, loss: float, losses: Mapping[str, float], counts: Mapping[str, int]) -> None:
-        """A step was done.
-
-        Args:
-            loss: of the step.
-            losses: mean loss by domain.
-            counts: rows by domain.
-        """
+        """A step was done."""
         self.steps += 1
         self.total += loss
         for name, mean in losses.items():
@@ -189,12 +159,7 @@ class Window:
             self.rows[name] = self.rows.get(name, 0) + counts[name]
 
     def share(self, names: Sequence[str], device: torch.device) -> None:
-        """Add up what the processes saw; all must call it.
-
-        Args:
-            names: of the domains.
-            device: on which processes exchange tensors.
-        """
+        """Add up what the processes saw; all must call it."""
         if distributed.is_single_process():
             return
         own = [self.total, *(self.sums.get(n, 0.0) for n in names), *(self.rows.get(n, 0) for n in names)]
@@ -218,13 +183,13 @@ class Window:
 
 
 def own_window(saved: Sequence[Mapping[str, Any]]) -> Window:
-    """The window that this process goes on with.
+    """Return the window with which this process resumes.
 
     Args:
         saved: of each process that saved, as plain values.
 
     Returns:
-        Its own where there are as many processes as there were; else the first goes on with that of all.
+        Its own where there are as many processes as there were; else the first resumes with that of all.
     """
     if len(saved) == distributed.world_size():
         return Window(**saved[distributed.rank()])
@@ -240,10 +205,6 @@ def own_window(saved: Sequence[Mapping[str, Any]]) -> Window:
 
 def read(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
     """The lines of a run's metrics. A last line that a dead process left half-written is left out.
-
-    Args:
-        folder: of the run.
-        kind: only lines of this kind.
 
     Yields:
         Each line's values.
@@ -265,10 +226,7 @@ def read(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
 
 
 def last_step(folder: Path) -> int:
-    """The last step that a run has written of, whether or not it will go on from there.
-
-    Args:
-        folder: of the run.
+    """Return the last step that a run has logged, whether or not it will resume from there.
 
     Returns:
         The step; -1 where nothing was written.

@@ -32,16 +32,10 @@ def describe(
     """The artifact, as plain values.
 
     Args:
-        mixer: of the run.
-        method: how the weights were found.
-        seed: of the run.
         rows: that each domain has, where that is known.
         taken: rows that were trained on, by domain.
         computed: rows of which a gradient was taken for whatever purpose, where they were counted.
-        memory: bytes that are held beside plain training; by default those of the mixer.
-
-    Returns:
-        What :func:`schema` describes.
+        memory: bytes held in addition to plain training; by default those of the mixer.
     """
     weights = mixer.weights
     counted: dict[str, Any] = {"available": rows, "trained_on": taken}
@@ -80,12 +74,7 @@ def describe(
 
 
 def write(folder: Path, described: dict[str, Any]) -> None:
-    """Write the artifact of a run.
-
-    Args:
-        folder: of the run.
-        described: what :func:`describe` gave.
-    """
+    """Write the artifact of a run."""
     files.write_atomically(folder / FILE, json.dumps(described, indent=1) + "\n")
 
 
@@ -94,9 +83,6 @@ def read(path: Path) -> dict[str, Any]:
 
     Args:
         path: the file, or the directory of a run that has one.
-
-    Returns:
-        The artifact.
 
     Raises:
         ValueError: there is none, or it is something else.
@@ -119,13 +105,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def check(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
     """Refuse what is not an artifact that this version knows.
-
-    Args:
-        plain: as a file has it.
-        where: named in messages.
-
-    Returns:
-        The same.
 
     Raises:
         ValueError: with what is missing or wrong.

@@ -113,11 +113,6 @@ def learning_rate(optimizer: OptimizerConfig, *, step: int, steps: int) -> float
 
     It rises linearly over ``warmup`` steps, then falls from ``lr`` to ``final * lr`` by the schedule.
 
-    Args:
-        optimizer: its settings.
-        step: steps done before this one.
-        steps: of the whole run.
-
     Example:
         >>> settings = AdamWConfig(lr=1.0, schedule="linear", warmup=2, final=0.0)
         >>> [learning_rate(settings, step=step, steps=6) for step in range(6)]

@@ -87,7 +87,7 @@ def joined(config: Config) -> Generator[None]:
     limit = timedelta(seconds=settings.timeout)
     with _explained(settings):
         store, rank, count = next(rendezvous("env://", timeout=limit))
-        # Apart from what the processes that were here before a restart have left, whose addresses are dead.
+        # Apart from the keys of the processes before a restart, which have dead addresses.
         store = PrefixStore(f"mixwell/{os.environ.get(RESTARTS, 0)}", store)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
@@ -121,7 +121,7 @@ def _explained(settings: ParallelConfig) -> Generator[None]:
         raise ConnectionError(
             f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} lost the others: one died, or did not "
             f"answer within {settings.timeout:g} s (parallel.timeout). The run stops ({reason}); `mixwell resume` "
-            "with as many processes or with others, or torchrun --max-restarts, goes on from its last checkpoint"
+            "with as many processes or with others, or torchrun --max-restarts, continues from its last checkpoint"
         ) from error
 
 
@@ -164,7 +164,6 @@ def expect_possible(config: Config, *, validation: int) -> None:
     """Refuse settings that several processes cannot train with.
 
     Args:
-        config: of the run.
         validation: rows of the validation set that a gradient takes; 0 where there is none.
 
     Raises:
@@ -217,9 +216,6 @@ class StopCoordinator:
     def stop_after(self, step: int) -> bool:
         """Whether the run is to stop now.
 
-        Args:
-            step: steps done.
-
         Returns:
             The same in all processes at the same step.
         """
@@ -234,7 +230,6 @@ class StopCoordinator:
         """Whether a checkpoint is to be written now, where that is decided by time.
 
         Args:
-            step: steps done.
             due: whether this process finds so; the first one decides.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What a run will cost, told before it begins."""
+"""The cost of a run, measured and counted before it begins."""
 
 from __future__ import annotations
 
@@ -89,12 +89,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     """Measure and count.
 
     Args:
-        config: the settings.
         trainable: model and loss; some steps are trained.
-        data: the rows.
-
-    Returns:
-        The plan.
     """
     trained = [p for p in trainable.model.parameters() if p.requires_grad]
     method = methods.find(config.mixer.method)
@@ -147,8 +142,6 @@ def shared(
 
     Args:
         config: the settings, which say how they share the model.
-        parameters: the trained ones.
-        processes: how many there are.
 
     Returns:
         The exchanges, and by kind of traces the bytes that each process holds beyond plain training.
@@ -186,14 +179,6 @@ def advice(config: Config, trainable: Trainable, data: Data) -> str:
     Projected ones cost least in time and memory wherever layers can be watched and losses are known by row. Dense
     ones are exact, and cost m copies of the parameters and a backward pass for each domain; bfloat16 ones are
     half of that.
-
-    Args:
-        config: the settings.
-        trainable: model and loss.
-        data: the rows.
-
-    Returns:
-        A sentence.
     """
     if config.compile:
         return "a compiled model cannot be watched: dense traces, or bfloat16 where their memory is short"
@@ -206,20 +191,12 @@ def advice(config: Config, trainable: Trainable, data: Data) -> str:
     if any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in trainable.model.modules()):
         return "dense traces are as fast for convolutions; projected ones where memory is short"
     if len(data.domains) > 8 or config.traces == "projected":
-        return "projected traces; dense ones to compare with (mixwell fidelity tells how good either is)"
+        return "projected traces; dense ones to compare with (mixwell fidelity measures how good either is)"
     return "projected traces are cheaper (traces: projected); dense ones are exact"
 
 
 def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
-    """What mixing takes beyond plain training, by kind of traces, without taking it.
-
-    Args:
-        config: the settings.
-        parameters: the trained ones.
-
-    Returns:
-        Bytes.
-    """
+    """What mixing takes beyond plain training, by kind of traces, without taking it."""
     shadows = _shadows(parameters)
     optimizer = optimization.build(config.optimizer, list(shadows))
     found: dict[str, int] = {}

@@ -16,9 +16,6 @@ Plain = dict[str, Any]
 def state(device: torch.device) -> tuple[Plain, dict[str, Tensor]]:
     """Of PyTorch (also on the device), NumPy and Python.
 
-    Args:
-        device: that the run uses.
-
     Returns:
         Plain values, and tensors by name.
     """
@@ -35,13 +32,7 @@ def state(device: torch.device) -> tuple[Plain, dict[str, Tensor]]:
 
 
 def load_state(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Take up what :func:`state` gave.
-
-    Args:
-        plain: its plain values.
-        tensors: its tensors.
-        device: that the run uses.
-    """
+    """Load the result of :func:`state`."""
     torch.set_rng_state(tensors["torch"])
     if device.type == "cuda" and "cuda" in tensors:
         torch.cuda.set_rng_state(tensors["cuda"], device)
@@ -52,11 +43,7 @@ def load_state(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], device: 
 
 
 def seed(number: int) -> None:
-    """Seed all of them.
-
-    Args:
-        number: the seed.
-    """
+    """Seed all of them."""
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)

@@ -246,7 +246,7 @@ class Run:
             before, there = config_io.read(self.folder / CONFIG), CONFIG
         else:
             before, there = config_io.check(checkpoint.plain["config"]), "the checkpoint"
-        changed = config_io.differences(self.config, before, besides=FREE)
+        changed = config_io.differences(self.config, before, except_keys=FREE)
         if changed:
             raise ValueError(
                 f"the settings of the run in {self.folder} have changed: {'; '.join(changed)} (in {there}). It "
@@ -412,7 +412,7 @@ def expect_same(config: Config, folder: Path) -> None:
     """Raise ValueError if the folder holds a run that was trained with other settings."""
     if not (folder / CONFIG).exists():
         return
-    changed = config_io.differences(config_io.read(folder / CONFIG), config, besides=FREE)
+    changed = config_io.differences(config_io.read(folder / CONFIG), config, except_keys=FREE)
     if changed:
         raise ValueError(
             f"in {folder} is a run with other settings ({'; '.join(changed)}); choose another folder, or delete "

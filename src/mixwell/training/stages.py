@@ -27,8 +27,6 @@ def resolve_stages(
     """Run the trials of a method, and return the settings of the last run.
 
     Args:
-        config: the settings of the whole.
-        sizes: rows by domain.
         folder: of the whole; trials have their directories in ``stages/`` there.
         run_trials: runs those that are not finished, each from where it stopped.
     """
@@ -52,7 +50,6 @@ def computed(folder: Path, *, evaluated_rows: float = 0.0) -> float:
     """Return the compute of all trials of a run, in rows of which a gradient was taken.
 
     Args:
-        folder: of the run.
         evaluated_rows: rows of the evaluation of each trial, where the method learns from it; they count a third.
     """
     trials = (folder / FOLDER).glob(f"*/{mixture.FILE}")
@@ -63,7 +60,6 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
     """Return the model of a run's last checkpoint, with its losses.
 
     Args:
-        folder: of the run.
         given: a copy of a model that Python code passed, to be filled.
 
     Raises:

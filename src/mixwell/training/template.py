@@ -14,9 +14,6 @@ from mixwell.utils.terminal import say
 def write(path: Path) -> None:
     """Write a commented config.
 
-    Args:
-        path: where to.
-
     Raises:
         ValueError: there is a file already, or it would not be YAML.
     """

@@ -67,7 +67,7 @@ def test_when_all_are_damaged_it_says_so(tmp_path: Path) -> None:
 def test_another_format_is_not_called_damage(tmp_path: Path) -> None:
     path = checkpoints.write(tmp_path, at(1), keep=2) / checkpoints.STATE
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    with pytest.raises(ValueError, match="has format 99, this version of mixwell reads format 2"):
+    with pytest.raises(ValueError, match="has format 99, this version of mixwell reads format 3"):
         checkpoints.newest(tmp_path)
 
 

@@ -156,7 +156,7 @@ class FileSource(Source):
     Args:
         patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`.
         base: the folder that relative patterns start from.
-        suffixes: in folders, only files whose names end so.
+        suffixes: in folders, only files with these suffixes.
     """
 
     def __init__(

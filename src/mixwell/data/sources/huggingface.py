@@ -53,7 +53,7 @@ class HuggingFace(Source):
     """A dataset that the library ``datasets`` can load.
 
     What is not a folder or local files is fetched from the hub as soon as :meth:`pieces` or :meth:`fingerprint`
-    is called; :attr:`remote` tells beforehand, so that the caller can announce it.
+    is called; :attr:`remote` says so beforehand, for the caller to announce it.
 
     Args:
         dataset: a folder written by ``save_to_disk``, a folder with data files, the name of a dataset of the
@@ -63,7 +63,7 @@ class HuggingFace(Source):
         split: which split.
         field: the name of the column with the text.
         streaming: read as it arrives, and keep no copy.
-        limit: take only so many documents.
+        limit: the greatest number of documents to take.
         revision: of the hub's dataset. A streamed one without it is taken to be the same as last time.
         data_files: files, folders or globs for the reader.
 

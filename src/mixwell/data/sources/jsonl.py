@@ -51,7 +51,7 @@ class JsonLines(FileSource):
 
     Args:
         patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`. In folders, only
-            files whose names end as those of JSON lines do.
+            files with a suffix of JSON Lines.
         base: the folder that relative patterns start from.
         field: the name of the field with the text.
         encoding: of the files.
@@ -133,7 +133,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
             stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else raw
             done = 0
             for number, line in enumerate(stream, start=1):
-                # what is left of a compressed file is told by its own position
+                # the progress in a compressed file is its own position
                 now = raw.tell() if packed else done + len(line)
                 yield number, line, now - done
                 done = now

@@ -43,7 +43,7 @@ class Parquet(FileSource):
 
     Args:
         patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`. In folders, only
-            files whose names end in ``.parquet``.
+            files that end in ``.parquet``.
         base: the folder that relative patterns start from.
         field: the name of the column with the text.
 

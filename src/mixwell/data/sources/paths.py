@@ -28,9 +28,8 @@ def expand(
     stands for any folders. ``~`` is the home folder.
 
     Args:
-        patterns: one or more.
         base: the folder that relative patterns start from.
-        suffixes: in folders, only files whose names end so.
+        suffixes: in folders, only files with these suffixes.
 
     Raises:
         ValueError: a pattern stands for no file.
@@ -51,7 +50,6 @@ def digests(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
     file that was rewritten is read again even where its size and time of modification are as before (``cp -p``).
 
     Args:
-        paths: the files.
         cache: the folder in which digests are remembered, by default the cache folder.
 
     Raises:

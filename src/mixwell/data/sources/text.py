@@ -50,7 +50,7 @@ class TextFiles(FileSource):
         encoding: of the files.
         errors: what to do with bytes that the encoding does not have: ``strict`` refuses the file, ``replace``
             and ``ignore`` put a mark or nothing in their place.
-        suffixes: in folders, only files whose names end so.
+        suffixes: in folders, only files with these suffixes.
         piece: how many bytes to read at a time.
 
     Raises:
@@ -174,9 +174,6 @@ def good_cut(text: str) -> int:
 
     Common tokenizers never join a letter or digit to the line end after it; so the cut is made between these,
     failing that after a line end, or before a space.
-
-    Args:
-        text: not empty.
 
     Returns:
         A position above 0, as near to the end as there is one.

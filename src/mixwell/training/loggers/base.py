@@ -58,7 +58,6 @@ class Logger(ABC):
             losses: mean loss by domain since the step that was logged before.
             rows: rows trained on so far, by domain.
             loss: the mean of the domains' losses by their weights.
-            learning_rate: of the step.
         """
         self.log(step, named_step(losses=losses, rows=rows, loss=loss, learning_rate=learning_rate))
 
@@ -67,7 +66,6 @@ class Logger(ABC):
 
         Args:
             step: training steps done. It must not decrease.
-            values: by name.
 
         Raises:
             RuntimeError: the logger is closed.
@@ -192,11 +190,6 @@ def outcome_of(kind: type[BaseException] | None) -> Outcome:
 
 def import_tool(module: str, *, name: str, extra: str) -> Any:
     """Import the package of a tool.
-
-    Args:
-        module: to import.
-        name: of the tool, for messages.
-        extra: of mixwell, that installs it.
 
     Raises:
         ValueError: it is not installed.

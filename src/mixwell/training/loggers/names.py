@@ -69,14 +69,7 @@ def named(record: RoundRecord) -> dict[str, float]:
 
 
 def named_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights by their names, where there is no round, such as before the first.
-
-    Args:
-        weights: by domain.
-
-    Returns:
-        Values for any logger.
-    """
+    """Weights by their names, where there is no round, such as before the first."""
     return _each("weight", weights)
 
 
@@ -93,10 +86,6 @@ def named_step(
         losses: mean loss by domain since the step that was logged before.
         rows: rows trained on so far, by domain.
         loss: the mean of the domains' losses by their weights.
-        learning_rate: of the step.
-
-    Returns:
-        Values for any logger.
 
     Example:
         >>> named_step(losses={"web": 3.0}, rows={"web": 640})
@@ -112,9 +101,6 @@ def named_evaluation(losses: Mapping[str, float]) -> dict[str, float]:
 
     Args:
         losses: by set of rows, such as ``validation``.
-
-    Returns:
-        Values for any logger.
     """
     return _each("evaluation", losses)
 

@@ -109,8 +109,6 @@ def open_all(chosen: Chosen, run: LoggerContext, *, given: Sequence[Logger] = ()
     """Open the loggers of a run, or continue those that it had.
 
     Args:
-        chosen: sections by name.
-        run: the run.
         given: more loggers, which are open already.
 
     Raises:
