@@ -1,4 +1,4 @@
-"""What the paper's signal is computed from.
+"""The components of the paper's signal.
 
 Optimizer responses, curvature, traces, and the capture of per-domain gradients from mixed batches.
 """

@@ -1,4 +1,4 @@
-"""The parameters that a run trains, with their names, and what is done with all of their gradients at once."""
+"""The parameters that a run trains, with their names, and operations on all of their gradients."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ class Parameters:
     """The tensors that an optimizer trains, by name.
 
     Args:
-        names: their names in the model.
-        tensors: the tensors themselves.
         groups: for each tensor the index of its parameter group in the optimizer.
-        model: whose buffers (running statistics) probes must leave as they were.
+        model: the model of the parameters, with the buffers (running statistics) that probes must not change.
     """
 
     names: tuple[str, ...]
@@ -36,18 +34,11 @@ class Parameters:
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Parameters:
-        """The parameters in the optimizer's order, with the model's names.
-
-        Args:
-            model: gives the names and the buffers.
-            optimizer: says which tensors are trained.
-
-        Returns:
-            The parameters, each once (tied weights are one tensor).
+        """Return the parameters in the optimizer's order, with the model's names; tied weights are one tensor.
 
         Raises:
             ValueError: the optimizer has a parameter that the model has not, or one of complex numbers, or the
-                model is wrapped in a way whose gradients cannot be read.
+                model has a wrapper that hides its gradients.
         """
         _expect_readable(model)
         distributed.reshard(model)
@@ -74,9 +65,6 @@ class Parameters:
     def expect_all_of(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer that trains other tensors by now.
 
-        Args:
-            optimizer: the run's.
-
         Raises:
             RuntimeError: parameters were added or taken away.
         """
@@ -92,22 +80,15 @@ class Parameters:
 
     @property
     def numel(self) -> int:
-        """The number of scalars."""
+        """The number of elements."""
         return sum(p.numel() for p in self.tensors)
 
     def shapes(self) -> dict[str, list[int]]:
-        """The shape of every parameter, by name."""
+        """Return the shape of every parameter, by name."""
         return {name: list(p.shape) for name, p in zip(self.names, self.tensors, strict=True)}
 
     def subset(self, indices: Sequence[int]) -> Parameters:
-        """Some of the parameters.
-
-        Args:
-            indices: which.
-
-        Returns:
-            Those, in that order.
-        """
+        """Return some of the parameters, in the order of the indices."""
         return Parameters(
             tuple(self.names[i] for i in indices),
             tuple(self.tensors[i] for i in indices),
@@ -135,24 +116,18 @@ class Parameters:
             parameter.grad = None
 
     def stray_gradient(self) -> str | None:
-        """The name of a parameter that has a gradient other than zero already, if any."""
+        """Return the name of a parameter that has a nonzero gradient already, if any."""
         for name, parameter in zip(self.names, self.tensors, strict=True):
             if parameter.grad is not None and bool(distributed.to_local(parameter.grad).any()):
                 return name
         return None
 
     def non_finite(self, gradients: Gradients) -> str | None:
-        """The name of the first parameter with NaN or infinity in its gradient.
+        """Return the name of the first parameter with NaN or infinity in its gradient, ``None`` if all are finite.
 
-        A sum is finite only if all its terms are, and is the cheapest look at a tensor. The sums are looked
-        at together, so that an accelerator is waited for once; only where one is not finite (which may also
-        be an overflow of the sum) the tensors are looked at one by one.
-
-        Args:
-            gradients: one per parameter.
-
-        Returns:
-            The name, or ``None`` where all are finite.
+        A sum is finite only if all its terms are, and is the cheapest test of a tensor. All sums are tested at
+        once, with one synchronization of an accelerator; only where one is not finite (which may also be an
+        overflow of the sum) the tensors are tested one by one.
         """
         present = [(n, g) for n, g in zip(self.names, gradients, strict=True) if g is not None and g.numel()]
         if not present:
@@ -160,28 +135,28 @@ class Parameters:
         sums = [distributed.to_local(gradient.detach()).sum().double() for _, gradient in present]
         if bool(torch.stack([value.to(sums[0].device) for value in sums]).isfinite().all()):
             return None
-        own = ((name, distributed.to_local(g)) for name, g in present)
-        return next((name for name, g in own if not bool(torch.isfinite(g).all())), None)
+        local = ((name, distributed.to_local(g)) for name, g in present)
+        return next((name for name, g in local if not bool(torch.isfinite(g).all())), None)
 
     @cached_property
     def sharded(self) -> bool:
-        """Whether processes have parts of the parameters (FSDP), and of their gradients."""
+        """Whether the parameters and their gradients are sharded over processes (FSDP)."""
         return any(distributed.is_sharded(p) for p in self.tensors)
 
     @property
     def device(self) -> torch.device:
-        """Of the first, on which processes exchange numbers."""
+        """The device of the first parameter, which collectives use."""
         return self.tensors[0].device
 
     @contextmanager
     def full_precision(self) -> Generator[None]:
-        """Compute with gradients as they are: no graph of it, and no autocast, where the user's loop has one."""
+        """Disable gradient computation, and the autocast of the user's loop."""
         with torch.no_grad(), torch.autocast(self.tensors[0].device.type, enabled=False):
             yield
 
     @contextmanager
     def buffers_kept(self) -> Generator[None]:
-        """Leave the model's buffers as they were, so that a look at the model does not change it."""
+        """Restore the model's buffers afterwards, so that a probe of the model does not change it."""
         modules = list(self.model.modules()) if self.model is not None else []
         saved = [
             (module, name, buffer, buffer.detach().clone())
@@ -198,15 +173,10 @@ class Parameters:
                         setattr(module, name, buffer)
 
 
-def own_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
-    """``<left_i, right_i>`` for each pair of tensors, 0 where one is missing; of what this process has of them.
+def local_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
+    """Return ``<left_i, right_i>`` of the local shards for each pair of tensors, 0 where one is missing.
 
-    Args:
-        left: tensors.
-        right: tensors of the same shapes.
-
-    Returns:
-        One number per pair. An accelerator is waited for once.
+    It synchronizes with an accelerator once.
     """
     products: list[Tensor] = []
     for a, b in zip(left, right, strict=True):
@@ -224,37 +194,25 @@ def own_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) 
 
 
 def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
-    """``<left_i, right_i>`` for each pair of tensors, 0 where one is missing.
+    """Return ``<left_i, right_i>`` for each pair of tensors, 0 where one is missing.
 
-    Args:
-        left: tensors.
-        right: tensors of the same shapes, spread over processes in the same way.
-
-    Returns:
-        One number per pair. Where tensors are spread, all processes must call it.
+    Both tensors of a pair are sharded in the same way. Where tensors are sharded, all processes must call it.
     """
-    own = own_products(left, right)
+    products = local_products(left, right)
     both = [a if b is not None else None for a, b in zip(left, right, strict=True)]
     parts = [i for i, one in enumerate(both) if one is not None and distributed.is_sharded(one)]
     if not parts:
-        return own
-    spread = cast("Tensor", both[parts[0]])
+        return products
+    first = cast("Tensor", both[parts[0]])
     shares = [distributed.replication_weight(cast("Tensor", both[i])) for i in parts]
-    summed = distributed.all_reduce_sum(np.array([own[i] for i in parts]) * shares, spread.device)
+    summed = distributed.all_reduce_sum(np.array([products[i] for i in parts]) * shares, first.device)
     for i, product in zip(parts, summed.tolist(), strict=True):
-        own[i] = product
-    return own
+        products[i] = product
+    return products
 
 
 def cuda_devices(tensors: Iterable[Tensor]) -> list[int]:
-    """The CUDA devices that tensors are on, whose random streams a probe must not disturb.
-
-    Args:
-        tensors: any.
-
-    Returns:
-        Their indices.
-    """
+    """Return the indices of the tensors' CUDA devices, whose random states a probe must not change."""
     return sorted({t.device.index for t in tensors if t.device.type == "cuda"})
 
 
@@ -275,7 +233,7 @@ def _expect_readable(model: nn.Module) -> None:
 
 
 def _named(model: nn.Module) -> list[tuple[Tensor, str]]:
-    """The parameters with their names, without what compilation and data parallelism put before them."""
+    """Return the parameters with their names, without the prefixes of compilation and data parallelism."""
     raw: list[tuple[Tensor, str]] = [(p, name) for name, p in model.named_parameters()]
     plain = [(p, name.replace("_orig_mod.", "")) for p, name in raw]
     if all(name.startswith("module.") for _, name in plain):

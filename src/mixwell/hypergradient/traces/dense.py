@@ -15,7 +15,7 @@ from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import DenseAccumulator
 from mixwell.hypergradient.capture.hooks import CaptureContext, LayerHooks
 from mixwell.hypergradient.capture.row_groups import RowGroups
-from mixwell.hypergradient.parameters import Parameters, own_products
+from mixwell.hypergradient.parameters import Parameters, local_products
 from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, empty_trace
 from mixwell.hypergradient.traces.rounding import round_stochastically
 from mixwell.hypergradient.traces.selection import Only, Selection
@@ -193,7 +193,7 @@ class DenseTraces(Traces):
         vector = self._selection.gradients(vector)
         shares = [distributed.replication_weight(p) for p in self._parameters.tensors]
         factors = np.multiply(self._scale, shares)
-        local = np.array([np.dot(own_products(vector, trace), factors) for trace in self._stored])
+        local = np.array([np.dot(local_products(vector, trace), factors) for trace in self._stored])
         return distributed.all_reduce_sum(local, self._parameters.device)
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from mixwell import distributed
-from mixwell.hypergradient.parameters import Parameters, inner_products, own_products
+from mixwell.hypergradient.parameters import Parameters, inner_products, local_products
 from mixwell.hypergradient.traces.base import Combined, StepModel, Traces, empty_trace
 from mixwell.typing import Gradients, Json, Vector
 
@@ -109,7 +109,7 @@ class ForwardModeTraces(Traces):
     @override
     def dot(self, vector: Gradients) -> Vector:
         shares = [distributed.replication_weight(p) for p in self._parameters.tensors]
-        local = np.array([np.dot(own_products(vector, trace), shares) for trace in self.z])
+        local = np.array([np.dot(local_products(vector, trace), shares) for trace in self.z])
         return distributed.all_reduce_sum(local, self._parameters.device)
 
     @property

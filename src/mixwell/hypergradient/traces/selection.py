@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import final
 
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.traces.base import Combined, StepModel
+from mixwell.hypergradient.traces.base import StepModel
 from mixwell.typing import Gradients
 
 Only = Sequence[str] | Callable[[str], bool]
@@ -60,7 +59,3 @@ class Selection:
     def gradients(self, gradients: Gradients) -> Gradients:
         """Return the gradients of the selected parameters."""
         return gradients if self._indices is None else [gradients[i] for i in self._indices]
-
-    def combined(self, combined: Combined) -> Combined:
-        """Return the combined gradient of the selected parameters."""
-        return replace(combined, gradients=self.gradients(combined.gradients))
