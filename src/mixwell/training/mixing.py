@@ -34,10 +34,6 @@ def build(
     """Return a mixer, and a loader that shares its caps on epochs.
 
     Args:
-        config: the settings.
-        model: to be trained.
-        optimizer: trains it.
-        domains: rows by domain.
         probes: what the method may compute on its own.
     """
     batch, mixing = config.batch, config.mixer
@@ -73,26 +69,16 @@ def build(
 
 
 def expect_possible(config: Config, sizes: Mapping[str, int]) -> None:
-    """Find out early whether there are weights that the constraints allow.
-
-    Args:
-        config: the settings.
-        sizes: rows by domain.
-    """
+    """Find out early whether there are weights that the constraints allow."""
     constraints = _constraints(config.mixer, _epoch_cap(config, sizes))
     WeightUpdater(None, constraints).start(tuple(sizes), _initial_weights(config.mixer, sizes))
 
 
 def task(config: Config, sizes: Mapping[str, int], held_out: int | None = None) -> Task:
-    """What a method may look at.
+    """Return the task of a method's recipe.
 
     Args:
-        config: the settings.
-        sizes: rows by domain.
         held_out: rows of the validation set, where that is known.
-
-    Returns:
-        The task of its recipe.
     """
     return Task(
         domains=tuple(sizes),
@@ -111,9 +97,6 @@ def task(config: Config, sizes: Mapping[str, int], held_out: int | None = None) 
 def horizon(config: Config) -> int:
     """T of a run.
 
-    Args:
-        config: the settings.
-
     Returns:
         Steps of a round; all of them where the weights never change.
     """
@@ -121,14 +104,7 @@ def horizon(config: Config) -> int:
 
 
 def hypergradient(config: Config) -> Hypergradient:
-    """The hypergradient that a config asks for, whatever its method.
-
-    Args:
-        config: the settings.
-
-    Returns:
-        A new one.
-    """
+    """Return the hypergradient that a config asks for, whatever its method."""
     mixer = config.mixer
     own = mixer.options if mixer.method == "mixwell" else {}
     plain = config.model_copy(
@@ -138,7 +114,7 @@ def hypergradient(config: Config) -> Hypergradient:
 
 
 def _least(config: Config, signal: Signal) -> int | None:
-    """Rows of each domain in every batch: those of the sampler, but enough for a method that splits them.
+    """Return the least rows of each domain in every batch: the sampler's, but enough for a method's parts.
 
     Where nothing is measured, rows follow the weights: more of a small domain would only be repeated too often.
     """
