@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
+from typing_extensions import override
 
 from mixwell.data.sources.base import digest_of
 from mixwell.data.token_files import Integers, TokenFile
@@ -20,20 +21,20 @@ _SAMPLED_ROWS = 256
 
 
 class IndexedDataset(ABC):
-    """Rows that can be had in any order."""
+    """Rows that can be read in any order."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def batch(self, indices: Indices) -> Any:
-        """Some rows, as a model takes them.
+        """Return some rows, as a model takes them.
 
         Args:
             indices: which, shape ``(rows,)``.
 
         Returns:
-            Tensors whose first dimension is that of the rows.
+            Tensors with the rows as first dimension.
 
         Raises:
             IndexError: there is no such row.
@@ -41,13 +42,10 @@ class IndexedDataset(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """Tells these data from others, without reading all of them."""
+        """Return a digest that identifies the data, without reading all of them."""
 
     def check(self, indices: Indices) -> None:
-        """Refuse rows that are not there.
-
-        Args:
-            indices: which rows are asked for.
+        """Raise if there is no such row.
 
         Raises:
             IndexError: there is no such row.
@@ -89,8 +87,9 @@ class TokenRows(IndexedDataset):
         # a mapped array would be copied whole into a worker process
         return {**self.__dict__, "_array": None}
 
+    @override
     def batch(self, indices: Indices) -> Tensor:
-        """Rows of tokens.
+        """Return rows of tokens.
 
         Args:
             indices: which, shape ``(rows,)``.
@@ -104,8 +103,8 @@ class TokenRows(IndexedDataset):
         places = indices[:, None] * self.length + np.arange(self.length + 1)
         return torch.from_numpy(self._array[places].astype(np.int64))
 
+    @override
     def digest(self) -> str:
-        """Of the array's own digest, and the length."""
         return digest_of("tokens", self.tokenized.digest, self.length)
 
 
@@ -137,22 +136,16 @@ class TensorRows(IndexedDataset):
     def __len__(self) -> int:
         return len(self.tensors[0])
 
+    @override
     def batch(self, indices: Indices) -> Tensor | tuple[Tensor, ...]:
-        """Rows of the tensors.
-
-        Args:
-            indices: which, shape ``(rows,)``.
-
-        Returns:
-            The rows of the tensor, or of each tensor.
-        """
         self.check(indices)
         chosen = torch.from_numpy(indices)
         taken = tuple(tensor[chosen.to(tensor.device)] for tensor in self.tensors)
         return taken[0] if len(taken) == 1 else taken
 
+    @override
     def digest(self) -> str:
-        """Of the shapes, and of rows spread over the tensors."""
+        """Return a digest of the shapes, and of rows at even distances."""
         chosen = torch.linspace(0, len(self) - 1, min(len(self), _SAMPLED_ROWS), dtype=torch.float64).long()
         content = hashlib.blake2b(digest_size=20)
         for tensor in self.tensors:
@@ -191,34 +184,25 @@ class DatasetRows(IndexedDataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    @override
     def batch(self, indices: Indices) -> Any:
-        """Rows of the dataset, put together.
-
-        Args:
-            indices: which, shape ``(rows,)``.
-
-        Returns:
-            What the collate function makes of them.
-        """
         self.check(indices)
         chosen: list[int] = indices.tolist()
         together: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
         rows = together(chosen) if together else [self.dataset[index] for index in chosen]
         return self.collate(list(rows))
 
+    @override
     def digest(self) -> str:
-        """Of the kind and the number of rows alone: rows may be changed at random each time they are read."""
+        """Return a digest of the type and the number of rows only: a row may differ each time it is read."""
         return digest_of("dataset", type(self.dataset).__qualname__, len(self))
 
 
 def as_rows(made: Any) -> IndexedDataset:
-    """Rows of what Python code gives.
+    """Return the rows of a dataset or of tensors.
 
     Args:
         made: rows, a tensor, a tuple of tensors (columns), or a PyTorch dataset; a list is a dataset of its items.
-
-    Returns:
-        Rows.
 
     Raises:
         ValueError: it is nothing of these.

@@ -121,7 +121,7 @@ class MixtureLoader:
         )
         """Whether there are streams, so that each rank draws from its own part of the data."""
         if self.streams and cap is not None:
-            raise ValueError("EpochCap needs to know how many rows there are, which a stream does not tell")
+            raise ValueError("EpochCap needs the number of rows, which a stream does not have")
         if self.streams and batch_size % self.world_size:
             raise ValueError(
                 f"a batch of {batch_size} rows of streams cannot be divided among {self.world_size} ranks"

@@ -1,6 +1,6 @@
 """Datasets interleaved by weights that may change while they are read.
 
-In place of ``datasets.interleave_datasets(..., probabilities=...)``, whose probabilities are fixed
+In place of ``datasets.interleave_datasets(..., probabilities=...)``, where probabilities are fixed
 (huggingface/datasets#7387)::
 
     rows = MixtureDataset({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
@@ -35,19 +35,17 @@ class MixtureDataset(IterableDataset[Any]):
 
     The share of every dataset is exact: after n rows it has given ``n w_j`` of them, within one row
     (:class:`mixwell.data.apportionment.Apportionment`). Map-style datasets are shuffled whole, streams by
-    blocks; those
-    that end begin again in another order. The weights may be set at any time, also while workers of a
-    ``DataLoader`` read: rows that were fetched ahead are still those of the weights before.
+    blocks; those that end begin again in another order. The weights may be set at any time, also while workers
+    of a ``DataLoader`` read: rows that were fetched ahead are still those of the weights before.
 
     Args:
         datasets: by name; map-style (with ``len`` and ``[i]``) or iterable; of Hugging Face, PyTorch, or lists.
         weights: positive or zero, by name or in order; they are divided by their sum. ``None`` is uniform.
-        column: the name of the column that tells a row's dataset. Where rows are not mappings, ``(row, name)`` is
+        column: the name of the column with a row's dataset. Where rows are not mappings, ``(row, name)`` is
             given.
-        stop: ``"never"``, so that a second iteration goes on where the first was left; or when the ``"first"``
+        stop: ``"never"``, so that a second iteration continues where the first was left; or when the ``"first"``
             dataset with weight has ended, or ``"all"`` have.
         block: rows of a stream that are shuffled together; 1 leaves a stream in order.
-        seed: of the orders.
         rank: the rank of this process; each rank reads rows of its own.
         world_size: the number of ranks.
 
@@ -94,7 +92,7 @@ class MixtureDataset(IterableDataset[Any]):
 
     @property
     def weights(self) -> dict[str, float]:
-        """By name, summing to one."""
+        """The weights by name, summing to one."""
         return dict(zip(self.names, self._weights.tolist(), strict=True))
 
     @weights.setter
@@ -116,7 +114,7 @@ class MixtureDataset(IterableDataset[Any]):
 
     @property
     def taken(self) -> dict[str, int]:
-        """How many rows were given so far, by name, where they are read in this process."""
+        """The number of rows that were given so far, by name, where they are read in this process."""
         readers = {} if self._reading is None else self._reading.readers
         return {name: readers[name].taken if readers else 0 for name in self.names}
 
@@ -125,11 +123,7 @@ class MixtureDataset(IterableDataset[Any]):
         return {name: weight * rows for name, weight in self.weights.items() if weight}
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the orders; the next iteration begins anew with them.
-
-        Args:
-            epoch: its number.
-        """
+        """Choose the orders; the next iteration begins anew with them."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -144,7 +138,7 @@ class MixtureDataset(IterableDataset[Any]):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as plain values, of the iteration in this process.
+        """Return everything that a resumed run needs, as plain values, of the iteration in this process.
 
         With workers take the ``StatefulDataLoader`` of ``torchdata``, which asks each of them.
         """
@@ -160,9 +154,6 @@ class MixtureDataset(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another one stopped: the next iteration begins there.
 
-        Args:
-            state: what :meth:`state_dict` gave.
-
         Raises:
             ValueError: the datasets are others.
         """
@@ -176,7 +167,7 @@ class MixtureDataset(IterableDataset[Any]):
         self._reading.load_state(state)
 
     def _taken_up(self) -> _Reading:
-        """The iteration that was loaded, or that has no end, or else a new one."""
+        """Return the iteration that was loaded, or that has no end, or else a new one."""
         reading = self._reading
         if reading is None:
             return self._begin()
@@ -192,7 +183,7 @@ class MixtureDataset(IterableDataset[Any]):
         return reading if goes_on else self._begin()
 
     def _ended(self, reading: _Reading) -> bool:
-        """Whether as many datasets that have weight have ended as it takes."""
+        """Return whether enough of the datasets with weight have ended."""
         if self._stop == "never":
             return False
         weighted = zip(reading.readers.values(), self._weights.tolist(), strict=True)
@@ -200,7 +191,7 @@ class MixtureDataset(IterableDataset[Any]):
         return (max if self._stop == "first" else min)(passes) > 0
 
     def _begin(self, *, time: int | None = None) -> _Reading:
-        """A new iteration.
+        """Return a new iteration.
 
         Args:
             time: how often a worker with this number has begun before; ``None`` to count it.
@@ -227,7 +218,7 @@ class MixtureDataset(IterableDataset[Any]):
 
 @final
 class _Reading:
-    """One iteration: the place in every dataset, and whose turn it is."""
+    """One iteration: the place in every dataset, and the turn."""
 
     def __init__(self, key: str, time: int, readers: dict[str, Reader]) -> None:
         self.key, self.time, self.readers = key, time, readers
@@ -236,7 +227,7 @@ class _Reading:
         self._turns = Apportionment(1, len(readers))
 
     def next(self, weights: Vector) -> tuple[str, Any]:
-        """A dataset's name, and its next row."""
+        """Return the name of a dataset, and its next row."""
         name, one = self._each[self._turns.next(weights).index(1)]
         return name, one.take(1)[0]
 

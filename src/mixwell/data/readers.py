@@ -1,4 +1,4 @@
-"""Rows of a dataset of any kind, one after the other: what each process and each of its workers reads of it."""
+"""Rows of a dataset of any kind, one after the other, split among ranks and their workers."""
 
 from __future__ import annotations
 
@@ -23,35 +23,24 @@ class Reader(Protocol):
 
     @property
     def taken(self) -> int:
-        """How many rows were given."""
+        """The number of rows that were given."""
         ...
 
     @property
     def passes(self) -> int:
-        """How often all rows were given."""
+        """The number of complete passes."""
         ...
 
     def take(self, count: int) -> list[Any]:
-        """The next rows.
-
-        Args:
-            count: how many.
-
-        Returns:
-            The rows.
-        """
+        """Return the next rows."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as plain values."""
+        """Return everything that a resumed run needs, as plain values."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where another one stopped.
-
-        Args:
-            state: what :meth:`state` gave.
-        """
+        """Continue where another one stopped."""
         ...
 
 
@@ -85,23 +74,16 @@ class MapReader:
 
     @property
     def taken(self) -> int:
-        """How many rows were given."""
+        """The number of rows that were given."""
         return self._cursor.taken - len(self._ahead)
 
     @property
     def passes(self) -> int:
-        """How often all rows were given."""
+        """The number of complete passes."""
         return self.taken // self._cursor.size
 
     def take(self, count: int) -> list[Any]:
-        """The next rows.
-
-        Args:
-            count: how many.
-
-        Returns:
-            The rows.
-        """
+        """Return the next rows."""
         missing = count - len(self._ahead)
         if missing > 0:
             number, of = self._place
@@ -111,14 +93,11 @@ class MapReader:
         return given
 
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as plain values."""
+        """Return everything that a resumed run needs, as plain values."""
         return {"taken": self.taken, "rows": len(self._dataset), "place": list(self._place)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where another one stopped.
-
-        Args:
-            state: what :meth:`state` gave.
 
         Raises:
             ValueError: the rows are others, or there are more or fewer readers.
@@ -138,10 +117,7 @@ class MapReader:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether rows come in one order only.
-
-    Args:
-        dataset: any.
+    """Return whether rows come in one order only.
 
     Returns:
         Whether it is an iterable that cannot be asked for a row by its number.
@@ -152,10 +128,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def check_datasets(datasets: Mapping[str, Any]) -> None:
-    """Refuse datasets that cannot be read.
-
-    Args:
-        datasets: by domain.
+    """Raise if a dataset cannot be read.
 
     Raises:
         ValueError: there are none, or one is empty or no dataset.
@@ -171,14 +144,10 @@ def check_datasets(datasets: Mapping[str, Any]) -> None:
 
 
 def fetch(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Some rows of a map-style dataset.
+    """Return some rows of a map-style dataset.
 
     Args:
         dataset: may have ``__getitems__`` for several rows at once, as those of Hugging Face.
-        indices: which.
-
-    Returns:
-        The rows.
     """
     if hasattr(dataset, "__getitems__"):
         return dataset.__getitems__(list(indices))
@@ -186,14 +155,10 @@ def fetch(dataset: Any, indices: Sequence[int]) -> list[Any]:
 
 
 def split(dataset: Any, process: Place) -> Any:
-    """What a process reads of a stream.
+    """Return the part of a stream that one rank reads.
 
     Args:
         dataset: a stream. One of Hugging Face is split by its files where their number allows it.
-        process: which.
-
-    Returns:
-        A stream of the process's own rows.
     """
     number, of = process
     if of == 1:
@@ -208,21 +173,14 @@ def split(dataset: Any, process: Place) -> Any:
 def reader(
     dataset: Any, name: str, *, key: str, block: int = 1, process: Place = (0, 1), worker: Place = (0, 1)
 ) -> Reader:
-    """What one worker of one process reads of a dataset.
+    """Return a reader of the rows that one worker of one rank reads.
 
     Args:
         dataset: of any kind. A PyTorch ``IterableDataset`` splits its rows among workers itself.
-        name: for messages.
-        key: chooses the orders.
         block: rows of a stream that are shuffled together.
-        process: which process.
-        worker: which of its workers.
-
-    Returns:
-        A reader.
 
     Raises:
-        ValueError: a stream cannot be split among so many workers.
+        ValueError: a stream cannot be split among that many workers.
     """
     if not is_stream(dataset):
         place = process[0] * worker[1] + worker[0], process[1] * worker[1]
@@ -241,7 +199,7 @@ def reader(
 
 @final
 class _Every:
-    """Every so many-th row of a stream."""
+    """Every ``of``-th row of a stream."""
 
     def __init__(self, dataset: Any, number: int, of: int) -> None:
         self._dataset, self._number, self._of = dataset, number, of

@@ -19,25 +19,22 @@ Rule = Literal["weight", "equal"]
 
 @final
 class Sampler:
-    """Draws batches whose domains follow weights that change.
+    """Draws batches by weights that change.
 
     Each domain has a cursor of its own over rows that are shuffled anew in every epoch. The counts of a batch
-    follow shares with carried rounding (:class:`mixwell.data.apportionment.Apportionment`); ``sum_j w_j
-    g_j`` is unbiased
-    whatever the counts, so they are chosen for its variance:
+    follow shares with carried rounding (:class:`mixwell.data.apportionment.Apportionment`); ``sum_j w_j g_j`` is
+    unbiased whatever the counts, so they are chosen for its variance:
 
     - ``"weight"``: ``n_j ~ w_j``, as an ordinary mixed batch has it;
     - ``"equal"``: the same number from each domain (the paper's).
 
     Args:
-        sizes: rows by domain; ``None`` for a stream, whose rows are numbered as they come.
+        sizes: rows by domain; ``None`` for a stream, where rows are numbered as they come.
         batch_size: rows of a batch, all domains together.
-        rule: of the counts.
         least: rows that each domain has in every batch, so that it keeps a signal. ``None`` for a quarter of an
             equal share, at least one where there is room.
-        cap: how often the rows of a domain may be seen. The sampler tells it what was taken, so give the same
+        cap: how often the rows of a domain may be seen. The sampler records there what was taken, so give the same
             object to the mixer's constraints.
-        seed: of the orders.
 
     Raises:
         ValueError: a setting does not fit.
@@ -81,7 +78,7 @@ class Sampler:
         self._shares, self._inclusion = np.empty(0), dict[str, float]()
 
     def shares(self, weights: Vector) -> Vector:
-        """The share of each domain in the batches.
+        """Return the share of each domain in the batches.
 
         Args:
             weights: of the domains, shape ``(m,)``.
@@ -93,7 +90,7 @@ class Sampler:
         return self._shares.copy()
 
     def inclusion(self, weights: Vector) -> dict[str, float]:
-        """How often each domain is in a batch, for those that are not in all.
+        """Return the probability with which a domain is in a batch, of those that are not in all.
 
         Args:
             weights: of the domains, shape ``(m,)``.
@@ -105,7 +102,7 @@ class Sampler:
         return self._inclusion.copy()
 
     def draw(self, weights: Vector) -> dict[str, Indices]:
-        """The rows of the next batch.
+        """Draw the rows of the next batch.
 
         Args:
             weights: of the domains, shape ``(m,)``.
@@ -134,7 +131,7 @@ class Sampler:
 
     @property
     def taken(self) -> dict[str, int]:
-        """How many rows were drawn so far, by domain."""
+        """The number of rows that were drawn so far, by domain."""
         return {name: cursor.taken for name, cursor in self._cursors.items()}
 
     @property
@@ -147,7 +144,7 @@ class Sampler:
         }
 
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as plain values."""
+        """Return everything that a resumed run needs, as plain values."""
         return {
             "batch_size": self.batch_size,
             "sizes": {name: cursor.size for name, cursor in self._cursors.items()},
@@ -158,9 +155,6 @@ class Sampler:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where another sampler stopped.
-
-        Args:
-            state: what :meth:`state` gave.
 
         Raises:
             ValueError: the domains, their order, their sizes or the size of a batch differ.
@@ -177,7 +171,7 @@ class Sampler:
         self._counts.carry = [float(rest) for rest in state["carry"]]
 
     def _follow(self, weights: Vector) -> None:
-        """Find the shares, and how often each domain is there, unless all that they follow from is as it was."""
+        """Find the shares and probabilities, unless everything that they follow from is unchanged."""
         weights = np.asarray(weights, dtype=np.float64)
         high = self._open if self._cap is None else self._cap.bounds(self.names)[1]
         followed = weights.tobytes(), high.tobytes()

@@ -39,9 +39,6 @@ def shard_batch(
 
     Args:
         drawn: indices by domain, the same on all ranks.
-        rank: the rank whose rows to return.
-        world_size: the number of ranks.
-        micro_batches: the number of micro-batches of each rank.
         probabilities: the probability with which a domain is in a step, of those that may be absent.
 
     Raises:

@@ -35,13 +35,10 @@ class SequentialCursor:
 
     def __init__(self, *, taken: int = 0) -> None:
         self.taken = taken
-        """How many rows were taken."""
+        """The number of rows that were taken."""
 
     def take(self, count: int) -> Indices:
-        """The next rows.
-
-        Args:
-            count: how many.
+        """Return the next rows.
 
         Returns:
             Their numbers, shape ``(count,)``.
@@ -52,7 +49,7 @@ class SequentialCursor:
 
 @final
 class Stream:
-    """The rows of an iterable, from the beginning again when it ends; it goes on exactly where it was saved.
+    """The rows of an iterable, from the beginning again when it ends; it resumes exactly where it was saved.
 
     A source that has ``state_dict`` and ``load_state_dict``, as a streamed Hugging Face dataset, is taken up by
     them. Some of these lose rows, such as those in a shuffle buffer; so the next rows are compared with those
@@ -63,7 +60,8 @@ class Stream:
     chooses.
 
     Args:
-        source: can be iterated over more than once. Where it has ``set_epoch``, it is told the number of the pass.
+        source: can be iterated over more than once. Where it has ``set_epoch``, it is called with the number of
+            the pass.
         name: for messages and the order of the rows.
         block: rows that are shuffled together; 1 leaves them in order.
         key: chooses the orders.
@@ -85,25 +83,19 @@ class Stream:
         self._source: Any = source
         self._name, self._size, self._key = name, block, f"{key}, {name}"
         self.taken = 0
-        """How many rows were taken."""
+        """The number of rows that were taken."""
         self._passes = 0
         self._open(source)
 
     @property
     def passes(self) -> int:
-        """How often all rows were given; reads on to see whether there are more."""
+        """The number of complete passes; reads ahead to see whether there are more rows."""
         if not self._left:
             self._read_block(saved=True)
         return self._passes + (not self._left and self._before > 0)
 
     def take(self, count: int) -> list[Any]:
-        """The next rows.
-
-        Args:
-            count: how many.
-
-        Returns:
-            The rows.
+        """Return the next rows.
 
         Raises:
             ValueError: there are none.
@@ -111,7 +103,7 @@ class Stream:
         return [self._next() for _ in range(count)]
 
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as plain values; reads on some rows, which are kept."""
+        """Return everything that a resumed run needs, as plain values; reads some rows ahead, which are kept."""
         if not self._left:
             self._read_block(saved=True)
         return {
@@ -125,9 +117,6 @@ class Stream:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where another stream stopped.
-
-        Args:
-            state: what :meth:`state` gave.
 
         Raises:
             ValueError: the source has other rows.
@@ -149,7 +138,7 @@ class Stream:
         del self._left[len(self._left) - int(state["used"]) :]
 
     def _pass_over(self, before: int, *, warn: bool) -> None:
-        """Read a pass from its beginning to the place that a state tells."""
+        """Read a pass from its beginning to the place of a state."""
         if warn:
             warnings.warn(
                 f"{self._name} does not go on by itself where it was saved (a shuffle buffer is not saved), so "

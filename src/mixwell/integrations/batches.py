@@ -109,7 +109,6 @@ class OpenBatch:
         """Capture the layers from now on.
 
         Args:
-            mixer: of the loop.
             batch: a :class:`mixwell.MixtureBatch`, or the batch of a ``DataLoader``.
         """
         if isinstance(batch, MixtureBatch):

@@ -86,24 +86,20 @@ class MixerCallback(Callback):
         self._saved: dict[str, Any] | None = None
 
     def weighted_loss(self, losses: Tensor) -> Tensor:
-        """The loss to return from ``training_step``.
+        """Return the loss to return from ``training_step``.
 
         Args:
             losses: one for each row, or with more dimensions after the first, of which the mean is taken.
 
         Returns:
-            One number: in training weighed by the rows' domains, else the mean.
+            In training weighted by the rows' domains, else the mean.
         """
         return self._batch.weighted_loss(losses)
 
     # --------------------------------------------------------------------------------- what Lightning calls
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the mixer, or take up that of a checkpoint.
-
-        Args:
-            trainer: of the run.
-            pl_module: the model.
+        """Make the mixer, or load that of a checkpoint.
 
         Raises:
             ValueError: the run is of a kind that cannot be mixed.
@@ -124,7 +120,7 @@ class MixerCallback(Callback):
         if not 0 < steps < math.inf:
             raise ValueError("how many steps there will be is not known; give max_steps to the Trainer")
         self.mixer = Mixer(
-            # As the strategy has wrapped it, which tells how gradients become those of all processes.
+            # As the strategy has wrapped it, which determines how gradients are averaged over ranks.
             trainer.strategy.model or pl_module,
             trainer.optimizers[0],
             self.data.names,
@@ -147,35 +143,17 @@ class MixerCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Watch the layers from here to the end of the backward pass.
-
-        Args:
-            trainer: of the run.
-            pl_module: the model.
-            batch: rows of several domains.
-            batch_idx: its number.
-        """
+        """Capture the layers from here to the end of the backward pass."""
         assert self._places is not None
         self._places = self._places[1], self.data.state_dict()
         self._batch.open(self.mixer, batch if self._followed is None else self._followed.next())
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The gradients are there.
-
-        Args:
-            trainer: of the run.
-            pl_module: the model.
-        """
+        """Close the batch."""
         self._batch.close()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        """Clip, and fold the step into the traces.
-
-        Args:
-            trainer: of the run.
-            pl_module: the model.
-            optimizer: of the run.
-        """
+        """Clip, and fold the step into the traces."""
         self.mixer.before_step()
         self._stepping = True
 
@@ -185,11 +163,7 @@ class MixerCallback(Callback):
         """End the step, and the round if it is done.
 
         Args:
-            trainer: of the run.
-            pl_module: the model.
             outputs: of ``training_step``.
-            batch: the rows.
-            batch_idx: its number.
 
         Raises:
             RuntimeError: ``training_step`` gave no loss.
@@ -209,24 +183,18 @@ class MixerCallback(Callback):
             pl_module.log_dict(loggers.named(record))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Take the hooks off the model.
-
-        Args:
-            trainer: of the run.
-            pl_module: the model.
-            exception: what stopped it.
-        """
+        """Remove the hooks from the model."""
         self._batch.abandon(exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """The mixer and the place in the data of every process, for Lightning's checkpoints."""
+        """Return the mixer and the place in the data of every rank, for Lightning's checkpoints."""
         if not hasattr(self, "mixer"):  # a checkpoint from before the training
             return {}
         here, ahead = self._places or (self.data.state_dict(),) * 2
         # Lightning may save between the micro-batches of a step.
         saved = self.mixer.state_dict(forget_step=True)
         own = {
-            # Of tensors that are spread over the processes each gives its part.
+            # Each rank saves its part of sharded tensors.
             "mixer": {**saved, "tensors": {k: distributed.to_local(t) for k, t in saved["tensors"].items()}},
             "data": self._place(here, ahead),
             "validated": self._validation.taken,
@@ -235,9 +203,6 @@ class MixerCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep what a checkpoint has until the mixer is made.
-
-        Args:
-            state_dict: what :meth:`state_dict` gave.
 
         Raises:
             ValueError: it is of other processes or other data.
@@ -248,8 +213,8 @@ class MixerCallback(Callback):
         if distributed.world_size() != len(states):
             raise ValueError(
                 f"the checkpoint is of {len(states)} processes, and there are {distributed.world_size()}; each "
-                "has its own place in the data, so start as many. To go on with another number, begin a new run "
-                "from the checkpoint's model, with the weights of the run: mixer={'weights': ...}"
+                "has its own place in the data, so start as many. To continue with another number, begin a "
+                "new run from the checkpoint's model, with the weights of the run: mixer={'weights': ...}"
             )
         own = states[distributed.rank()]
         self._saved = own["mixer"]
@@ -299,7 +264,7 @@ class MixerCallback(Callback):
 
 
 def _refuse_strategy(trainer: Trainer) -> None:
-    """Refuse strategies that keep gradients from the mixer, or whose processes share the rows of a batch."""
+    """Refuse strategies that keep gradients from the mixer, or in which ranks share the rows of a batch."""
     name = type(trainer.strategy).__name__
     if "DeepSpeed" in name:
         raise ValueError(

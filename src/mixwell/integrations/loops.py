@@ -116,18 +116,15 @@ class MixerLoop:
                 self._batch.close()
 
     def weighted_loss(self, losses: Tensor) -> Tensor:
-        """The loss to call ``.backward()`` on.
+        """Return the loss to call ``.backward()`` on.
 
         Args:
             losses: one for each row, or with more dimensions after the first, of which the mean is taken.
-
-        Returns:
-            One number.
         """
         return self._batch.weighted_loss(losses)
 
     def state_dict(self) -> dict[str, Any]:
-        """The mixer and the place in the data of this process; the loop saves the model and the optimizer."""
+        """Return the mixer and the place in the data of this rank; save model and optimizer yourself."""
         return {
             "processes": distributed.world_size(),
             "mixer": self.mixer.state_dict(),
@@ -186,7 +183,7 @@ def _data_of(loader: Any) -> MixtureData:
         found = getattr(found, "dataset", None)
     if found is None:
         raise ValueError(
-            "the loader is no MixtureLoader, and does not read from a MixtureDataset, whose weights could follow; "
-            "make it of one, or give that as data=..."
+            "the loader is no MixtureLoader, and does not read from a MixtureDataset, so that nothing "
+            "follows the weights; make it of one, or give that as data=..."
         )
     return found

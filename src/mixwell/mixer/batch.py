@@ -240,9 +240,7 @@ def pieces(
         own: the rows of this micro-batch on this rank.
         total: the rows of the step on all ranks.
         most: the greatest number of rows of a piece.
-        world_size: the number of ranks.
         local: the rows of the step on this rank; by default ``own``.
-        micro_batches: the number of micro-batches of the step.
         equal_forward_passes: whether all ranks must have the same number of pieces; some may then be empty.
     """
     local = own if local is None else local
@@ -296,8 +294,6 @@ def resolve_expected(
 
     Args:
         counts: the rows of each domain in the batch, shape ``(m,)``; the result where nothing is given.
-        names: the domains.
-        given: the expected numbers by domain.
 
     Returns:
         Shape ``(m,)``; NaN where a domain has neither rows nor an expected number.

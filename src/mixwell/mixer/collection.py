@@ -78,8 +78,6 @@ class GradientCollector:
         Where the block fails, the parameters have no gradients afterwards.
 
         Args:
-            name: for messages.
-            step: for messages.
             first: whether it is the first block of the step, before which there must be no gradients.
 
         Raises:

@@ -446,7 +446,6 @@ class Mixer:
 
         Args:
             norm: the norm of the combined gradient before the trainer clipped it, if it did.
-            clip_norm: to what it was clipped.
 
         Raises:
             RuntimeError: the calls are out of order.

@@ -58,8 +58,6 @@ class NonFiniteGuard:
 
         Args:
             name: the domain, or another source of contributions, to count for.
-            problem: for the message.
-            remedy: for the message.
         """
         if self.policy == "raise":
             raise FloatingPointError(

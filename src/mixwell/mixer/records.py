@@ -22,10 +22,11 @@ class RoundRecord:
         losses: the mean of the losses that were observed, by domain, where they were.
         skipped: how many non-finite contributions were left out, by domain, where there were any;
             ``"validation"`` counts validation points (with all of them the update).
-        noise: the standard error of each score, from the spread of the scores at the round's validation points; of
-            one point from the parts of its batch, where there were several. It contains the noise of the iterates
-            (of one point: not even that) and of the validation batches, not that of the traces.
-        points: the number of validation points whose mean the scores are; 0 where they had to be left out.
+        noise: the standard error of each score, from the scatter of the scores at the round's validation points;
+            of one point from the parts of its batch, where there were several. It contains the noise of the
+            iterates (of one point: not even that) and of the validation batches, not that of the traces.
+        points: the number of validation points over which the scores are the mean; 0 where they had to be left
+            out.
         measured: more numbers of the signal and the update: the measured curvature, the trust in the scores
             (:func:`mixwell.simplex.updates.trust`), the gain of the step size.
     """
@@ -44,5 +45,5 @@ class RoundRecord:
     measured: dict[str, float] = field(default_factory=dict[str, float])
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain values."""
+        """Return the record as plain values."""
         return asdict(self)

@@ -69,8 +69,6 @@ class RoundAccumulator:
         """Add a part of a validation gradient.
 
         Args:
-            scope: with the gradient, which is free then.
-            accepted: whether it is finite.
             only_point: whether the round has no other validation point.
         """
         if not accepted:
@@ -95,7 +93,6 @@ class RoundAccumulator:
 
         Args:
             step: the number of steps of the round before it.
-            round_index: for messages.
         """
         if not distributed.is_single_process():
             if self._nonfinite.policy == "skip":

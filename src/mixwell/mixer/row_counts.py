@@ -21,7 +21,7 @@ LOW = 0.6
 
 
 def effective_rows(weights: Vector, rows: Vector) -> float:
-    """The number of equally weighted rows whose mean gradient is as noisy as the weighted one.
+    """Return the number of equally weighted rows with a mean gradient as noisy as the weighted one.
 
     The gradient ``sum_j w_j g_j`` with ``g_j`` the mean over ``n_j`` rows has ``sum_j w_j^2 / n_j`` times the
     variance of one row's, if all rows are equally noisy; so it is worth ``1 / (sum_j w_j^2 / n_j)`` rows. That is
@@ -70,12 +70,7 @@ class RowCounts:
         self.wanted = not self._warned and not self._rows.all()
 
     def add(self, domain: int, rows: float) -> None:
-        """Count rows.
-
-        Args:
-            domain: which.
-            rows: how many.
-        """
+        """Count rows."""
         self._rows[domain] += rows
 
     def check(self, weights: Vector) -> None:
@@ -107,7 +102,7 @@ def count_inputs(model: nn.Module) -> Generator[list[int]]:
     """Count the rows that a model is given: the length of the first tensor of each call.
 
     Args:
-        model: whose ``forward`` is called inside.
+        model: its ``forward`` is called inside.
 
     Yields:
         A list to which every call appends.

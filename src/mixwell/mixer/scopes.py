@@ -64,7 +64,6 @@ class DomainScope:
 
         Args:
             loss: the mean loss of the rows that are computed here.
-            reference: as in :meth:`record_loss`.
             objective: what to minimize in place of the loss.
         """
         self.record_loss(loss, reference=reference)

@@ -31,7 +31,7 @@ State = dict[str, Any]
 
 
 def write(path: str | os.PathLike[str], state: State) -> None:
-    """Write a state file; what was there before is replaced in one move, or left alone if anything fails.
+    """Write a state file; what was there before is replaced in one move, or kept if anything fails.
 
     Args:
         path: where to.
@@ -51,7 +51,6 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
 
     Args:
         path: where to, on a file system that all processes see.
-        state: of this process.
 
     Raises:
         OSError: it cannot be written.
@@ -73,10 +72,7 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
 
 
 def own_of(plain: Sequence[State]) -> State:
-    """The plain values that this process goes on with.
-
-    Args:
-        plain: of each process that saved.
+    """Return the plain values with which this rank continues.
 
     Returns:
         Its own where there are as many processes as there were, else what all of them had together.
@@ -86,7 +82,7 @@ def own_of(plain: Sequence[State]) -> State:
     values = [dict(one["values"]) for one in plain]
     counts = [one.pop("skipped_in_round") for one in values]
     totals = [one.pop("skipped") for one in values]
-    # All processes have the same totals but for this round, of which they tell each other when it ends.
+    # All processes have the same totals but for this round, which they exchange when it ends.
     before = {name: total - counts[0].get(name, 0) for name, total in totals[0].items()}
     together = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
     here: dict[str, int] = {} if distributed.rank() else together
@@ -134,7 +130,7 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
 
     Args:
         path: where from.
-        like: tensors by name that tell how a tensor is spread over processes here.
+        like: tensors by name that show how a tensor is sharded here.
 
     Returns:
         The state, to be given to ``Mixer.load_state_dict``.
@@ -157,12 +153,11 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
 
 
 def check(state: Mapping[str, Any], expected: State, *, growing: tuple[str, ...] = ()) -> None:
-    """Refuse a state that does not fit, and say what differs.
+    """Raise if a state does not fit, and say what differs.
 
     Args:
-        state: the state to be loaded.
-        expected: the state of the mixer that is to take it up, which tells what fits.
-        growing: names of tensors whose first dimension may differ.
+        expected: the state of the mixer that is to load it.
+        growing: names of tensors in which the first dimension may differ.
 
     Raises:
         ValueError: with every difference.

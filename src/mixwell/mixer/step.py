@@ -143,8 +143,6 @@ class StepAccumulator:
 
         Args:
             batch: with its fraction of the step; ``None`` where only labels are known.
-            present: the domains that have rows.
-            step: for messages.
             counted: whether the expected counts of the step are known, so that it may have several batches.
         """
         if self.sum or (self._fractions and not self.mixed):
@@ -247,13 +245,8 @@ class StepAccumulator:
         """Put the combined gradient into ``.grad``, clip it, and pass it to the signal.
 
         Args:
-            step: for messages.
             own_clip: clip the norm of the gradient to this.
             norm: the norm before the gradient was clipped elsewhere.
-            clip_norm: to what it was.
-
-        Returns:
-            Whether the norm is finite.
         """
         if self.mixed:
             combined: Gradients = [p.grad for p in self._parameters.tensors]

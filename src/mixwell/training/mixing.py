@@ -35,10 +35,6 @@ def build(
     """Return a mixer, and a loader that shares its caps on epochs.
 
     Args:
-        config: the settings.
-        model: to be trained.
-        optimizer: trains it.
-        domains: rows by domain.
         probes: what the method may compute on its own.
     """
     batch, mixing = config.batch, config.mixer
@@ -120,9 +116,6 @@ def method_context(config: Config, sizes: Mapping[str, int], held_out: int | Non
 def horizon(config: Config) -> int:
     """T of a run.
 
-    Args:
-        config: the settings.
-
     Returns:
         Steps of a round; all of them where the weights never change.
     """
@@ -130,14 +123,7 @@ def horizon(config: Config) -> int:
 
 
 def hypergradient(config: Config) -> Hypergradient:
-    """The hypergradient that a config asks for, whatever its method.
-
-    Args:
-        config: the settings.
-
-    Returns:
-        A new one.
-    """
+    """Return the hypergradient that a config asks for, whatever its method."""
     mixer = config.mixer
     own = mixer.options if mixer.method == "mixwell" else {}
     plain = config.model_copy(
@@ -147,7 +133,7 @@ def hypergradient(config: Config) -> Hypergradient:
 
 
 def _least(config: Config, signal: Signal) -> int | None:
-    """Rows of each domain in every batch: those of the sampler, but enough for a method that splits them.
+    """Return the least rows of each domain in every batch: the sampler's, but enough for a method's parts.
 
     Where nothing is measured, rows follow the weights: more of a small domain would only be repeated too often.
     """

@@ -1,4 +1,4 @@
-"""Rows for what a method computes beside training, drawn from the same data in an order of their own."""
+"""Rows for what a method computes outside of training steps, drawn from the same data in an order of their own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProbeRows:
     Args:
         domains: rows by domain.
         validation: rows of the validation set, if there is one.
-        rows: of a training step; a domain's batch is its equal share, a validation batch is so many.
+        rows: of a training step; a domain's batch is its equal share, a validation batch has that many.
         seed: of the orders.
         device: to which batches are moved.
     """
@@ -45,15 +45,10 @@ class ProbeRows:
         self._probes: Probes | None = None
 
     def probes(self, model: torch.nn.Module, loss: LossFn, row_losses: LossFn | None) -> Probes:
-        """What a method is given.
+        """Return the probes of a method.
 
         Args:
-            model: that is trained.
-            loss: the mean over a batch.
             row_losses: of every row of a batch, if known.
-
-        Returns:
-            The probes, one object for the run.
         """
         own = {name: self._draws(name, self._share) for name in self._rows if name != VALIDATION}
         validation = self._draws(VALIDATION, self._whole) if VALIDATION in self._rows else None
@@ -61,17 +56,13 @@ class ProbeRows:
         return self._probes
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs, as plain values."""
+        """Return what a resumed run needs, as plain values."""
         assert self._probes is not None
         taken = {name: cursor.taken for name, cursor in self._cursors.items()}
         return {"taken": taken, "spent": self._probes.spent}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state` gave.
-
-        Args:
-            state: its values.
-        """
+        """Take up what :meth:`state` gave."""
         assert self._probes is not None
         for name, cursor in self._cursors.items():
             cursor.taken = int(state["taken"][name])

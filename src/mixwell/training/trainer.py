@@ -1,4 +1,4 @@
-"""Model, optimizer, mixer and sampler put together: one training step at a time. It touches no files."""
+"""Model, optimizer, mixer and loader put together: one training step at a time. It touches no files."""
 
 from __future__ import annotations
 
@@ -125,13 +125,14 @@ class Trainer:
     def computed(self) -> float:
         """What was computed so far, in rows of which a gradient was taken; evaluations do not count.
 
-        Rows that were trained on, of validation gradients, of probes; a forward pass alone is a third.
+        Rows that were trained on, of validation gradients, of probes; a forward pass without a backward pass is
+        a third.
         """
         return self._rows_computed + self._probes.spent
 
     @property
     def held(self) -> int:
-        """Bytes that are held from step to step beside plain training: by the mixer, and by a reference model."""
+        """Bytes held from step to step in addition to plain training: by the mixer and a reference model."""
         if self._reference is None:
             return self.mixer.nbytes
         other = self._reference.model
@@ -172,15 +173,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, rows: IndexedDataset, *, at_most: int) -> float:
-        """The mean loss on rows that are the same at every call.
-
-        Args:
-            rows: to evaluate on.
-            at_most: how many of them to take.
-
-        Returns:
-            The mean over those rows.
-        """
+        """Return the mean loss on rows that are the same at every call."""
         self.model.eval()
         distributed.broadcast_tensors(self.model.buffers())
         chosen = np.sort(ShuffledCursor(len(rows), "evaluation").take(min(at_most, len(rows))))
@@ -198,9 +191,6 @@ class Trainer:
         Args:
             steps: T of the comparison. It takes ``2 m + 1`` times as many training steps.
             replicates: how often the steps are also estimated with other rows; each takes as many.
-
-        Returns:
-            Both, and how well they agree.
 
         Raises:
             ValueError: there is no validation set.
@@ -251,7 +241,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------- state
 
     def checkpoint(self) -> Checkpoint:
-        """Everything that a resumed run needs, between two steps.
+        """Return everything that a resumed run needs, between two steps.
 
         Returns:
             A checkpoint; its tensors are the live ones.
@@ -276,9 +266,6 @@ class Trainer:
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, bit for bit.
 
-        Args:
-            checkpoint: what :meth:`checkpoint` gave.
-
         Raises:
             ValueError: it is of other data or another model.
         """
@@ -286,7 +273,7 @@ class Trainer:
         changed = [name for name, digest in self._digests.items() if plain["data"].get(name) != digest]
         if changed:
             raise ValueError(
-                f"the data of {', '.join(changed)} have changed since the checkpoint, so the run cannot go on "
+                f"the data of {', '.join(changed)} have changed since the checkpoint, so the run cannot resume "
                 "as it was; put them back, or start a new run"
             )
 
@@ -382,14 +369,14 @@ class Trainer:
 
     @torch.no_grad()
     def _referred(self, loss: LossFn, rows: Any, count: int) -> Tensor:
-        """The losses of the reference model on rows."""
+        """Return the losses of the reference model on rows."""
         assert self._reference is not None
         self._rows_computed += FORWARD * count
         with self._autocast():
             return loss(self._reference.model, rows)
 
     def _takes_mixed_batches(self) -> bool:
-        """Whether a step is one batch of all domains' rows, as in plain training; else it is one for each."""
+        """Return whether a step is one batch of all domains' rows, as in plain training; else one for each."""
         traced = self.mixer.signal.uses_traces
         if traced and self._config.traces != "projected":
             return False
@@ -480,21 +467,12 @@ class Trainer:
 
     @property
     def _own_seed(self) -> int:
-        """Of what is random in this process alone."""
+        """The seed of this rank."""
         return self._config.seed + 1_000_003 * distributed.rank()
 
 
 def validation_rows(config: Config, horizon: int, *, points: int) -> int:
-    """Rows of one validation gradient, where there are so many.
-
-    Args:
-        config: the settings.
-        horizon: T.
-        points: validation gradients in a round.
-
-    Returns:
-        Their number.
-    """
+    """Return the number of rows of one validation gradient, where there are as many."""
     wanted = config.mixer.validation_rows
     if wanted != "auto":
         return wanted
@@ -505,13 +483,10 @@ def validation_rows(config: Config, horizon: int, *, points: int) -> int:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that a setting means.
+    """Return the device that a setting means.
 
     Args:
         name: ``auto`` or a name of PyTorch's.
-
-    Returns:
-        The device.
 
     Raises:
         ValueError: it is not there.

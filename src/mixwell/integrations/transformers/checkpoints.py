@@ -21,7 +21,6 @@ def write(folder: Path, mixer: Mixer, plain: dict[str, Any]) -> None:
 
     Args:
         folder: of the checkpoint, on a file system that all processes see.
-        mixer: of the run, between two steps.
         plain: where the data of this process are, and whether there are ``streams`` among them.
     """
     places = distributed.all_gather_object(plain)
@@ -36,9 +35,6 @@ def write(folder: Path, mixer: Mixer, plain: dict[str, Any]) -> None:
 def read_places(folder: Path) -> dict[str, Any]:
     """Read where the data were.
 
-    Args:
-        folder: of the checkpoint.
-
     Returns:
         The place of this process, or of all processes together where their number is another now.
 
@@ -52,7 +48,6 @@ def load_mixer(folder: Path, mixer: Mixer) -> None:
     """Take up a mixer, whatever the number of processes that saved it; all must call it.
 
     Args:
-        folder: of the checkpoint.
         mixer: a new one, with the same settings.
 
     Raises:

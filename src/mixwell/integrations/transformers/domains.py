@@ -12,12 +12,12 @@ from mixwell.data import readers
 
 
 def by_domain(dataset: Any, column: str) -> dict[str, Any]:
-    """A dataset for each domain.
+    """Return a dataset for each domain.
 
     Args:
-        dataset: one whose rows name their domain, or a mapping of datasets by domain. One that has no columns of
-            its own is read row by row to find the names, so that a mapping is better where rows are slow to make.
-        column: the name of the column that does.
+        dataset: one with rows that name their domain, or a mapping of datasets by domain. One that has no
+            columns of its own is read row by row to find the names, so that a mapping is better where rows are
+            slow to make.
 
     Returns:
         Datasets by domain, in the order in which the domains first appear in a mapping, else in the order of
@@ -93,14 +93,7 @@ class CollateWithout:
         self._collate, self._column = collate, column
 
     def __call__(self, rows: list[Any]) -> Mapping[str, Any]:
-        """A batch.
-
-        Args:
-            rows: mappings, or what else the collator takes.
-
-        Returns:
-            What the collator gives.
-        """
+        """Return a batch."""
         return self._collate([self._cut(row) for row in rows])
 
     def _cut(self, row: Any) -> Any:
@@ -110,14 +103,7 @@ class CollateWithout:
 
 
 def total_rows(datasets: Mapping[str, Any]) -> int | None:
-    """The number of rows, ``None`` where a dataset is a stream.
-
-    Args:
-        datasets: by domain.
-
-    Returns:
-        Their sum.
-    """
+    """The number of rows, ``None`` where a dataset is a stream."""
     if any(readers.is_stream(one) for one in datasets.values()):
         return None
     return sum(len(one) for one in datasets.values())

@@ -13,7 +13,6 @@ def refuse_settings(trainer: Trainer, *, knows_rows: bool) -> None:
     """Refuse what keeps gradients, layers or the losses of rows from the mixer.
 
     Args:
-        trainer: with its settings.
         knows_rows: whether the user has given the losses of rows.
 
     Raises:
@@ -39,10 +38,6 @@ def refuse_settings(trainer: Trainer, *, knows_rows: bool) -> None:
 
 def refuse_validation(dataset: Any, rows: int | None) -> None:
     """Refuse a validation set that says nothing.
-
-    Args:
-        dataset: map-style or a stream.
-        rows: of a validation gradient.
 
     Raises:
         ValueError: it is missing or empty, or no rows are to be taken.

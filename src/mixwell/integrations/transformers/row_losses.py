@@ -20,13 +20,12 @@ TOLERANCE = 0.02
 def parts_of(
     model: nn.Module, kind: str | None, inputs: Mapping[str, Any], *, smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The sum of the losses of every row's tokens, and how many tokens it has that count.
+    """Return the sum of the losses of every row's tokens, and the number of tokens that count.
 
     Args:
         model: is called with all inputs but the labels.
         kind: the ``loss_type`` of the model; causal and masked language models and classifiers are known.
         inputs: of the model, with ``labels``.
-        smoothing: of the labels.
 
     Returns:
         Both of shape ``(rows,)``.
@@ -74,7 +73,7 @@ def _of_rows(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def means(sums: Tensor, counts: Tensor) -> Tensor:
-    """The mean loss of every row; 0 where no token counts.
+    """Return the mean loss of every row; 0 where no token counts.
 
     Args:
         sums: of the tokens' losses, shape ``(rows,)``.
@@ -93,7 +92,6 @@ def check(model: nn.Module, kind: str | None, inputs: Mapping[str, Any]) -> None
     Args:
         model: in evaluation mode, so that both see the same.
         kind: its ``loss_type``.
-        inputs: a batch.
 
     Raises:
         ValueError: they differ, as for a model that adds a loss of its own.

@@ -51,7 +51,7 @@ class MixerTrainer(Trainer):
     Batches are ordinary mixed ones: how many rows of each domain a step has follows the weights, and the loss of a
     row counts by the weight of its domain. Every T steps the gradient of the validation loss updates the weights.
     Logs have the loss, the weight and the rows of every domain; checkpoints carry the mixer and the place in the
-    data, so that ``train(resume_from_checkpoint=...)`` goes on exactly. Gradient accumulation and several
+    data, so that ``train(resume_from_checkpoint=...)`` resumes exactly. Gradient accumulation and several
     processes (``accelerate launch``, ``torchrun``) work. ``mixture.json`` is written to the output directory.
 
     A row's loss is the mean over its tokens that count, and a domain's the mean over its rows.
@@ -67,7 +67,7 @@ class MixerTrainer(Trainer):
             repetition.
         validation_rows: rows of each validation gradient; by default those of a round take a twentieth of its
             training rows in all.
-        row_losses: the loss of each row, from the model and a batch, for models whose loss is not known.
+        row_losses: the loss of each row, from the model and a batch, for models with a loss that is not known.
         least: rows that each domain has in every step; by default a quarter of an equal share.
         block: rows of a stream that are shuffled together.
         kwargs: as for ``Trainer``.
@@ -115,7 +115,7 @@ class MixerTrainer(Trainer):
     # ------------------------------------------------------------------------------------------- what Trainer asks
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, or go on from a checkpoint, exactly as if nothing had happened.
+        """Train, or resume from a checkpoint exactly.
 
         Args:
             resume_from_checkpoint: its folder, or ``True`` for the last one of the output directory.
@@ -137,7 +137,7 @@ class MixerTrainer(Trainer):
         return super().train(self._resumed, *args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the accelerator, and look over its shoulder when it clips the gradient."""
+        """Make the accelerator, and wrap ``clip_grad_norm_`` to record the norm."""
         super().create_accelerator_and_postprocess()
         clip = self.accelerator.clip_grad_norm_
 
@@ -205,14 +205,7 @@ class MixerTrainer(Trainer):
         return made
 
     def num_examples(self, dataloader: Any) -> int:
-        """Rows that a pass over all data has.
-
-        Args:
-            dataloader: of training or of evaluation.
-
-        Returns:
-            Their number.
-        """
+        """Return the number of rows of a pass over all data."""
         if self._feed is not None and getattr(dataloader, "dataset", None) is self._feed:
             return self._loader.total_rows or super().num_examples(dataloader)
         return super().num_examples(dataloader)
@@ -220,15 +213,11 @@ class MixerTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Forward and backward of a micro-batch, its rows weighed by their domains.
+        """Run forward and backward of a micro-batch, its rows weighted by their domains.
 
         Args:
             model: as ``Trainer`` has wrapped it.
-            inputs: a batch of the feed.
             num_items_in_batch: not used; rows count by their domains.
-
-        Returns:
-            The weighted loss.
         """
         mixture_batch = inputs.pop(BATCH)
         prepared: dict[str, Any] = self._prepare_inputs(inputs)
@@ -247,7 +236,7 @@ class MixerTrainer(Trainer):
         return loss.detach()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, with the loss, weight and rows of each domain beside the loss.
+        """Log the loss, weight and rows of each domain in addition.
 
         Args:
             logs: what ``Trainer`` logs.
@@ -269,8 +258,8 @@ class MixerTrainer(Trainer):
     # ------------------------------------------------------------------------------------------- what hooks call
 
     def begin_mixing(self) -> None:
-        """Make the mixer, now that the optimizer is there, and go on where a checkpoint was."""
-        model: Any = self.model_wrapped  # which tells how gradients become those of all processes
+        """Make the mixer, now that the optimizer is there, and load a checkpoint if there is one."""
+        model: Any = self.model_wrapped  # which determines how gradients are averaged over ranks
         optimizer: Any = self.optimizer
         steps, settings = self.state.max_steps, dict(self._settings)
         if self._paced and not any(readers.is_stream(rows) for rows in self._domains.values()):
@@ -289,7 +278,7 @@ class MixerTrainer(Trainer):
         self.mixer.before_step(norm=norm, clip_norm=limit)
 
     def validate(self) -> None:
-        """The validation gradient that is due."""
+        """Compute the validation gradient that is due."""
         rows, rank_scale = self._validation_batch()
         model: Any = self.model_wrapped
         # Models of transformers keep all activations outside of training, whatever checkpointing was asked for.
@@ -307,11 +296,7 @@ class MixerTrainer(Trainer):
         model.train()
 
     def save_mixing(self, folder: Path) -> None:
-        """Put the mixer and the place in the data into a checkpoint.
-
-        Args:
-            folder: of the checkpoint.
-        """
+        """Put the mixer and the place in the data into a checkpoint."""
         plain = {
             "loader": self._loader.state_dict(),
             "validation": self._reader.state(),
@@ -341,7 +326,7 @@ class MixerTrainer(Trainer):
         return CollateWithout(collate, self._column)
 
     def _validation_batch(self) -> tuple[list[Any], float]:
-        """This process's rows of the next validation gradient, and their number over the mean of all processes."""
+        """Return this rank's rows of the next validation gradient, and their rank scale."""
         wanted, (rank, count) = self._validation_rows, self._process
         if wanted is None:
             wanted = self.mixer.validation_rows(self._step_rows)
@@ -369,7 +354,7 @@ class MixerTrainer(Trainer):
         return getattr(model, "loss_type", None) or causal
 
     def _check_losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
-        """Once in a run: see that the loss by rows is the model's own."""
+        """Check once in a run that the loss by rows is the model's own."""
         if self._checked or self._row_losses is not None:
             return
         self._checked = True
