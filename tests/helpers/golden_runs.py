@@ -140,7 +140,7 @@ def images_run(folder: Path, **changes: Any) -> dict[str, Any]:
     sizes = {"vanilla": 60, "rotated": 50, "noisy": 40, "validation": 30, "test": 20}
     for name, size in sizes.items():
         described = (plain["domains"] if name in plain["domains"] else plain)[name]
-        described["python"] = "small_images:digits"
+        described["python"] = "helpers.synthetic_images:digits"
         described["arguments"]["rows"] = size
     plain |= {"steps": 12, "model": {"kind": "cnn", "channels": 4}, "batch": {"rows": 24}}
     plain |= {"output": {"evaluate_rows": 20, "evaluate_every": 6, "log_every": 3}, **changes}
