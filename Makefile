@@ -22,7 +22,7 @@ compare: $(VENV)/.installed  ## every method of the field on small MNIST, 3 seed
 	$(BIN)/mixwell compare mnist --seeds 3
 
 test: $(VENV)/.installed  ## all tests but the peers'
-	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed  ## ruff and pyright; all of them run, whichever fails
 	status=0; $(BIN)/ruff check . || status=1; $(BIN)/ruff format --check . || status=1; $(BIN)/pyright || status=1; exit $$status

@@ -18,26 +18,36 @@ hypothesis.settings.register_profile("fixed", untimed, derandomize=True)
 hypothesis.settings.register_profile("random", untimed, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-GROUPS = {"ray_cluster": "ray", "browser": "browser"}
-"""Tests that use these session fixtures run in the same process of ``--dist loadgroup``, so each is made once."""
+TOGETHER = {
+    "ray": ("unit/training/test_ray_cluster.py", "unit/training/test_sweeps.py"),
+    "browser": ("browser/test_report.py", "examples/test_site.py"),
+}
+"""Modules that share a session fixture, which is made once if they run in the same process."""
+APART = ("examples/test_examples.py", "unit/test_cli.py")
+"""Modules of slow tests that share nothing."""
 SLOW_FIRST = ("unit/training", "distributed", "integrations", "golden", "unit/lab", "unit/test_cli.py", "examples",
               "browser", "unit/report", "conformance")  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``, send modules that share a fixture to one process, and some tests to any."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            if file.endswith(APART):
+                return nodeid
+            return next((group for group, files in TOGETHER.items() if file.endswith(files)), file)
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a module that share a fixture together, so that it is made once; slow tests come first."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None and (name := _group(item)):
-            item.add_marker(pytest.mark.xdist_group(name))
     items.sort(key=lambda item: _place(item.path))
-
-
-def _group(item: pytest.Item) -> str | None:
-    made: dict[str, Any] = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-    shared = [group for name, group in GROUPS.items() if name in made]
-    own = any(definitions[-1].scope == "module" for definitions in made.values())
-    return shared[0] if shared else item.nodeid.split("::")[0] if own else None
 
 
 def _place(path: Path) -> int:

@@ -34,7 +34,7 @@ def ray_here(ray_cluster: str) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
+@pytest.fixture(params=["local", "ray"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     if request.param == "ray":
         request.getfixturevalue("ray_here")
