@@ -447,7 +447,8 @@ def _write_report(folder: Path) -> None:
     except (ValueError, OSError) as error:  # such as a missing matplotlib
         say(console, f"no report: {error}")
     else:
-        say(console, f"look at {next(path for path in written if path.suffix == '.html')}")
+        # The page, or the figure of a report that has no page.
+        say(console, f"look at {next((path for path in written if path.suffix == '.html'), written[-1])}")
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from problems import labeled_batch
+from helpers.toy_problems import labeled_batch
 from torch import Tensor, nn
 
 import mixwell

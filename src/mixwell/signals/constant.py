@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 from typing_extensions import override
 
-from mixwell.signals.base import Signal
+from mixwell.signals.base import Requirements, Signal
 from mixwell.typing import Gradients, Vector
 
 
@@ -16,6 +16,7 @@ class ConstantWeights(Signal):
     """Measures nothing and costs nothing, for training with fixed weights: all scores are zero."""
 
     constant = True
+    requirements = Requirements(domain_batches=False, validation=False)
 
     def __repr__(self) -> str:
         return "ConstantWeights()"

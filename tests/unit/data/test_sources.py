@@ -108,7 +108,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "_SETTLED_SECONDS", -1e9)
 
 
-@pytest.mark.usefixtures("resolve_stages")
+@pytest.mark.usefixtures("settled")
 def test_digests_are_remembered(tmp_path: Path) -> None:
     file, cache = write(tmp_path / "a.txt", "one"), tmp_path / "cache"
     first = paths.digests([file], cache)
@@ -126,7 +126,7 @@ def test_digests_are_remembered(tmp_path: Path) -> None:
     assert paths.digests([file], cache) == first
 
 
-@pytest.mark.usefixtures("resolve_stages")
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_rewritten_file_of_the_same_size_and_time_is_read_again(tmp_path: Path, in_place: bool) -> None:
     file, cache = write(tmp_path / "a.txt", "one"), tmp_path / "cache"

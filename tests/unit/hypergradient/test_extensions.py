@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import mse, names, regression_batches, train, train_mixed
+from helpers.toy_problems import mse, names, regression_batches, train, train_mixed
 from torch import Tensor, nn
 from typing_extensions import override
 

@@ -38,7 +38,7 @@ def stepped(optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-def resolve_stages(optimizer: torch.optim.Optimizer) -> None:
+def settled(optimizer: torch.optim.Optimizer) -> None:
     """A million steps have been made, so that one more gradient does not change the second moments of Adam."""
     stepped(optimizer)
     (parameter,) = optimizer.param_groups[0]["params"]
@@ -55,7 +55,7 @@ def resolve_stages(optimizer: torch.optim.Optimizer) -> None:
 
 def young(optimizer: torch.optim.Optimizer) -> None:
     """As settled, but the first moments are near their beginning at zero, for which Adam corrects."""
-    resolve_stages(optimizer)
+    settled(optimizer)
     group = optimizer.param_groups[0]
     group["betas"] = 1 - 1e-6, group["betas"][1]
     optimizer.state[group["params"][0]]["exp_avg"].zero_()
@@ -137,7 +137,7 @@ FIRST_ORDER = {
 # number of steps so far, and the first step leaves no trace.
 ADAM = [kind for kind in OPTIMIZERS if "adam" in kind or kind == "amsgrad"]
 STARTS = [
-    *((kind, resolve_stages) for kind in ADAM),
+    *((kind, settled) for kind in ADAM),
     ("adam", young),
     *((kind, start) for kind in OPTIMIZERS if kind not in ADAM for start in (fresh, stepped)),
 ]

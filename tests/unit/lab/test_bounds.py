@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from problems import GivenCurvature
+from helpers.toy_problems import GivenCurvature
 from torch import nn
 
 import mixwell

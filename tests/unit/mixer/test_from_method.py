@@ -35,7 +35,7 @@ def test_it_has_the_signal_horizon_and_weights_of_the_method() -> None:
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("dogee", {}, "unknown method 'dogee'; available: "),
+        ("dogee", {}, "unknown method 'dogee'; did you mean doge"),
         ("doge", {"options": {"nu": 1}}, r"mixer\.options\.nu: doge has no such option; it has .*mu"),
         ("doge", {"options": {"mu": -1}}, r"mixer\.options\.mu must be greater than 0, got -1"),
         ("proportional", {}, r"proportional uses the domains' sizes; give rows=\{'web'"),

@@ -271,7 +271,7 @@ def test_an_interrupted_sweep_continues_to_the_same_result(
     if kind != signal.SIGKILL and process.returncode != 0:  # 0: done already, on a fast machine
         assert process.returncode == 130, error
         assert error.strip() == "mixwell: stopped; the same command continues where this one left off"
-    subprocess.run(mnist_command(tmp_path), check=True, capture_output=True, text=True)
+    mixwell(*mnist_command(tmp_path), "--workers", "1", cwd=tmp_path, cache=None)
     assert without_seconds(tmp_path / "runs.csv") == without_seconds(undisturbed / "runs.csv")
     assert tables.read(tmp_path / "weights.csv") == tables.read(undisturbed / "weights.csv")
     assert not (tmp_path / "unfinished").exists()
