@@ -190,7 +190,12 @@ def test_what_is_generated_is_there(site: Path) -> None:
     told = {name: read(site / "reference" / f"{name}.html") for name in ("command-line", "config")}
     assert {"mixwell-run", "mixwell-reproduce-mnist"} <= told["command-line"].ids
     text = " ".join("".join(told["config"].text).split())
-    for words in ("max_epochs", "T, training steps per weight update", "default null", "Rank of projected traces"):
+    for words in (
+        "max_epochs",
+        "T, training steps per weight update",
+        "default null",
+        "Rank of projected traces",
+    ):
         assert words in text
     everything = " ".join(
         " ".join(read(path).text) for path in site.rglob("*.html") if "assets" not in path.parts

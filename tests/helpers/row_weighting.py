@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers.toy_problems import labeled_batch
 from torch import Tensor, nn
 
 import mixwell
+from helpers.toy_problems import labeled_batch
 from mixwell.signals.base import Signal
 from mixwell.signals.probes import Probes
 

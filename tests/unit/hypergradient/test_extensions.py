@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.toy_problems import mse, names, regression_batches, train, train_mixed
 from torch import Tensor, nn
 from typing_extensions import override
 
 import mixwell
+from helpers.toy_problems import mse, names, regression_batches, train, train_mixed
 from mixwell import DenseTraces, Hypergradient, ProjectedTraces, SketchedTraces
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.layer_rules import LAYER_RULES, LayerRule

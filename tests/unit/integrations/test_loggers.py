@@ -544,7 +544,7 @@ def test_a_run_logs_everywhere_and_is_the_same_as_without(config: Path, tmp_path
         for word in ("--set", f"loggers.{tool}=false")
     ]
     mixwell("run", config, "--out", "plain", "--no-report", *off, cwd=tmp_path)
-    assert settled(tmp_path / "logged") == resolve_stages(tmp_path / "plain")
+    assert settled(tmp_path / "logged") == settled(tmp_path / "plain")
     made = {path.name for path in (tmp_path / "logged").iterdir()}
     assert made - {path.name for path in (tmp_path / "plain").iterdir()} == {
         "loggers.json",
@@ -690,7 +690,7 @@ def test_a_logger_that_draws_and_fails_changes_nothing(tmp_path: Path) -> None:
     assert steady.steps[-1] == 20
     assert not awkward.ended
     assert not steady.ended  # whoever has opened it closes it
-    assert settled(tmp_path / "with") == resolve_stages(tmp_path / "without")
+    assert settled(tmp_path / "with") == settled(tmp_path / "without")
     assert done.mixer.weights.last == without.mixer.weights.last
     for mine, theirs in zip(done.model.parameters(), without.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from helpers.toy_problems import GivenCurvature
 from torch import nn
 
 import mixwell
+from helpers.toy_problems import GivenCurvature
 from mixwell.lab.bounds.cells import Cell, measure
 from mixwell.lab.bounds.kinds import KINDS
 from mixwell.lab.bounds.logistic import LogisticRegression

@@ -44,7 +44,9 @@ def run_all(folder: Path, **changes: Any) -> None:
         for seed in (0, 1):
             config = config_io.check({**plain, **changes, "seed": seed})
             planned.append(Planned(config, folder / "out" / f"{name}-{seed}"))
-    concurrent.run_all(planned, workers=2, unfinished=folder / "out" / "unfinished", console=Console(quiet=True))
+    concurrent.run_all(
+        planned, workers=2, unfinished=folder / "out" / "unfinished", console=Console(quiet=True)
+    )
 
 
 def test_runs_are_those_that_a_user_would_get(done: Path) -> None:
