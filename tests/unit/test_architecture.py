@@ -27,8 +27,6 @@ ROOMS = (
     "cli",
 )
 ROOT_MODULES = {"__init__", "__main__", "_version", "typing", "cli"}
-# Module -> room that it imports although that room comes after its own. To be emptied.
-VIOLATIONS: set[tuple[str, str]] = {}
 
 
 def _module(path: Path) -> str:

@@ -270,7 +270,9 @@ def test_an_interrupted_sweep_continues_to_the_same_result(
     error = end(process, terminal)
     if kind != signal.SIGKILL and process.returncode != 0:  # 0: done already, on a fast machine
         assert process.returncode == 130, error
-        assert error.strip() == "mixwell: stopped; the same command continues where this one left off"
+        message = "mixwell: stopped; the same command continues where this one left off"
+        # A signal that arrives before the sweep installs its handlers ends the command without a message.
+        assert error.strip() == message or (when == "starting" and not error.strip())
     mixwell(*mnist_command(tmp_path), "--workers", "1", cwd=tmp_path, cache=None)
     assert without_seconds(tmp_path / "runs.csv") == without_seconds(undisturbed / "runs.csv")
     assert tables.read(tmp_path / "weights.csv") == tables.read(undisturbed / "weights.csv")
