@@ -39,16 +39,16 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
     # The files to edit for each of ten plausible changes cannot be found automatically. First what the review
     # counted by reading; then, once the restructured tree is there, the files that the change touches in it.
-    "optimizer (Lion, Muon)": ("7", ()),
-    "trace kind": ("12", ()),
-    "CLI command": ("2-3", ()),
-    "data source": ("6", ()),
-    "logger": ("8", ()),
-    "self-tuned step": ("2", ()),
-    "constraint": ("5", ()),
-    "method": ("1-2", ()),
-    "report figure": ("5", ()),
-    "GradScaler": ("n/a", ()),
+    "optimizer (Lion, Muon)": ("7", ("hypergradient/responses/x.py", "training/optimization.py")),
+    "trace kind": ("12", ("hypergradient/traces/x.py", "training/config.py")),
+    "CLI command": ("2-3", ("cli.py", "a command.py")),
+    "data source": ("6", ("data/sources/x.py",)),
+    "logger": ("8", ("integrations/loggers/x.py", "pyproject.toml")),
+    "self-tuned step": ("2", ("simplex/updates/mirror_descent.py",)),
+    "constraint": ("5", ("simplex/constraints.py", "training/constraints.py")),
+    "method": ("1-2", ("methods/x.py",)),
+    "report figure": ("5", ("report/run_figures.py", "report/runs.py")),
+    "GradScaler": ("n/a", ("mixer/collection.py", "mixer/step.py", "integrations/*")),
 }
 
 

@@ -456,3 +456,12 @@ def test_a_loader_of_another_batch_size_is_refused(tmp_path: Path) -> None:
     loader = mixwell.MixtureLoader({"up": rows("up", 60), "down": rows("down", 60)}, 24)
     with pytest.raises(ValueError, match="the loader makes steps of 24 rows, and TrainingArguments of 12"):
         new_trainer(tmp_path, train_dataset=loader).train()
+
+
+def test_a_cap_that_the_loader_does_not_know_is_refused(tmp_path: Path) -> None:
+    """The loader records which rows were used, so a cap of the mixer alone would never tighten."""
+    data = {kind: rows(kind, 60) for kind in ("up", "down", "noise")}
+    cap = mixwell.EpochCap(dict.fromkeys(data, 60), {"up": 2.0}, batch_size=12, budget=10)
+    loader = mixwell.MixtureLoader(data, 12)
+    with pytest.raises(ValueError, match="an EpochCap that the MixtureLoader does not know"):
+        new_trainer(tmp_path, train_dataset=loader, mixer={"constraints": [cap]}).train()

@@ -116,6 +116,8 @@ class MixtureLoader:
         self.rank = distributed.rank() if rank is None else rank
         self.world_size = distributed.world_size() if world_size is None else world_size
         self._seed = seed
+        self.cap = cap
+        """How often rows may be seen."""
         self.streams = any(
             not isinstance(one, IndexedDataset) and readers.is_stream(one) for one in domains.values()
         )

@@ -107,6 +107,12 @@ class StepAccumulator:
         if self._counted:
             return
         for name in self._names:
+            if self.mixed and name not in self._fractions and name not in self._absent:
+                raise ValueError(
+                    f"domain {name!r} is missing in step {step}: where a batch need not have rows of every "
+                    "domain, give the batches of a MixtureLoader, or mixer.batch(labels, expected_counts=...) "
+                    "with the number of rows of each domain that a step has on average"
+                )
             if name not in self._fractions and name not in self._absent:
                 raise ValueError(
                     f"domain {name!r} is missing in step {step}: run it in `with mixer.domain({name!r}):`. "
@@ -161,7 +167,7 @@ class StepAccumulator:
                         f"{self._names[index]!r} is given twice in step {step}: its fractions sum to "
                         f"{total:g}. Call mixer.step() between steps; for several micro-batches in one step "
                         "give each the rows that the whole step has, as in mixer.batch(labels, "
-                        f"expected_counts={...})"
+                        "expected_counts={'web': 24, ...})"
                     )
 
     def give_batch(self, batch: MixtureBatch | None, present: Sequence[int], *, counted: bool) -> None:

@@ -159,7 +159,7 @@ class MixerTrainer(Trainer):
         """
         args, process = self.args, self._process
         seed = args.seed if args.data_seed is None else args.data_seed
-        caps = (one for one in self._settings.get("constraints", ()) if isinstance(one, EpochCap))
+        caps = [one for one in self._settings.get("constraints", ()) if isinstance(one, EpochCap)]
         self._step_rows = self._train_batch_size * args.gradient_accumulation_steps * process[1]
         settings: dict[str, Any] = {
             "micro_batches": args.gradient_accumulation_steps,
@@ -168,13 +168,18 @@ class MixerTrainer(Trainer):
             "world_size": process[1],
         }
         if self._given_loader is not None:
+            if any(one is not self._given_loader.cap for one in caps):
+                raise ValueError(
+                    "the mixer has an EpochCap that the MixtureLoader does not know, so that it would not count "
+                    "the rows; give the same object to MixtureLoader(..., cap=...)"
+                )
             self._loader = self._given_loader.with_settings(self._expected_step_rows(), **settings)
         else:
             self._loader = MixtureLoader(
                 self._domains,
                 self._step_rows,
                 least=self._least,
-                cap=next(caps, None),
+                cap=caps[0] if caps else None,
                 block=self._block,
                 seed=seed,
                 num_workers=args.dataloader_num_workers,
