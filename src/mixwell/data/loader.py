@@ -21,6 +21,7 @@ from mixwell.data.sharding import RankBatch, shard_batch
 from mixwell.mixer.batch import MixtureBatch
 from mixwell.simplex.repetition import EpochCap
 from mixwell.typing import Indices, Vector
+from mixwell.utils.nested import identity
 from mixwell.utils.seeding import seeded
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ class MixtureLoader:
                 None,
                 sampler=self._round,
                 persistent_workers=True,
-                collate_fn=_identity,
+                collate_fn=identity,
                 **self._workers,
             )
         return self._loader
@@ -369,7 +370,3 @@ def _reading(domains: Mapping[str, Any], collate: Collate | None, *, streams: bo
 
 def _is_columns(domain: Any) -> bool:
     return isinstance(domain, tuple) and bool(domain) and all(isinstance(one, Tensor) for one in domain)
-
-
-def _identity(batch: Any) -> Any:
-    return batch

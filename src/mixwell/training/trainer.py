@@ -19,7 +19,6 @@ from mixwell.data.shuffle import ShuffledCursor
 from mixwell.mixer import state
 from mixwell.mixer.batch import MixtureBatch, Piece, pieces
 from mixwell.reference.fidelity import Fidelity, measure_fidelity
-from mixwell.signals.probes import FORWARD
 from mixwell.simplex import rounds
 from mixwell.training import checkpoints, mixing, optimization, parallel, randomness
 from mixwell.training.checkpoints import Checkpoint
@@ -27,6 +26,7 @@ from mixwell.training.config import Config
 from mixwell.training.models.base import Trainable
 from mixwell.training.probe_data import ProbeRows
 from mixwell.typing import Indices, LossFn
+from mixwell.utils.costs import FORWARD
 from mixwell.utils.nested import to_device
 
 

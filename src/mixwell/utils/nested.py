@@ -63,3 +63,8 @@ def like_container(batch: Any, values: Sequence[Any]) -> Any:
 def _has_columns(batch: Any) -> bool:
     """Return whether a sequence holds columns, and not rows such as strings."""
     return isinstance(batch, tuple | list) and isinstance(batch[0], Tensor | Mapping | tuple | list)
+
+
+def identity(batch: Any) -> Any:
+    """Return the batch itself: the ``collate_fn`` of a ``DataLoader`` whose dataset makes whole batches."""
+    return batch

@@ -100,10 +100,3 @@ class CollateWithout:
         if not isinstance(row, Mapping) or self._column not in row:
             return row
         return {key: value for key, value in cast("Mapping[str, Any]", row).items() if key != self._column}
-
-
-def total_rows(datasets: Mapping[str, Any]) -> int | None:
-    """The number of rows, ``None`` where a dataset is a stream."""
-    if any(readers.is_stream(one) for one in datasets.values()):
-        return None
-    return sum(len(one) for one in datasets.values())

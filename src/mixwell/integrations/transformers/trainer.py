@@ -25,6 +25,7 @@ from mixwell.integrations.transformers.feed import BATCH, TrainerFeed
 from mixwell.mixer.mixer import Mixer
 from mixwell.simplex.repetition import EpochCap, EpochPace
 from mixwell.training import mixture
+from mixwell.utils.nested import identity
 from mixwell.utils.seeding import seeded
 
 RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
@@ -196,7 +197,7 @@ class MixerTrainer(Trainer):
         )
         self._reader = readers.reader(source, "the validation set", key=key, process=place)
         pin = args.dataloader_pin_memory and torch.cuda.is_available()
-        return DataLoader(self._feed, batch_size=None, collate_fn=_as_it_is, pin_memory=pin)
+        return DataLoader(self._feed, batch_size=None, collate_fn=identity, pin_memory=pin)
 
     def _expected_step_rows(self) -> int:
         """Return the rows of a step, if the loader that was given makes as many."""
@@ -418,7 +419,3 @@ class _Hooks(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
         self._trainer.save_mixture(Path(str(args.output_dir)))
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
