@@ -39,7 +39,7 @@ class AdoOptions(base.Options):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return weights by the slopes of the domains' scaling laws."""
-    from mixwell.signals.scaling_law import ScalingLaws
+    from mixwell.signals.scaling_laws import ScalingLaws
     from mixwell.simplex.updates import SoftmaxWeights
 
     options = context.options_as(AdoOptions)

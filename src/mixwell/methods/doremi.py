@@ -26,7 +26,7 @@ class DoremiOptions(proxies.ReferenceOptions, proxies.ProxyOptions):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return the proxy's rule, which needs a reference model and begins with uniform weights."""
-    from mixwell.signals.excess_losses import ExcessLosses
+    from mixwell.signals.losses import ExcessLosses
     from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 
     options = context.options_as(DoremiOptions)

@@ -15,7 +15,7 @@ class DynamicLoadingOptions(proxies.ReferenceOptions):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return mirror ascent on how far each domain is behind, on average over a round."""
-    from mixwell.signals.excess_losses import ExcessLosses
+    from mixwell.signals.losses import ExcessLosses
     from mixwell.simplex.updates import MirrorDescent
 
     step_size = context.options_as(DynamicLoadingOptions).step_size

@@ -21,7 +21,7 @@ class GroupDroOptions(base.Options):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return mirror ascent on the losses."""
-    from mixwell.signals.domain_losses import DomainLosses
+    from mixwell.signals.losses import DomainLosses
     from mixwell.simplex.updates import MirrorDescent
 
     options = context.options_as(GroupDroOptions)

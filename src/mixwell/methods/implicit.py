@@ -10,7 +10,7 @@ from mixwell.methods.base import Extra, MethodContext, Recipe
 from mixwell.methods.hypergradient import descent
 
 if TYPE_CHECKING:
-    from mixwell.signals.implicit import Solver
+    from mixwell.signals.implicit_gradient import Solver
 
 
 class SingleLoopOptions(base.Options):
@@ -46,7 +46,7 @@ class NeumannOptions(base.Options):
 
 def _recipe(solver: Solver) -> Callable[[MethodContext], Recipe]:
     def recipe(context: MethodContext) -> Recipe:
-        from mixwell.signals.implicit import ImplicitGradient
+        from mixwell.signals.implicit_gradient import ImplicitGradient
 
         return descent(context, ImplicitGradient(solver, **context.options.model_dump()))
 

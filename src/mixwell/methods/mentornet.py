@@ -50,7 +50,7 @@ def given(context: MethodContext) -> Recipe:
 
 def learned(context: MethodContext) -> Recipe:
     """Return rows, or domains, weighted by a network that learns which rows help the validation set."""
-    from mixwell.signals.learned_curriculum import LearnedRowCurriculum
+    from mixwell.signals.row_curriculum import LearnedRowCurriculum
 
     options = context.options_as(LearnedOptions)
     signal = LearnedRowCurriculum(**options.model_dump(), steps=_steps(context), seed=context.seed)

@@ -22,7 +22,7 @@ class MetaWeightNetOptions(RowOptions):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return rows, or domains, weighted by a network of the rows' losses."""
-    from mixwell.signals.loss_network import LossNetwork
+    from mixwell.signals.row_network import LossNetwork
 
     options = context.options_as(MetaWeightNetOptions)
     return row_recipe(LossNetwork(**options.model_dump(), seed=context.seed))

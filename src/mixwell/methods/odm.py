@@ -15,7 +15,7 @@ class OdmOptions(base.Options):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return weights that are the shares of the rewards, and some exploration."""
-    from mixwell.signals.loss_rewards import LossRewards
+    from mixwell.signals.losses import LossRewards
     from mixwell.simplex.updates import SoftmaxWeights
 
     options = context.options_as(OdmOptions)
