@@ -54,7 +54,6 @@ def recipe(context: MethodContext) -> Recipe:
 base.register(
     base.Method(
         name="ado",
-        kind="online",
         line="weight follows how fast a domain's loss falls, by scaling laws fitted while the model trains",
         paper="Jiang, Zhou, Feng, Malladi, Kolter 2024, arXiv:2410.11820",
         memory="about a thousand numbers per domain: losses in bins",

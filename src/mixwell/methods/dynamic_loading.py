@@ -42,7 +42,6 @@ def extra(context: MethodContext) -> Extra:
 DYNAMIC_LOADING = base.register(
     base.Method(
         name="dynamic-loading",
-        kind="online",
         line="weight follows how far a domain's loss is above a reference model's, on average over a round",
         paper="Xia, Gao, Zeng, Chen 2023 (Sheared LLaMA), arXiv:2310.06694",
         needs=base.Needs(reference=True),

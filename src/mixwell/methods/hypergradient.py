@@ -77,7 +77,6 @@ def descent(context: MethodContext, signal: Signal) -> Recipe:
 base.register(
     base.Method(
         name="mixwell",
-        kind="online",
         line="mirror descent along an approximate hypergradient that looks back over all T steps of a round",
         paper="Das, Patel, Razaviyayn, Mirrokni, Less is More: fewer data weight updates over longer horizon",
         needs=base.Needs(validation=True),

@@ -71,7 +71,6 @@ PAPER = "Jiang, Zhou, Leung, Li, Fei-Fei 2018, arXiv:1712.05055"
 base.register(
     base.Method(
         name="mentornet",
-        kind="online",
         line="a given curriculum: rows with losses below a moving percentile, after a burn-in",
         paper=PAPER,
         needs=base.Needs(row_losses=True, domains=1),
@@ -80,7 +79,6 @@ base.register(
     ),
     base.Method(
         name="mentornet-dd",
-        kind="online",
         line="a learned curriculum: a network learns from a row's loss whether it helps the validation set",
         paper=PAPER,
         needs=base.Needs(validation=True, row_losses=True, domains=1),

@@ -36,7 +36,6 @@ def extra(context: MethodContext) -> Extra:
 base.register(
     base.Method(
         name="meta-weight-net",
-        kind="online",
         line="a network learns what a row of a given loss should count, through a virtual training step",
         paper="Shu, Xie, Yi, Zhao, Zhou, Xu, Meng 2019, arXiv:1902.07379",
         needs=base.Needs(validation=True, row_losses=True, domains=1),

@@ -25,7 +25,6 @@ def recipe(context: MethodContext) -> Recipe:
 base.register(
     base.Method(
         name="odm",
-        kind="online",
         line="a bandit whose reward is a running mean of exp(loss), with exploration that fades",
         paper="Albalak, Pan, Raffel, Wang 2023, arXiv:2312.02406",
         memory="a few numbers per domain",

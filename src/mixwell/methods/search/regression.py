@@ -1,4 +1,4 @@
-"""The loss of a proxy as a function of its mixture: three models with one interface."""
+"""RegMix: three models of a proxy's loss as a function of its mixture, and the best mixtures by them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from mixwell.methods.search.mixtures import Matrix
+from mixwell.methods.search.mixtures import Matrix, require_fittable
 from mixwell.typing import Vector
 
 Model = Literal["linear", "log-linear", "lightgbm"]
@@ -55,10 +55,7 @@ def fit(model: Model, weights: Matrix, losses: Vector, *, seed: int = 0) -> Pred
         >>> predict(np.array([[0.25, 0.75]])).round(6).tolist()
         [2.5]
     """
-    if weights.ndim != 2 or losses.shape != weights.shape[:1]:
-        raise ValueError(f"expected weights (n, m) and losses (n,), got {weights.shape} and {losses.shape}")
-    if not (np.isfinite(weights).all() and np.isfinite(losses).all()):
-        raise ValueError("weights and losses must be finite; leave out proxies that diverged")
+    require_fittable(weights, losses)
     match model:
         case "linear":
             return _linear(weights, losses)
@@ -66,6 +63,25 @@ def fit(model: Model, weights: Matrix, losses: Vector, *, seed: int = 0) -> Pred
             return _log_linear(weights, losses)
         case "lightgbm":
             return _lightgbm(weights, losses, seed)
+
+
+def best_average(predict: Predictor, samples: Matrix, top: int) -> Vector:
+    """Return the average of the ``top`` samples, shape ``(n, m)``, with the least predicted losses.
+
+    Raises:
+        ValueError: the model predicts the same loss for all, or ``top`` is not between 1 and n.
+    """
+    if not 1 <= top <= len(samples):
+        raise ValueError(f"top must be between 1 and the {len(samples)} samples, got {top}")
+    predicted = predict(samples)
+    if np.ptp(predicted) == 0:
+        raise ValueError(
+            f"the model predicts {predicted[0]:.6g} for every mixture, so none is better than another; train more "
+            "proxies, longer, or choose another model"
+        )
+    best = np.argsort(predicted, kind="stable")[:top]  # trees predict many ties
+    average = samples[best].mean(axis=0)
+    return average / average.sum()
 
 
 def _linear(weights: Matrix, losses: Vector) -> Predictor:
