@@ -51,7 +51,6 @@ class Needs:
         proxies: other runs that are trained first.
         row_losses: a function for the loss of every row.
         second_order: second derivatives, so a model that is not compiled.
-        domains: the least number of domains.
         packages: packages of the extra ``search``.
     """
 
@@ -79,7 +78,6 @@ class MethodContext:
         warmup: steps before the first round.
         step_size: alpha of mirror descent.
         curvature: gamma of H = gamma I.
-        traces: the kind of traces.
         sketch_size: numbers per domain of sketched traces.
         validation_rows: rows of each validation gradient.
         held_out: rows of the validation set, where known.
@@ -133,7 +131,6 @@ class Trial:
     Args:
         name: of its directory, the same whenever the stages are generated again.
         mixer: settings of the mixer that differ from those of the last run.
-        steps: training steps.
         model: settings of the model that differ (a smaller proxy).
         domains: the domains that it trains on, by default all.
     """
@@ -189,8 +186,6 @@ class Method:
     """A named method of the field.
 
     Args:
-        name: in settings and commands.
-        line: a description in one line.
         paper: authors, year and where.
         recipe: makes the parts of the mixer for a run.
         kind: ``"online"`` learns while the model trains, ``"offline"`` trains other runs first, ``"static"``

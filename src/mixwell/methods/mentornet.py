@@ -1,4 +1,4 @@
-"""MentorNet: a curriculum says which rows are trained on, given beforehand or learned on the way."""
+"""MentorNet: a curriculum selects the rows, given beforehand or learned while the model trains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CurriculumOptions(RowOptions):
     decay: base.BelowOne = 0.9
     """Decay of that moving average."""
     burn_in: base.Share = 0.2
-    """The first share of the run, in which every row has weight one."""
+    """The first fraction of the run, in which every row has weight one."""
     normalize: bool = False
     """Divide the weights of a batch by their mean, so that a step is as long as without them."""
 

@@ -19,15 +19,15 @@ def fixed_weights(weights: Mapping[str, float] | str) -> Mapping[str, Any]:
 
 
 class ProxyOptions(Options):
-    """Settings of methods that learn the weights in a proxy, whose average then trains the model."""
+    """Settings of methods that learn the weights in a proxy; their average then trains the model."""
 
     transfer: bool = True
     """Train a proxy, and then the model with the average of its weights. If false, the weights are learned while
     the model itself trains."""
     proxy_steps: Steps = "auto"
-    """Training steps of the proxy; `auto` is as many as the run has."""
+    """Training steps of the proxy; `auto` is those of the run."""
     proxy_model: dict[str, Any] = Field(default_factory=dict)
-    """Settings of `model` that differ in models that are trained first: a smaller size."""
+    """Settings of `model` that differ in models that are trained first, to make them smaller."""
 
     @property
     @override
@@ -41,8 +41,6 @@ def train_proxy(context: MethodContext, method: str, **found: Any) -> Stages:
     Without ``transfer`` the last run itself learns the weights, with the options that were found.
 
     Args:
-        context: of the last run.
-        method: its name.
         found: options that were found by earlier trials, such as the reference model.
     """
     options = context.options_as(ProxyOptions)
@@ -62,7 +60,7 @@ class ReferenceOptions(Options):
     """The directory of a run whose last checkpoint is the reference model; by default one is trained first, with
     `mixer.weights` kept."""
     reference_steps: Steps = "auto"
-    """Its training steps; `auto` is as many as the run has."""
+    """Its training steps; `auto` is those of the run."""
 
     def reference_cost(self, context: MethodContext) -> float:
         """Return the cost of the reference model's training, in training steps."""
@@ -100,7 +98,7 @@ class MixtureSearchOptions(Options):
     """A smaller weight of a mixture becomes zero, and its domain is left out of that proxy."""
 
     def steps(self, context: MethodContext) -> int:
-        """Return the training steps of a proxy; with ``auto`` all together take about as many as the run."""
+        """Return the training steps of a proxy; with ``auto`` those of all proxies sum to about the run's."""
         return max(1, context.steps // self.proxies) if self.proxy_steps == "auto" else self.proxy_steps
 
 

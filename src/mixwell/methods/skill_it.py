@@ -49,8 +49,8 @@ class AioliOptions(AffinityOptions):
     """Settings of Aioli."""
 
     memory: base.BelowOne | None = None
-    """With a number, A is a running mean of which this share stays, and `w_i ~ exp(eta sum_j A_ij)` (the ema of
-    the authors' code)."""
+    """With a number, A is a running mean with this decay, and `w_i ~ exp(eta sum_j A_ij)` (the ema of the authors'
+    code)."""
     probe_steps: base.Whole = 4
     """Steps of a copy of the model on each mixture."""
     sweeps: base.Whole = 1

@@ -56,7 +56,7 @@ def recipe(context: MethodContext) -> Recipe:
     options = context.options_as(UniMaxOptions)
     sizes = [context.rows[name] for name in context.domains]
     if context.batch_rows < 1:
-        raise ValueError("unimax divides the rows of the whole run; give batch_rows, those of a step")
+        raise ValueError("unimax divides all rows of the run; give batch_rows, the rows of a training step")
     shares = unimax(sizes, context.steps * context.batch_rows, options.max_epochs)
     return base.keep_weights(context, dict(zip(context.domains, shares, strict=True)))
 

@@ -42,7 +42,6 @@ class AffinitySignal(Signal):
         chained: whether the copy continues from one mixture to the next, in an order drawn anew for each sweep, or
             starts at the model again.
         learning_rate: of the copy; by default that of the model's optimizer in the last step of the round.
-        seed: of the orders.
     """
 
     eta: float = 1.0
@@ -149,7 +148,7 @@ class SkillAffinity(AffinitySignal):
     the end of the first round, or given. The other settings are those of :class:`AffinitySignal`.
 
     Args:
-        window: rounds whose losses are summed.
+        window: the number of last rounds with losses in the sum.
         affinity: A, shape ``(m, n)`` with n = 1 for the validation set and n = m for the domains; ``None`` to
             measure it.
 

@@ -107,7 +107,7 @@ class Alignment(Signal):
         for target in self._target:
             target.zero_()
         for j, factor in zip(present, factors.tolist(), strict=True):
-            for target, gradient in zip(self._target, held[j], strict=False):
+            for target, gradient in zip(self._target, held[j], strict=False):  # empty unless universal
                 target.add_(gradient, alpha=factor)
             for total, gradient in zip(self._sums[j], held[j], strict=True):
                 if total is gradient:

@@ -50,7 +50,7 @@ class Requirements:
 
 
 class Signal(ABC):
-    """A measurement per domain over a round, which says how the weights should move.
+    """A measurement per domain over a round, which decides how the weights move.
 
     For each round the mixer calls ``begin_round``; for each step ``begin_step``, then ``fold`` once or more per
     domain (or ``capture`` around each mixed batch) and ``record_loss`` where losses are recorded, then
@@ -132,10 +132,8 @@ class Signal(ABC):
         """Take a domain's gradient at the parameters before the step.
 
         Args:
-            domain: its index.
             gradients: valid during the call only.
             scale: the gradient's factor (fraction of the batch over inclusion probability).
-            weight: the domain's weight.
             rows: the number of rows that the gradient is the mean over, where known.
         """
         if self.requirements.mixed_batches:
@@ -149,7 +147,6 @@ class Signal(ABC):
         """Take a domain's losses.
 
         Args:
-            domain: its index.
             losses: of its rows (or their tokens), or their mean; finite.
             fraction: the fraction of the domain's batch in this step that they belong to.
             reference: the losses of the reference model, of the same shape.
@@ -244,7 +241,7 @@ class LinearSignal(Signal):
     """A signal with scores that are linear in the validation gradient, so that parts of it show their noise."""
 
     def non_finite(self) -> list[int] | None:
-        """Return the domains whose captured gradients of this step are not finite; ``None`` if unknown."""
+        """Return the domains with captured gradients that are not finite in this step; ``None`` if unknown."""
         return None
 
 
@@ -269,7 +266,7 @@ def scores_of_weights(weights: Vector) -> Vector:
 
 
 def _tensors_of(name: str, value: object) -> dict[str, Tensor]:
-    """Return the tensors that an attribute consists of, with the memory of arrays; none of a plain value."""
+    """Return the tensors of an attribute, which share the memory of arrays; a plain value has none."""
     if isinstance(value, Tensor):
         return {name: value}
     if isinstance(value, np.ndarray):

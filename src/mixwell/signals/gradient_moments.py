@@ -22,7 +22,7 @@ from mixwell.typing import Gradients, Vector
 
 # A domain with less curvature, relative to an upper bound of the minimum, counts as one without.
 FLAT = 1e-8
-HUGE = 1e300
+HUGE = 1e300  # in place of infinity, so that quotients are not NaN
 
 
 @final
@@ -92,7 +92,7 @@ class GradientMoments(Signal, DomainFactors):
     unbiased: bool = True
     bound: DescentBound | None = None
 
-    _saved = ("_whole", "_sizes", "_noises", "_measured", "_losses", "_fractions", "_factors", "_weights")
+    _saved = ("_whole", "_round", "_factors", "_weights")
 
     def __post_init__(self) -> None:
         require_not_negative(zeta1=self.zeta1, zeta2=self.zeta2)
@@ -106,10 +106,10 @@ class GradientMoments(Signal, DomainFactors):
         m = len(self._domains)
         self._optimizer = optimizer
         self._means: dict[int, list[Tensor]] = {}  # of the step, allocated when a domain is first seen
-        self._deviations, self._rows, self._parts = np.zeros(m), np.zeros(m), np.zeros(m, dtype=np.int64)
-        self._step_losses, self._step_fractions = np.zeros(m), np.zeros(m)
-        self._sizes, self._noises, self._measured = np.zeros(m), np.zeros(m), np.zeros(m)
-        self._losses, self._fractions = np.zeros(m), np.zeros(m)
+        # Sums over the step, and over the round; the names are views of their rows.
+        self._step, self._round = np.zeros((5, m)), np.zeros((5, m))
+        self._deviations, self._rows, self._parts, self._step_losses, self._step_fractions = self._step
+        self._sizes, self._noises, self._measured, self._losses, self._fractions = self._round
         self._whole = 0
         self._factors = np.full(m, 1.0 if self.tau is None else self.tau / m)
         self._weights = np.full(m, 1 / m)
@@ -118,14 +118,12 @@ class GradientMoments(Signal, DomainFactors):
     @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
         self._weights[:] = weights
-        for total in (self._sizes, self._noises, self._measured, self._losses, self._fractions):
-            total[:] = 0
+        self._round[:] = 0
         self._whole = 0
 
     @override
     def begin_step(self, *, remaining: int) -> None:
-        for total in (self._deviations, self._rows, self._parts, self._step_losses, self._step_fractions):
-            total[:] = 0
+        self._step[:] = 0
 
     @override
     def fold(
@@ -143,13 +141,13 @@ class GradientMoments(Signal, DomainFactors):
             for buffer in mean:
                 buffer.zero_()
         after = before + rows
-        # A sum of squares less the square of the sum would drown small noise in rounding.
-        apart = [
+        # Welford's recursion: a sum of squares less the square of the sum would drown small noise in rounding.
+        differences = [
             -buffer if gradient is None else gradient.detach().to(buffer.dtype) - buffer
             for buffer, gradient in zip(mean, gradients, strict=True)
         ]
-        self._deviations[domain] += sum(inner_products(apart, apart)) * before * rows / after
-        for buffer, difference in zip(mean, apart, strict=True):
+        self._deviations[domain] += sum(inner_products(differences, differences)) * before * rows / after
+        for buffer, difference in zip(mean, differences, strict=True):
             buffer.add_(difference, alpha=rows / after)
         self._rows[domain] = after
         self._parts[domain] += 1
@@ -183,7 +181,7 @@ class GradientMoments(Signal, DomainFactors):
         if not self._measured.any() and self._whole:
             raise ValueError(
                 f"{self!r} measures noise between the parts of a domain's batch, and every batch of this "
-                "round was whole: enter mixer.domain(name, fraction=1/2, rows=...) twice for each domain"
+                "round came in one part: enter mixer.domain(name, fraction=1/2, rows=...) twice for each domain"
             )
         if not self._measured.any():  # single rows, or skipped steps: the weights stay
             return np.zeros_like(self._weights) if self.bound is None else scores_of_weights(self._weights)

@@ -52,7 +52,6 @@ class ImplicitGradient(Signal):
     computed without flash kernels here. Where parameters are on several devices, flat vectors are on the first.
 
     Args:
-        solver: which of the three.
         iterations: of conjugate gradients, or terms of the series; not used by ``"single-loop"``.
         damping: lambda.
         learning_rate: eta of the series or of the single loop; by default that of the optimizer's first group.
@@ -191,7 +190,6 @@ def conjugate_gradient(
     Args:
         product: ``M v``.
         target: b, shape ``(d,)``.
-        iterations: the largest number of steps.
         start: the initial solution, by default 0; otherwise it costs one more product.
 
     Returns:

@@ -50,7 +50,7 @@ class Influence(Signal):
     the others. One gradient per domain and one more are held.
 
     Args:
-        damping: added to the diagonal, whose mean is 1.
+        damping: added to the diagonal, which has mean 1.
         candidates: of TiKMiX-M; 0 for TiKMiX-D.
         seed: of the candidates and the search, together with the round's index.
 
@@ -107,8 +107,9 @@ class Influence(Signal):
     def end_step(self, combined: Combined) -> None:
         for total, gradient in zip(self._fisher, combined.gradients, strict=True):
             if gradient is not None and combined.clip > 0:
-                whole = gradient.detach().to(total.dtype) / combined.clip
-                total.addcmul_(whole, whole)
+                # F is that of the loss, so of the gradient before clipping.
+                unclipped = gradient.detach().to(total.dtype) / combined.clip
+                total.addcmul_(unclipped, unclipped)
 
     @override
     def scores(self, validation: Gradients | None) -> Vector:

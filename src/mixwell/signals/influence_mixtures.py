@@ -151,7 +151,6 @@ def fit_trees(mixtures: Matrix, measured: Matrix, *, seed: int = 0) -> Callable[
     Args:
         mixtures: measured ones, shape ``(n, m)``.
         measured: their influence, shape ``(n, tasks)``.
-        seed: of the trees.
 
     Raises:
         ValueError: LightGBM is not installed.
@@ -198,7 +197,6 @@ def annealed_mixture(cost: Callable[[Matrix], Vector], prior: Vector, random: np
     Args:
         cost: of mixtures, each a row; less is better.
         prior: where to start, on the simplex, shape ``(m,)``.
-        random: draws.
 
     Returns:
         On the simplex, shape ``(m,)``.

@@ -58,7 +58,6 @@ class ModelCopy:
         """Take one training step on a weighted sum of losses.
 
         Args:
-            probes: computes losses of batches.
             losses: factors and batches. Batches are drawn by the caller, since drawing may use the run's random
                 stream, which is restored here.
             clip: the factor of the gradient, as clipping multiplies the original's.

@@ -33,7 +33,6 @@ class ProbeDerivatives:
     random stream of the run are unchanged.
 
     Args:
-        probes: the model and its losses.
         parameters: those of the same model (:func:`mixwell.signals.probes.require_probes` checks it).
     """
 
@@ -49,7 +48,6 @@ class ProbeDerivatives:
         In training mode dropout draws other masks here than those of a training step on the same rows.
 
         Args:
-            batch: of rows.
             direction: v, a tensor for each parameter; ``None`` counts as zeros.
 
         Returns:
@@ -67,7 +65,6 @@ class ProbeDerivatives:
         """Return the rows' losses and a weighted sum of their gradients, ``sum_i r_i grad l_i(theta)``.
 
         Args:
-            batch: of rows.
             row_weights: computes r from the losses; both of shape ``(rows,)`` and without a graph.
         """
         with self._rng_kept(), torch.enable_grad():
@@ -126,7 +123,7 @@ class ProbeDerivatives:
     def _call(self, loss: LossFn, batch: Any, values: Mapping[int, Tensor]) -> Tensor:
         """Compute a loss with other values of some parameters, and with copies of the buffers.
 
-        The buffers are copied and not restored afterwards: a training step whose backward pass is still to come
+        The buffers are copied and not restored afterwards: a training step that has not run its backward pass yet
         may have saved them.
         """
         others = {f"model.{name}": b.clone() for name, b in self._probes.model.named_buffers()}

@@ -52,7 +52,7 @@ class Probes:
         self._loss, self._rows = loss, row_losses
         self._domains, self._validation = dict(domains), validation
         self.spent = 0.0
-        """The cost so far, in rows of which a gradient was taken."""
+        """The cost so far, in gradients of one row."""
 
     @property
     def has_validation(self) -> bool:
@@ -109,8 +109,6 @@ def require_probes(
 
     Args:
         signal: named in messages.
-        probes: those of the loop.
-        parameters: the trained parameters.
         domains: those with rows that are required.
         validation: whether a validation set is required.
         row_losses: whether the loss of every row is required.
@@ -185,7 +183,6 @@ def parameter_gradients(
     """Return the gradient of outputs by every parameter; ``None`` for one that is frozen or not used.
 
     Args:
-        parameters: the trained parameters.
         outputs: as :func:`torch.autograd.grad` takes them.
         values: tensors that the outputs were computed with in place of parameters, by index.
         options: of :func:`torch.autograd.grad`.

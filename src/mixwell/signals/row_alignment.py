@@ -20,7 +20,7 @@ from mixwell.typing import Gradients, Vector
 @final
 @dataclass(eq=False)
 class RowAlignment(RowWeighting):
-    """Learning to Reweight: rows whose gradient aligns with the validation gradient (Ren et al. 2018).
+    """Rows count by how their gradients align with the validation gradient (Learning to Reweight).
 
     ``v_i = max(0, <grad L_V(theta), grad l_i(theta)>)``, normalized over the batch (zeros where all are zero): by
     how much ``eps_i`` lowers the validation loss after one gradient step on ``sum_i eps_i l_i``, at ``eps = 0``.

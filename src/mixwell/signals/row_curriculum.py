@@ -44,9 +44,6 @@ class RowCurriculum(RowWeighting):
         percentile: of a batch's losses, from 0 to 1.
         decay: of the moving average.
         burn_in: the fraction of the steps in which all rows have weight one.
-
-    Raises:
-        ValueError: a number is out of range.
     """
 
     _: KW_ONLY
@@ -73,7 +70,7 @@ class RowCurriculum(RowWeighting):
 
     @abstractmethod
     def _curriculum(self, losses: Tensor, pace: float, groups: RowGroups) -> Tensor:
-        """Return ``v_i`` after the burn-in, for a ``lambda``."""
+        """Return ``v_i`` after the burn-in, with ``pace`` the current lambda."""
 
     @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
@@ -248,7 +245,7 @@ class LearnedRowCurriculum(NetworkSignal, RowCurriculum):
 
 
 def _percentile(losses: Vector, measure: Vector, share: float) -> float:
-    """Return the least loss that at least this share of the rows, by their measure, do not exceed."""
+    """Return the least loss that at least this share of the rows, by their measure, does not exceed."""
     order = np.argsort(losses, kind="stable")
     reached = np.cumsum(measure[order]) / measure.sum()
     # Sums of equal parts fall short of the share by rounding.

@@ -31,12 +31,8 @@ class RowNetwork:
     their own random stream, the same on every device.
 
     Args:
-        inputs: the number of features.
-        hidden: width of the hidden layer.
-        seed: of the initial weights.
         like: a tensor on the device, and of the least precision, in which to compute.
         saturating: whether the hidden layer is a tanh, else a ReLU.
-        learning_rate: of Adam.
         weight_decay: of Adam, added to the gradient.
         embeddings: the number of objects, such as domains, with learned embeddings.
         size: of each embedding; they begin as zeros, so that the order of the objects does not matter.
@@ -130,13 +126,7 @@ class RowNetwork:
 
 @dataclass(eq=False, kw_only=True)
 class NetworkSignal(Signal):
-    """A mixin for signals that hold a :class:`RowNetwork`: its settings, memory and state.
-
-    Args:
-        hidden: width of the hidden layer.
-        learning_rate: of Adam.
-        seed: of the network's initial weights.
-    """
+    """A mixin for signals that hold a :class:`RowNetwork`: its settings, memory and state."""
 
     hidden: int = 100
     learning_rate: float = 1e-3
@@ -182,9 +172,6 @@ class LossNetwork(NetworkSignal, RowWeighting):
     1 this is the published algorithm, except for the rows of the virtual step; with T, one such step is taken
     every T training steps. The other settings are those of :class:`NetworkSignal` and
     :class:`mixwell.signals.row_weighting.RowWeighting`.
-
-    Args:
-        weight_decay: of Adam.
 
     References:
         Shu, Xie, Yi, Zhao, Zhou, Xu, Meng, "Meta-Weight-Net: Learning an Explicit Mapping For Sample Weighting"

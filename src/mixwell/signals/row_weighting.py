@@ -23,7 +23,7 @@ from mixwell.typing import Gradients, Vector
 Level = Literal["rows", "domains"]
 """Whether the weights of rows multiply their losses, or become the weights of the domains."""
 SMALLEST = 1e-37
-"""The least mean weight whose inverse is finite in float32."""
+"""The least mean weight with a finite inverse in float32."""
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, astuple, dataclass
 from typing import Literal, final
 
 import numpy as np
@@ -20,7 +20,6 @@ from mixwell.simplex.weights import TINY
 from mixwell.typing import Gradients, Vector
 
 Matrix = NDArray[np.float64]
-
 Samples = Literal["all", "domain"]
 Credit = Literal["share", "spread"]
 
@@ -69,12 +68,9 @@ class ScalingLaws(LossSignal):
         credit_rate: g1.
         preference_share: g2.
         floor: the least rho.
-        ignore: first steps whose losses are not fitted.
+        ignore: the number of first steps with losses that are not fitted.
         refit_every: steps, in addition to those, between fits; the laws are fitted at the end of a round.
         warmup: the mixer's warmup, steps that count in t and in ``"all"`` samples although they are not seen.
-
-    Raises:
-        ValueError: a setting is out of range.
 
     References:
         Jiang, Zhou, Feng, Malladi, Kolter: Adaptive data optimization, dynamic sample selection with scaling laws
@@ -193,7 +189,7 @@ class ScalingLaws(LossSignal):
             if seen.sum() >= _LEAST_BINS:
                 each = counts[seen]
                 law = fit_power_law(np.exp(log_n[seen] / each), losses[seen] / each, each)
-                self._laws[place] = law.irreducible, law.scale, law.exponent
+                self._laws[place] = astuple(law)
         self._since_fit = 0
 
     def _preferred(self) -> Vector:
@@ -217,7 +213,6 @@ class PowerLaw:
     Args:
         irreducible: the loss that stays, not negative.
         scale: of what can be learned, not negative.
-        exponent: how fast it is.
     """
 
     irreducible: float
@@ -266,7 +261,7 @@ def fit_power_law(n: Vector, losses: Vector, counts: Vector) -> PowerLaw:
 
 
 def _fit_linear(powers: Matrix, log_losses: Vector, counts: Vector) -> tuple[Vector, Vector, Vector]:
-    """For each row of powers ``n^-b`` the best irreducible loss and scale, and their error."""
+    """Return, for each row of powers ``n^-b``, the best irreducible loss and scale, and their error."""
     near = np.broadcast_to(np.exp(log_losses), powers.shape)
     irreducible, scale = _not_negative(powers, near, counts / near**2)
     best = irreducible, scale, _error(irreducible, scale, powers, log_losses, counts)
@@ -287,7 +282,7 @@ def _fit_linear(powers: Matrix, log_losses: Vector, counts: Vector) -> tuple[Vec
 
 
 def _not_negative(x: Matrix, y: Matrix, weights: Matrix) -> tuple[Vector, Vector]:
-    """``e`` and ``a``, not negative, of the weighted least squares line ``y = e + a x``, for each row."""
+    """Return ``e`` and ``a``, not negative, of the weighted least squares line ``y = e + a x``, for each row."""
     total = weights.sum(axis=1)
     mean_x, mean_y = (weights * x).sum(axis=1) / total, (weights * y).sum(axis=1) / total
     apart = x - mean_x[:, None]
@@ -300,7 +295,7 @@ def _not_negative(x: Matrix, y: Matrix, weights: Matrix) -> tuple[Vector, Vector
 
 
 def _error(irreducible: Vector, scale: Vector, powers: Matrix, log_losses: Vector, counts: Vector) -> Vector:
-    """Huber's loss of the log losses, for each row."""
+    """Return the Huber loss of the log losses, for each row."""
     law = np.maximum(irreducible[:, None] + scale[:, None] * powers, _LEAST)
     size = np.abs(np.log(law) - log_losses)
     each = np.where(size <= HUBER, size**2 / 2, HUBER * (size - HUBER / 2))

@@ -63,7 +63,7 @@ def fit(
     huber: float = HUBER,
     seed: int = 0,
 ) -> MixingLaw:
-    """Fit a law to proxies: the Huber loss, by L-BFGS from many starts, of which the best counts.
+    """Fit a law to proxies: the Huber loss, by L-BFGS from many starts, the best of which is kept.
 
     First one term is fitted, from constants ``c`` at many distances below the least loss (given ``c``, the slopes
     follow from the logarithms by least squares); several begin at equal shares of that one, shaken at random.
@@ -74,12 +74,7 @@ def fit(
         parts: number of terms.
         penalty: adds ``penalty/2 sum_i |t_i - mean_i t_i|^2`` to the mean Huber loss (in units of ``huber``, of
             standardized losses); a strong one leaves a law of one term.
-        starts: of the search.
         huber: residuals beyond it count by their size and not their square, in standard deviations of the losses.
-        seed: of the starts.
-
-    Returns:
-        The law.
 
     Raises:
         ValueError: the shapes do not fit, a number is not finite, or a setting is not positive.
@@ -119,7 +114,6 @@ def minimizer(law: MixingLaw, most: Vector | None = None) -> Vector:
     gradient at ``r`` and ``v`` any mixture that is allowed.
 
     Args:
-        law: of the target.
         most: the greatest weight of each domain, which together allow one or more, shape ``(m,)``; ``None`` for 1.
 
     Returns:
@@ -170,7 +164,7 @@ def minimizer(law: MixingLaw, most: Vector | None = None) -> Vector:
 def _search(
     begins: Sequence[Vector], weights: Matrix, target: Vector, parts: int, huber: float, penalty: float
 ) -> Vector:
-    """The best of many descents over ``c`` and ``u_ij = t_ij + log k_i``, which have no gauge left."""
+    """Return the best of many descents over ``c`` and ``u_ij = t_ij + log k_i``, which are identifiable."""
     from scipy.optimize import minimize
 
     def objective(point: Vector) -> tuple[float, Vector]:
@@ -180,7 +174,7 @@ def _search(
         size = np.abs(residuals)
         value = np.where(size <= huber, residuals**2 / (2 * huber), size - huber / 2).mean()
         slope = np.clip(residuals / huber, -1.0, 1.0) / len(target)
-        # Only what tells the parts apart is held back, not what they have in common nor their scales.
+        # Only differences between the parts are penalized, not what they have in common nor their scales.
         apart = exponents - exponents.mean(axis=0)
         apart = apart - apart.mean(axis=1, keepdims=True)
         value += penalty / 2 * (apart**2).sum()
@@ -195,7 +189,7 @@ def _search(
 
 
 def _feasible(mixture: Vector, high: Vector) -> Vector:
-    """Take away the rounding by which a solver leaves the bounds or the sum of one."""
+    """Undo the rounding by which a solver leaves the bounds or the sum of one."""
     clipped = np.clip(mixture, 0.0, high)
     excess = clipped.sum() - 1.0
     if excess > 0:
@@ -205,7 +199,7 @@ def _feasible(mixture: Vector, high: Vector) -> Vector:
 
 
 def _least_linear(slope: Vector, high: Vector) -> Vector:
-    """The mixture with the least ``<slope, v>``: the best domains are filled up one after the other."""
+    """Return the mixture with the least ``<slope, v>``: the best domains are filled up one after the other."""
     corner = np.zeros_like(high)
     left = 1.0
     for j in np.argsort(slope):

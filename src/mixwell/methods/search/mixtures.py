@@ -98,8 +98,6 @@ def candidates(
 
     Args:
         shares: of the domains in all data, positive; divided by their sum. Shape ``(m,)``.
-        count: the number of mixtures.
-        rng: draws them.
         strengths: from which each mixture draws its own.
         power: below one it brings the shares nearer to each other.
         repeats: how many times its share a domain may get, at least 1.

@@ -13,7 +13,7 @@ from mixwell.typing import Vector
 
 Model = Literal["linear", "log-linear", "lightgbm"]
 Predictor = Callable[[Matrix], Vector]
-"""Gives the losses that are expected of mixtures, shape ``(n, m)`` to shape ``(n,)``."""
+"""Predicts the losses of mixtures, from shape ``(n, m)`` to shape ``(n,)``."""
 
 ENOUGH_FOR_TREES = 128
 """Proxies from which on trees are the better choice: on the runs that RegMix's authors published (17 domains), the
@@ -85,7 +85,7 @@ def best_average(predict: Predictor, samples: Matrix, top: int) -> Vector:
 
 
 def _linear(weights: Matrix, losses: Vector) -> Predictor:
-    """Least squares with an intercept; of the solutions (weights sum to one) the shortest."""
+    """Least squares with an intercept; the shortest of the solutions (weights sum to one, so there are many)."""
 
     def features(weights: Matrix) -> Matrix:
         return np.column_stack([np.ones(len(weights)), weights])
@@ -110,7 +110,7 @@ def _log_linear(weights: Matrix, losses: Vector) -> Predictor:
 
 
 def _lightgbm(weights: Matrix, losses: Vector, seed: int) -> Predictor:
-    """Boosted trees with the paper's settings, and all its rounds: none is chosen by looking at other mixtures."""
+    """Boosted trees with the paper's settings and number of rounds, without early stopping."""
     import lightgbm
 
     # LightGBM's own least leaf is 20 rows, which a few dozen proxies could not split at all.
