@@ -195,10 +195,10 @@ class SkillAffinity(AffinitySignal):
     def _sums(self, batches: Sequence[Any], losses: Vector) -> Vector | None:
         if self._matrix is None:
             with np.errstate(divide="ignore", invalid="ignore"):
-                found = self._falls(batches, losses) / losses
-            if not np.isfinite(found).all():
+                relative = self._falls(batches, losses) / losses
+            if not np.isfinite(relative).all():
                 return None
-            self._matrix = found.tolist()
+            self._matrix = relative.tolist()
         if not np.isfinite(losses).all():
             return None
         self._recent = [*self._recent, losses.tolist()][-self.window :]
@@ -235,12 +235,12 @@ class OnlineAffinity(AffinitySignal):
 
     @override
     def _sums(self, batches: Sequence[Any], losses: Vector) -> Vector | None:
-        found = self._falls(batches, losses)
-        if not np.isfinite(found).all():
+        falls = self._falls(batches, losses)
+        if not np.isfinite(falls).all():
             return None
-        found = found - min(float(found.min()), 0.0)
-        total = float(found.sum())
-        mean = found / total if total > 0 else found  # all falls are equal
+        falls = falls - min(float(falls.min()), 0.0)
+        total = float(falls.sum())
+        mean = falls / total if total > 0 else falls  # all falls are equal, and zero now
         if self.memory is not None:
             if self._mean is not None:
                 mean = (1 - self.memory) * mean + self.memory * np.array(self._mean)

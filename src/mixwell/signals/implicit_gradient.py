@@ -93,11 +93,11 @@ class ImplicitGradient(Signal):
         with evaluation_mode(self._probes.model), self._parameters.buffers_kept(), torch.enable_grad():
             gradients, product = self._local()
             with torch.no_grad():
-                found = self._solve(self._flat(validation), product)
-                scores = -torch.stack([gradient @ found for gradient in gradients])
+                solution = self._solve(self._flat(validation), product)
+                scores = -torch.stack([gradient @ solution for gradient in gradients])
         # A non-finite solution ends the round without an update; it must not be carried to the next.
-        if self._carried is not None and bool(found.isfinite().all()):
-            self._carried.copy_(found)
+        if self._carried is not None and bool(solution.isfinite().all()):
+            self._carried.copy_(solution)
         return scores.double().cpu().numpy()
 
     @property
@@ -120,17 +120,17 @@ class ImplicitGradient(Signal):
 
         self._numbers = {}
         if self.solver == "cg":
-            found, residual = conjugate_gradient(
+            solution, residual = conjugate_gradient(
                 damped, target, iterations=self.iterations, start=self._carried
             )
             self._numbers["residual"] = residual
         elif self.solver == "neumann":
-            found = neumann_series(damped, target, rate=self._rate(), terms=self.iterations)
+            solution = neumann_series(damped, target, rate=self._rate(), terms=self.iterations)
         else:
             assert self._carried is not None
-            found = self._carried - self._rate() * (damped(self._carried) - target)
+            solution = self._carried - self._rate() * (damped(self._carried) - target)
         self._numbers["products"] = float(count)
-        return found
+        return solution
 
     def _rate(self) -> float:
         return self.learning_rate or float(self._optimizer.param_groups[0]["lr"])
@@ -144,9 +144,9 @@ class ImplicitGradient(Signal):
         for batch, weight in zip(batches, self._weights.tolist(), strict=True):
             with sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(cuda_devices(tensors)):
                 loss = self._probes.loss(self._probes.model, batch)
-            found = parameter_gradients(self._parameters, loss, create_graph=True)
-            flat.append(self._flat(found))
-            total = [_plus(sum_, weight, g) for sum_, g in zip(total, found, strict=True)]
+            gradients = parameter_gradients(self._parameters, loss, create_graph=True)
+            flat.append(self._flat(gradients))
+            total = [_plus(sum_, weight, g) for sum_, g in zip(total, gradients, strict=True)]
         curved = [(i, g) for i, g in enumerate(total) if g is not None and g.requires_grad]
 
         def product(vector: Tensor) -> Tensor:
@@ -156,13 +156,13 @@ class ImplicitGradient(Signal):
                 return torch.zeros_like(vector)
             parts = self._parts(vector)
             with torch.enable_grad():
-                found = parameter_gradients(
+                products = parameter_gradients(
                     self._parameters,
                     [g for _, g in curved],
                     grad_outputs=[parts[i].to(g) for i, g in curved],
                     retain_graph=True,
                 )
-            return self._flat(found)
+            return self._flat(products)
 
         return flat, product
 

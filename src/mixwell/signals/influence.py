@@ -119,8 +119,8 @@ class Influence(Signal):
             return scores_of_weights(self._prior)
         direction = self._natural(validation)
         sums = np.array([sum(inner_products(direction, total)) for total in self._sums])
-        found = np.divide(sums, self._scales, out=np.zeros_like(sums), where=seen)
-        self._last = np.where(seen, found, found[seen].mean())
+        means = np.divide(sums, self._scales, out=np.zeros_like(sums), where=seen)
+        self._last = np.where(seen, means, means[seen].mean())
         if not np.isfinite(self._last).all():
             return self._last
         if not self.candidates:

@@ -89,12 +89,12 @@ class TwinNetworks(Signal):
     def scores(self, validation: Gradients | None) -> Vector:
         if not self._probing:  # all steps with the twin were skipped
             return np.zeros(len(self._domains))
-        probes, found = self._probes, list[float]()
+        probes, differences = self._probes, list[float]()
         for name in self._domains:
             batch = probes.batch(name)
             twin, own = (evaluation_loss(probes, model, batch) for model in (self._twin.model, probes.model))
-            found.append(twin - own)
-        return self.gamma * np.array(found)
+            differences.append(twin - own)
+        return self.gamma * np.array(differences)
 
     @property
     @override
