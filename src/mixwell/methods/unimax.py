@@ -31,9 +31,6 @@ def unimax(sizes: Sequence[float], budget: float, max_epochs: float) -> list[flo
     Returns:
         The shares, which sum to one, in the order of the sizes.
 
-    Raises:
-        ValueError: there is no domain, or a number is not positive.
-
     Example:
         >>> [round(share, 4) for share in unimax([100, 200, 300, 400, 500], 1000, 1)]
         [0.1, 0.2, 0.2333, 0.2333, 0.2333]

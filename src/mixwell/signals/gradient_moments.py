@@ -239,9 +239,6 @@ def least_on_simplex(linear: Vector, quadratic: Vector) -> Vector:
     Returns:
         Shape ``(m,)``, not negative, summing to one.
 
-    Raises:
-        ValueError: a number is out of range.
-
     Example:
         >>> least_on_simplex(np.array([0.0, 1.0, 9.0]), np.array([2.0, 2.0, 2.0])).tolist()
         [0.75, 0.25, 0.0]

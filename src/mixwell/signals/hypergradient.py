@@ -61,10 +61,6 @@ class Hypergradient(LinearSignal):
         span: the part of the round, at its end, over which they are spaced evenly, in (0, 1].
         window: the number of a round's last steps that leave a trace, as if those before did not depend on the
             weights (Shaban et al. 2019); ``None`` for all.
-
-    Raises:
-        ValueError: the curvature takes exact products and the traces cannot, the window has no step, or there are
-            no points.
     """
 
     uses_traces = True

@@ -42,9 +42,6 @@ _MISSING = "{what} needs {package}, which is not installed: pip install 'mixwell
 def normalized(influence: Matrix) -> Matrix:
     """Return the matrix A with ``Phat = A w``, shape ``(tasks, m)``, from finite S.
 
-    Raises:
-        ValueError: it is not a matrix of finite numbers.
-
     Example:
         >>> normalized(np.array([[4.0, -2.0], [-1.0, -2.0]])).round(3).tolist()
         [[1.0, -0.5], [-0.5, -1.0]]

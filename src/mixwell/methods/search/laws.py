@@ -75,9 +75,6 @@ def fit(
         penalty: adds ``penalty/2 sum_i |t_i - mean_i t_i|^2`` to the mean Huber loss (in units of ``huber``, of
             standardized losses); a strong one leaves a law of one term.
         huber: residuals beyond it count by their size and not their square, in standard deviations of the losses.
-
-    Raises:
-        ValueError: the shapes do not fit, a number is not finite, or a setting is not positive.
     """
     require_fittable(weights, losses)
     if parts < 1 or starts < 1 or huber <= 0 or penalty < 0:

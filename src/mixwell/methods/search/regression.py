@@ -46,9 +46,6 @@ def expect_installed(model: Model) -> None:
 def fit(model: Model, weights: Matrix, losses: Vector, *, seed: int = 0) -> Predictor:
     """Fit a model to proxies' weights, shape ``(n, m)``, and losses, shape ``(n,)``.
 
-    Raises:
-        ValueError: the shapes do not fit, or a number is not finite.
-
     Example:
         >>> weights = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
         >>> predict = fit("linear", weights, np.array([1.0, 2.0, 3.0]))
