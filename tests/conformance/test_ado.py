@@ -14,8 +14,7 @@ import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, MethodContext
-from mixwell.signals.power_laws import Law, fit_law
-from mixwell.signals.scaling_law import ScalingLaws
+from mixwell.signals.scaling_laws import PowerLaw, ScalingLaws, fit_power_law
 from mixwell.simplex.updates import SoftmaxWeights
 
 PRIOR = {"d0": 0.5, "d1": 0.3, "d2": 0.2}
@@ -56,7 +55,7 @@ def fitted_by_scipy(n, losses, counts):
 def test_planted_laws_are_found(planted, unit: float) -> None:
     n = unit * np.geomspace(5, 5000, 40)
     e, a, b = planted
-    law = fit_law(n, e + a * n ** (-b), np.ones(40))
+    law = fit_power_law(n, e + a * n ** (-b), np.ones(40))
     assert law.exponent == pytest.approx(b, abs=2e-3)
     assert law.irreducible == pytest.approx(e, abs=2e-2)
     assert law.slope(n[-1]) == pytest.approx(a * b * n[-1] ** (-b - 1), rel=1e-2)
@@ -69,7 +68,7 @@ def test_the_fit_is_as_good_as_that_of_scipy(seed: int) -> None:
     n, counts = np.geomspace(20, 4000, 50), random.integers(1, 40, 50).astype(float)
     losses = (e + a * n ** (-b)) * np.exp(random.normal(size=50) * 0.02)
     losses[::9] *= 1.3  # outliers
-    law = fit_law(n, losses, counts)
+    law = fit_power_law(n, losses, counts)
     ours = huber_of_logs(law.irreducible, law.scale, law.exponent, n, losses, counts)
     theirs = huber_of_logs(*fitted_by_scipy(n, losses, counts), n, losses, counts)
     assert ours <= theirs * 1.001
@@ -77,8 +76,8 @@ def test_the_fit_is_as_good_as_that_of_scipy(seed: int) -> None:
 
 def test_losses_that_do_not_fall_have_no_slope() -> None:
     n = np.arange(1.0, 30.0)
-    assert fit_law(n, np.linspace(1, 2, 29), np.ones(29)).slope(30.0) == 0
-    assert fit_law(n, np.zeros(29), np.ones(29)) == Law(0.0, 0.0, 0.05)
+    assert fit_power_law(n, np.linspace(1, 2, 29), np.ones(29)).slope(30.0) == 0
+    assert fit_power_law(n, np.zeros(29), np.ones(29)) == PowerLaw(0.0, 0.0, 0.05)
 
 
 def test_bins_give_the_law_of_all_the_losses() -> None:
@@ -188,7 +187,7 @@ def test_planted_laws_lead_where_their_slopes_say() -> None:
     laws = feed(model, mixer, losses)
     rule = Published(MU)
     for k, found in enumerate(laws):
-        planted = [Law(*one) for one in PLANTED] if found else []
+        planted = [PowerLaw(*one) for one in PLANTED] if found else []
         expected = rule.round(20, planted, np.full(3, 20.0 * (k + 1)))
         np.testing.assert_allclose(mixer.weights.history[k + 1], expected, rtol=5e-3)
     assert [len(found) for found in laws[:3]] == [0, 3, 3]

@@ -214,7 +214,7 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(universal: bool, stop: i
 def test_a_state_of_other_settings_is_refused() -> None:
     _, _, first = build(3, Alignment())
     _, _, second = build(3, Alignment(2.0))
-    with pytest.raises(ValueError, match=r"Alignment\(5.0, universal=False, score_cap=5.0\)"):
+    with pytest.raises(ValueError, match=r"Alignment\(clip_norm=5.0, universal=False, score_cap=5.0\)"):
         second.load_state_dict(first.state_dict())
 
 

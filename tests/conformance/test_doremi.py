@@ -13,7 +13,7 @@ import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import MethodContext, Outcome
-from mixwell.signals.excess_losses import ExcessLosses
+from mixwell.signals.losses import ExcessLosses
 from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 
 
@@ -245,7 +245,7 @@ def test_the_recipe_is_the_rule() -> None:
     assert recipe.signal.requirements.objective == "excess"
     official = METHOD.recipe(task())
     assert official.signal.requirements.objective == "losses"
-    assert repr(official.signal) == "ExcessLosses('element', absent='last', objective='losses')"
+    assert repr(official.signal) == "ExcessLosses(clip='element', absent='last', objective='losses')"
     assert repr(official.update) == "UniformSmoothing(MirrorDescent(1.0), 0.001)"
     assert METHOD.horizon is not None
     assert METHOD.horizon(100) == 1

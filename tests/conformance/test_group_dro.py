@@ -13,7 +13,7 @@ import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, MethodContext
-from mixwell.signals.domain_losses import DomainLosses
+from mixwell.signals.losses import DomainLosses
 from mixwell.simplex.updates import MirrorDescent
 
 ROWS = {"d0": 100, "d1": 25, "d2": 400}
@@ -220,5 +220,5 @@ def test_the_method() -> None:
     np.testing.assert_allclose(played.weights, expected, rtol=1e-12)
     assert method.extra(task) == Extra()
     plain = method.recipe(replace(task, options=method.options()))
-    assert repr(plain.signal) == "DomainLosses(0.0, None, absent='zero')"
+    assert repr(plain.signal) == "DomainLosses(size_adjustment=0.0, rows=None, absent='zero')"
     assert repr(plain.update) == "MirrorDescent(0.01)"

@@ -19,7 +19,7 @@ from helpers.toy_problems import Point, mse, names, regression_batches, two_laye
 from mixwell import methods
 from mixwell.reference import unroll
 from mixwell.reference.quadratics import Quadratic
-from mixwell.signals.implicit import ImplicitGradient, conjugate_gradient
+from mixwell.signals.implicit_gradient import ImplicitGradient, conjugate_gradient
 from mixwell.signals.probes import Probes
 
 M, D, ETA = 4, 7, 0.05

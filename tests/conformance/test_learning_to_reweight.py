@@ -16,8 +16,8 @@ from helpers.row_weighting import LR, NAMES, Batch, Run, copies, losses_at, mean
 from mixwell import methods
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.methods import MethodContext
-from mixwell.signals.directional import Derivatives
-from mixwell.signals.probes import Probes, rows_of
+from mixwell.signals.probe_derivatives import ProbeDerivatives
+from mixwell.signals.probes import Probes, evaluation_mode, rows_of
 from mixwell.signals.row_alignment import RowAlignment
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 from mixwell.training.models.cnn import small_cnn
@@ -167,11 +167,11 @@ def test_permuted_and_duplicate_domains() -> None:
 def test_an_absent_domain_keeps_its_last_mean_and_zeros_keep_the_weights() -> None:
     run = Run(RowAlignment("domains"), SoftmaxWeights(), probabilities=dict.fromkeys(NAMES, 0.5))
     run.step()
-    means = np.array(run.signal.state()[0]["means"])
+    means = run.signal.state()[1]["means"].numpy().copy()
     for _ in range(2):
         batch, labels = run.batch(run.mixer.steps_done, absent=["turned"])
         run.step(batch, labels)
-        new = np.array(run.signal.state()[0]["means"])
+        new = run.signal.state()[1]["means"].numpy().copy()
         assert new[1] == means[1]
         assert new[0] != means[0]
         means = new
@@ -401,7 +401,7 @@ def test_derivatives_of_all_rows_are_those_one_by_one(kind: str, dtype: torch.dt
     model, data, parameters, probes, direction = made(kind, dtype)
     kept = [b.clone() for b in model.buffers()]
     state = torch.get_rng_state()
-    derivatives = Derivatives(probes, parameters)
+    derivatives = ProbeDerivatives(probes, parameters)
     losses, products = derivatives.along(data, direction)
     again = derivatives.along(data, direction)
     derivatives._forward_mode = False
@@ -421,7 +421,7 @@ def test_derivatives_of_all_rows_are_those_one_by_one(kind: str, dtype: torch.dt
 def test_what_derivatives_cost_is_counted() -> None:
     for kind, cost in [("frozen", 1.0), ("no forward mode", 2.0)]:
         _, data, parameters, probes, direction = made(kind, torch.float64)
-        derivatives = Derivatives(probes, parameters)
+        derivatives = ProbeDerivatives(probes, parameters)
         derivatives.along(data, direction)
         before = probes.spent
         derivatives.along(data, direction)
@@ -431,8 +431,8 @@ def test_what_derivatives_cost_is_counted() -> None:
 def test_evaluation_mode_is_put_back_module_by_module() -> None:
     model, data, parameters, probes, _ = made("batch norm", torch.float64)
     model[1].eval()  # type: ignore[index]
-    derivatives = Derivatives(probes, parameters)
-    with derivatives.evaluating():
+    derivatives = ProbeDerivatives(probes, parameters)
+    with evaluation_mode(probes.model):
         assert not any(m.training for m in model.modules())
         found = derivatives.mean_gradient(data)
     assert [m.training for m in model.modules()] == [True, True, False, True, True]
@@ -460,7 +460,7 @@ def test_a_model_with_batch_norm_and_dropout_trains_as_if_it_were_not_looked_at(
             batch.weighted_loss(row_losses(model, feed.at(0)), data=feed.at(0)).backward()
         mixer.step()
         if isinstance(signal, RowAlignment):
-            kept = signal.state()[1]["validation.0.weight"]
+            kept = signal.state()[1]["validation.0"]
             torch.testing.assert_close(kept, evaluated, rtol=1e-12, atol=0)
         return model, torch.rand(3)
 
@@ -476,4 +476,4 @@ def test_a_validation_gradient_that_is_not_finite_is_refused() -> None:
     _, (x, y), parameters, probes, _ = made("frozen", torch.float64)
     x[0] = math.nan
     with pytest.raises(FloatingPointError, match="validation gradient of parameter .* not finite"):
-        Derivatives(probes, parameters).mean_gradient((x, y))
+        ProbeDerivatives(probes, parameters).mean_gradient((x, y))

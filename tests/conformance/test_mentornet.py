@@ -25,9 +25,8 @@ from helpers.row_weighting import (
 )
 from mixwell import methods
 from mixwell.methods import MethodContext
-from mixwell.signals.learned_curriculum import LearnedRowCurriculum
 from mixwell.signals.probes import Probes
-from mixwell.signals.row_curriculum import GivenRowCurriculum, _percentile
+from mixwell.signals.row_curriculum import GivenRowCurriculum, LearnedRowCurriculum, _percentile
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 
 
@@ -326,7 +325,11 @@ def test_a_state_taken_within_a_step_forgets_the_step() -> None:
     run.go(4)
     other.go(4)
     np.testing.assert_array_equal(run.vector, other.vector)
-    assert run.signal.state() == other.signal.state()
+    (values, tensors), (expected, wanted) = run.signal.state(), other.signal.state()
+    assert values == expected
+    assert tensors.keys() == wanted.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, wanted[name]), name
 
 
 def test_what_it_computes_is_what_the_method_says() -> None:

@@ -24,8 +24,8 @@ from helpers.row_weighting import (
 )
 from mixwell import methods
 from mixwell.methods import MethodContext
-from mixwell.signals.loss_network import LossNetwork
 from mixwell.signals.probes import Probes
+from mixwell.signals.row_network import LossNetwork
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 
 PARTS = ("in.weight", "in.bias", "out.weight", "out.bias")

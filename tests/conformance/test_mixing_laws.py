@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mixwell import methods
 from mixwell.methods import MethodContext, Outcome
 from mixwell.methods.mixing_laws import MixingLawsOptions
-from mixwell.methods.search import laws, mixtures, proposals
-from mixwell.methods.search.laws import Law
+from mixwell.methods.search import laws, mixtures
+from mixwell.methods.search.laws import MixingLaw
 
 
 def planted(c: float, k: list[float], t: list[list[float]], r: np.ndarray) -> np.ndarray:
@@ -120,8 +120,8 @@ def test_what_does_not_fit_is_told() -> None:
 
 @pytest.mark.parametrize("most", [None, [0.5, 0.3, 0.9]])
 def test_the_minimum_is_that_of_a_fine_grid(most: list[float] | None) -> None:
-    law = Law(TWO[0], np.log(TWO[1]), np.array(TWO[2]))
-    found = proposals.minimizer(law, None if most is None else np.array(most))
+    law = MixingLaw(TWO[0], np.log(TWO[1]), np.array(TWO[2]))
+    found = laws.minimizer(law, None if most is None else np.array(most))
     a, b = np.meshgrid(*[np.linspace(0, 1, 1001)] * 2)
     grid = np.stack([a, b, 1 - a - b], axis=-1).reshape(-1, 3)
     high = np.ones(3) if most is None else np.array(most)
@@ -140,10 +140,10 @@ def test_no_mixture_is_better_than_the_minimum(
     seed: int, domains: int, parts: int, steep: float, bounded: bool
 ) -> None:
     rng = np.random.default_rng(seed)
-    law = Law(1.0, rng.normal(size=parts), steep * rng.normal(size=(parts, domains)))
+    law = MixingLaw(1.0, rng.normal(size=parts), steep * rng.normal(size=(parts, domains)))
     shares = rng.dirichlet(np.ones(domains))
     most = np.minimum(3 * shares, 1.0) if bounded else np.ones(domains)
-    found = proposals.minimizer(law, most)
+    found = laws.minimizer(law, most)
     assert found.sum() == pytest.approx(1, abs=1e-9)
     assert (found >= 0).all()
     assert (found <= most + 1e-9).all()
@@ -154,11 +154,11 @@ def test_no_mixture_is_better_than_the_minimum(
 
 
 def test_one_term_ends_in_a_corner() -> None:
-    law = Law(2.0, np.zeros(1), np.array([[0.2, -1.0, 0.8]]))
-    np.testing.assert_array_equal(proposals.minimizer(law), [0, 1, 0])
-    np.testing.assert_allclose(proposals.minimizer(law, np.array([0.5, 0.6, 1.0])), [0.4, 0.6, 0.0])
+    law = MixingLaw(2.0, np.zeros(1), np.array([[0.2, -1.0, 0.8]]))
+    np.testing.assert_array_equal(laws.minimizer(law), [0, 1, 0])
+    np.testing.assert_allclose(laws.minimizer(law, np.array([0.5, 0.6, 1.0])), [0.4, 0.6, 0.0])
     with pytest.raises(ValueError, match="sum to 1 or more"):
-        proposals.minimizer(law, np.array([0.2, 0.3, 0.4]))
+        laws.minimizer(law, np.array([0.2, 0.3, 0.4]))
 
 
 # ------------------------------------------------------------------------------------------- whole search

@@ -18,7 +18,7 @@ from helpers.commands import PATIENCE
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, MethodContext
-from mixwell.signals.loss_rewards import LossRewards
+from mixwell.signals.losses import LossRewards
 from mixwell.simplex.updates import SoftmaxWeights
 
 
@@ -203,4 +203,4 @@ def test_the_method() -> None:
     played = play(script, recipe.signal, recipe.update)
     np.testing.assert_allclose(played.weights, published(script.losses, 0.5), rtol=1e-12)
     assert method.extra(task) == Extra()
-    assert repr(recipe.signal) == "LossRewards(0.5)"
+    assert repr(recipe.signal) == "LossRewards(decay=0.5)"

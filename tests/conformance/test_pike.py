@@ -377,7 +377,7 @@ def test_what_is_not_told_is_asked_for() -> None:
     for name in names(3):
         with mixer.domain(name, rows=4):
             model.theta.sum().backward()
-    with pytest.raises(ValueError, match="every batch of this round was whole"):
+    with pytest.raises(ValueError, match="every batch of this round came in one part"):
         mixer.step()
 
 

@@ -21,7 +21,7 @@ import mixwell
 from mixwell import methods
 from mixwell.methods import MethodContext, Outcome, Trial
 from mixwell.methods.regmix import RegMixOptions
-from mixwell.methods.search import mixtures, proposals, regression
+from mixwell.methods.search import mixtures, regression
 from mixwell.methods.search.regression import Model
 
 EXTRACT = Path(__file__).parents[1] / "data" / "regmix_extract.csv"
@@ -198,16 +198,16 @@ def test_losses_that_are_not_numbers_are_refused() -> None:
 
 def test_the_best_samples_are_averaged() -> None:
     samples = np.array([[1.0, 0.0], [0.8, 0.2], [0.6, 0.4], [0.0, 1.0]])
-    found = proposals.best_average(lambda w: np.abs(w[:, 0] - 0.75), samples, 2)
+    found = regression.best_average(lambda w: np.abs(w[:, 0] - 0.75), samples, 2)
     np.testing.assert_allclose(found, [0.7, 0.3])
     with pytest.raises(ValueError, match="predicts 2 for every mixture"):
-        proposals.best_average(lambda w: np.full(len(w), 2.0), samples, 2)
+        regression.best_average(lambda w: np.full(len(w), 2.0), samples, 2)
     with pytest.raises(ValueError, match="between 1 and the 4 samples, got 5"):
-        proposals.best_average(lambda w: w[:, 0], samples, 5)
+        regression.best_average(lambda w: w[:, 0], samples, 5)
 
 
 def test_a_proposal_has_no_zeros() -> None:
-    found = proposals.settings(["a", "b"], np.array([1.0, 0.0]))
+    found = mixtures.keep_mixture(["a", "b"], np.array([1.0, 0.0]))
     assert (found["method"], found["options"]) == ("fixed", {})
     assert found["weights"]["b"] == pytest.approx(1e-6, rel=1e-5)
     assert sum(found["weights"].values()) == pytest.approx(1, abs=1e-15)

@@ -17,7 +17,7 @@ import mixwell
 from helpers.scripted_training import Point, Script, names, play
 from mixwell import methods
 from mixwell.methods import Extra, MethodContext
-from mixwell.signals import influence_solvers as search
+from mixwell.signals import influence_mixtures as search
 from mixwell.signals.influence import Influence
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import SoftmaxWeights
@@ -68,7 +68,7 @@ def test_the_direct_solution_is_the_best_of_a_fine_grid(seed: int) -> None:
     S = random.normal(0.5, 1.0, size=(tasks, 3))
     S[:, seed % 3] += 1.5  # every task has a domain that helps, as the published formula takes for granted
     prior = random.dirichlet(np.ones(3))
-    found = search.direct(S, prior)
+    found = search.direct_mixture(S, prior)
     had = GRID @ S.T
     allowed = GRID[(had >= S @ prior).all(axis=1)]
     assert len(allowed)
@@ -85,7 +85,7 @@ def test_the_pareto_constraint_holds_where_the_objective_would_break_it() -> Non
     prior = np.array([0.2, 0.7, 0.1])
     free = GRID[np.argmin([published_objective(S, w) for w in GRID])]
     assert (S @ free)[1] < (S @ prior)[1] - 0.1
-    found = search.direct(S, prior)
+    found = search.direct_mixture(S, prior)
     assert (S @ found >= S @ prior - 1e-6).all()
     np.testing.assert_allclose((S @ found)[1], (S @ prior)[1], atol=1e-5)
 
@@ -93,7 +93,7 @@ def test_the_pareto_constraint_holds_where_the_objective_would_break_it() -> Non
 def test_opposed_tasks_leave_nothing_but_the_prior() -> None:
     S = np.array([[1.0, 2.0], [-1.0, -2.0]])
     prior = np.array([0.3, 0.7])
-    np.testing.assert_allclose(search.direct(S, prior), prior, atol=1e-6)
+    np.testing.assert_allclose(search.direct_mixture(S, prior), prior, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -101,19 +101,19 @@ def test_one_task_has_a_closed_form(seed: int) -> None:
     random = np.random.default_rng(seed)
     S = random.normal(size=6) - (3.0 if seed == 5 else 0.0)  # in the last none of the domains helps
     prior = random.dirichlet(np.ones(6) / 2)
-    np.testing.assert_allclose(search.direct(S[None], prior), one_task(S, prior), atol=2e-5)
+    np.testing.assert_allclose(search.direct_mixture(S[None], prior), one_task(S, prior), atol=2e-5)
 
 
 def test_where_nothing_helps_less_harm_is_better() -> None:
-    found = search.direct(np.array([[-1.0, -2.0, -3.0]]), np.full(3, 1 / 3))
+    found = search.direct_mixture(np.array([[-1.0, -2.0, -3.0]]), np.full(3, 1 / 3))
     assert found[0] > found[1] > found[2]
 
 
 def test_units_of_the_influence_do_not_matter() -> None:
     S = np.random.default_rng(0).normal(size=(2, 4))
     prior = np.full(4, 0.25)
-    found = search.direct(S, prior)
-    scaled = search.direct(S * np.array([[1e-12], [1e9]]), prior)
+    found = search.direct_mixture(S, prior)
+    scaled = search.direct_mixture(S * np.array([[1e-12], [1e9]]), prior)
     np.testing.assert_allclose(scaled, found, atol=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_any_influence_gives_a_mixture_no_worse_than_the_prior(data) -> None:
     S = data.draw(arrays(float, (tasks, m), elements=values))
     raw = data.draw(arrays(float, m, elements=st.floats(1e-6, 1)))
     prior = raw / raw.sum()
-    found = search.direct(S, prior)
+    found = search.direct_mixture(S, prior)
     assert np.isfinite(found).all()
     assert (found >= 0).all()
     assert found.sum() == pytest.approx(1)
@@ -144,7 +144,7 @@ def test_any_influence_gives_a_mixture_no_worse_than_the_prior(data) -> None:
 )
 def test_an_influence_that_is_none_is_refused(bad) -> None:
     with pytest.raises(ValueError, match="finite numbers by task and domain"):
-        search.direct(bad, np.full(3, 1 / 3))
+        search.direct_mixture(bad, np.full(3, 1 / 3))
 
 
 # ------------------------------------------------------------------------------------------------- M by numbers
@@ -152,7 +152,7 @@ def test_an_influence_that_is_none_is_refused(bad) -> None:
 
 def test_candidates_are_a_latin_hypercube_around_the_prior() -> None:
     prior = np.array([0.5, 0.3, 0.2])
-    drawn = search.around(prior, 40, np.random.default_rng(0))
+    drawn = search.latin_hypercube(prior, 40, np.random.default_rng(0))
     assert drawn.shape == (40, 3)
     np.testing.assert_allclose(drawn.sum(axis=1), 1)
     # Ratios of two weights lie between a quarter and four times the prior's.
@@ -165,7 +165,7 @@ def test_every_part_of_a_range_is_met_once() -> None:
     # Then the logarithms of the factors of a domain add up to between -1 and 1, whatever their number; independent
     # ones would be off by some twenty.
     prior = np.array([0.5, 0.3, 0.2])
-    drawn = search.around(prior, 400, np.random.default_rng(1))
+    drawn = search.latin_hypercube(prior, 400, np.random.default_rng(1))
     factors = np.log2(drawn / prior)
     assert np.ptp(factors) > 2
     for one, other in ((0, 1), (1, 2)):
@@ -178,10 +178,10 @@ def test_a_planted_optimum_is_found(seed: int) -> None:
     prior = np.full(3, 1 / 3)
     best = prior * 2.0 ** random.uniform(-0.8, 0.8, 3)
     best /= best.sum()
-    mixtures = search.around(prior, 256, random)
+    mixtures = search.latin_hypercube(prior, 256, random)
     measured = 5 - 40 * ((mixtures - best) ** 2).sum(axis=1, keepdims=True)
-    predict = search.regression(mixtures, measured)
-    found = search.climbed(lambda points: -predict(points)[:, 0], prior, random)
+    predict = search.fit_trees(mixtures, measured)
+    found = search.annealed_mixture(lambda points: -predict(points)[:, 0], prior, random)
     assert np.abs(found - best).max() < 0.04
     assert np.abs(prior - best).max() > 0.06
 
@@ -191,22 +191,22 @@ def test_a_planted_optimum_of_two_tasks_is_found() -> None:
     random = np.random.default_rng(3)
     prior = np.full(3, 1 / 3)
     wanted = np.array([[0.5, 0.3, 0.2], [0.3, 0.5, 0.2]])
-    mixtures = search.around(prior, 256, random)
+    mixtures = search.latin_hypercube(prior, 256, random)
     measured = -np.stack([((mixtures - one) ** 2).sum(axis=1) for one in wanted], axis=1)
-    predict = search.regression(mixtures, measured)
-    found = search.climbed(lambda points: -predict(points).sum(axis=1), prior, random)
+    predict = search.fit_trees(mixtures, measured)
+    found = search.annealed_mixture(lambda points: -predict(points).sum(axis=1), prior, random)
     np.testing.assert_allclose(found, [0.4, 0.4, 0.2], atol=0.04)
 
 
 def test_a_search_that_finds_nothing_better_stays() -> None:
     prior = np.array([0.6, 0.4])
-    found = search.climbed(lambda points: np.zeros(len(points)), prior, np.random.default_rng(0))
+    found = search.annealed_mixture(lambda points: np.zeros(len(points)), prior, np.random.default_rng(0))
     np.testing.assert_array_equal(found, prior)
 
 
 def test_a_search_stays_where_mixtures_were_measured() -> None:
     prior = np.array([0.6, 0.3, 0.1])
-    found = search.climbed(lambda points: -points[:, 2], prior, np.random.default_rng(0))
+    found = search.annealed_mixture(lambda points: -points[:, 2], prior, np.random.default_rng(0))
     assert 0.19 < found[2] <= 0.4  # twice the prior, before it is normalized
 
 
@@ -477,4 +477,4 @@ def test_what_tikmix_m_computes_is_told() -> None:
     described = task("tikmix-m", candidates=16)
     # Two rows of each of two domains; the third has one row only.
     assert method.extra(described) == Extra(per_round=16 * 5 / 6)
-    assert repr(method.recipe(described).signal) == "Influence(0.1, candidates=16, seed=5)"
+    assert repr(method.recipe(described).signal) == "Influence(damping=0.1, candidates=16, seed=5)"

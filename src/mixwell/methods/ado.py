@@ -17,20 +17,20 @@ class AdoOptions(base.Options):
     """Settings of ADO."""
 
     prior: Literal["rows", "weights"] = "rows"
-    """By which slopes are multiplied, and with which the run begins: `rows`, the domains' sizes, whatever
+    """mu, which multiplies the slopes and is the initial mixture: `rows`, the domains' sizes, whatever
     `mixer.weights` is, or `weights`, those of `mixer.weights`."""
     samples: Literal["all", "domain"] = "all"
     """What a law's n counts: `all` samples of the run, or those of the `domain`."""
     credit: Literal["share", "spread"] = "share"
-    """Of a domain's recent share h: `share`, `h^s` as in the paper; `spread`, `(h (1 - h))^s` as in its code."""
+    """Function of a domain's recent share h: `share`, `h^s` (the paper); `spread`, `(h (1 - h))^s` (its code)."""
     credit_power: base.NotNegative = 0.5
     """s."""
     credit_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """How fast h follows the weights, in a step."""
+    """How fast h follows the weights: their part in h after one step."""
     preference_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """The share of what the slopes say now in the new weights; the rest is what they said on average."""
+    """The part of the current preference in the new weights; the rest is the average preference so far."""
     floor: base.Share = 0.01
-    """The least that the slopes may say."""
+    """The least preference of a domain."""
     ignore: Annotated[int, Field(ge=0, strict=True)] | Literal["auto"] = "auto"
     """First steps after `mixer.warmup` whose losses are not fitted; `auto` is a sixtieth of all."""
     refit_every: base.Steps = "auto"
@@ -39,7 +39,7 @@ class AdoOptions(base.Options):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return weights by the slopes of the domains' scaling laws."""
-    from mixwell.signals.scaling_law import ScalingLaws
+    from mixwell.signals.scaling_laws import ScalingLaws
     from mixwell.simplex.updates import SoftmaxWeights
 
     options = context.options_as(AdoOptions)
@@ -54,7 +54,6 @@ def recipe(context: MethodContext) -> Recipe:
 base.register(
     base.Method(
         name="ado",
-        kind="online",
         line="weight follows how fast a domain's loss falls, by scaling laws fitted while the model trains",
         paper="Jiang, Zhou, Feng, Malladi, Kolter 2024, arXiv:2410.11820",
         memory="about a thousand numbers per domain: losses in bins",

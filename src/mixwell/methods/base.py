@@ -8,10 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar, final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
+from typing_extensions import Unpack
 
-from mixwell.mixer.recipes import METHODS, Recipe
+from mixwell.mixer.recipes import METHODS, HorizonSetting, LoopSettings, Recipe
 from mixwell.utils.sections import BelowOne as BelowOne
+from mixwell.utils.sections import ConfigSection
 from mixwell.utils.sections import NotNegative as NotNegative
 from mixwell.utils.sections import Positive as Positive
 from mixwell.utils.sections import Share as Share
@@ -19,18 +21,14 @@ from mixwell.utils.sections import Whole as Whole
 
 Steps = Whole | Literal["auto"]
 """Training steps, or ``auto``, which every option defines."""
-Chosen = int | Literal["auto", "long"]
-"""T as the settings have it."""
 
 
-class Options(BaseModel):
-    """The settings of a method (``mixer.options``); unknown ones are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+class Options(ConfigSection):
+    """The settings of a method (``mixer.options``)."""
 
     @property
     def uses_validation(self) -> bool:
-        """Whether a method that needs a validation set needs it with these settings, too."""
+        """Whether a method that needs a validation set needs it with these settings too."""
         return True
 
     @property
@@ -53,7 +51,6 @@ class Needs:
         proxies: other runs that are trained first.
         row_losses: a function for the loss of every row.
         second_order: second derivatives, so a model that is not compiled.
-        domains: the least number of domains.
         packages: packages of the extra ``search``.
     """
 
@@ -72,19 +69,15 @@ class MethodContext:
     """The run that a method makes its recipe for.
 
     Args:
-        domains: their names.
-        rows: the number of rows by domain.
+        rows: by domain.
         batch_rows: the rows of a training step over all domains.
         steps: N, training steps of the run.
-        seed: of the run.
-        options: the method's settings, an instance of its :attr:`Method.options`.
+        options: an instance of :attr:`Method.options`.
         weights: the initial weights of the settings.
-        horizon: T as the settings have it.
+        horizon: T of the settings.
         warmup: steps before the first round.
         step_size: alpha of mirror descent.
         curvature: gamma of H = gamma I.
-        traces: the kind of traces.
-        rank: of projected traces.
         sketch_size: numbers per domain of sketched traces.
         validation_rows: rows of each validation gradient.
         held_out: rows of the validation set, where known.
@@ -98,7 +91,7 @@ class MethodContext:
     seed: int = 0
     options: Options = field(default_factory=Options)
     weights: Literal["uniform", "proportional"] | Mapping[str, float] = "uniform"
-    horizon: Chosen = "auto"
+    horizon: HorizonSetting = "auto"
     warmup: int = 0
     step_size: float | Literal["auto"] = "auto"
     curvature: float = 0.01
@@ -137,8 +130,7 @@ class Trial:
 
     Args:
         name: of its directory, the same whenever the stages are generated again.
-        mixer: settings of the mixer that differ from those of the whole.
-        steps: training steps.
+        mixer: settings of the mixer that differ from those of the last run.
         model: settings of the model that differ (a smaller proxy).
         domains: the domains that it trains on, by default all.
     """
@@ -189,30 +181,25 @@ class Extra:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """A named method of the field.
 
     Args:
-        name: in settings and commands.
+        paper: authors, year and where.
+        recipe: makes the parts of the mixer for a run.
         kind: ``"online"`` learns while the model trains, ``"offline"`` trains other runs first, ``"static"``
             never learns.
-        line: a description in one line.
-        paper: authors, year and where.
-        recipe: makes it for a run.
-        needs: its requirements.
         memory: what it holds in addition to the model, in words.
-        options: its settings.
         horizon: the authors' T by N steps; ``None`` for the paper's ``ceil(sqrt(N log N))``.
         stages: the trials that it trains first.
-        extra: its cost.
     """
 
     name: str
-    kind: Literal["online", "offline", "static"]
     line: str
     paper: str
     recipe: Callable[[MethodContext], Recipe]
+    kind: Literal["online", "offline", "static"] = "online"
     needs: Needs = Needs()
     memory: str = "nothing"
     options: type[Options] = Options
@@ -225,7 +212,7 @@ class Method:
         """Whether weights are learned in rounds of T steps: in the run itself, or in a proxy before it."""
         return self.kind == "online" or self.horizon is not None
 
-    def round_length(self, chosen: Chosen, steps: int) -> int:
+    def round_length(self, chosen: HorizonSetting, steps: int) -> int:
         """Return T of a run of N steps; N where the weights never change."""
         from mixwell.simplex import horizons
 
@@ -267,19 +254,7 @@ class Method:
             return f"{key}: {one['msg'].removeprefix('Value error, ')}"
         return f"{key} must be {one['msg'].removeprefix('Input should be ')}, got {one['input']!r}"
 
-    def loop_recipe(
-        self,
-        domains: Sequence[str],
-        *,
-        budget: int,
-        horizon: Chosen,
-        options: Mapping[str, Any],
-        rows: Mapping[str, int],
-        batch_rows: int,
-        warmup: int,
-        step_size: float | Literal["auto"],
-        seed: int,
-    ) -> Recipe:
+    def loop_recipe(self, domains: Sequence[str], **settings: Unpack[LoopSettings]) -> Recipe:
         """Return the recipe for :meth:`mixwell.Mixer.from_method`."""
         self.expect_installed()
         if self.needs.proxies and not self.has_rounds:
@@ -292,20 +267,20 @@ class Method:
             raise ValueError(f"{self.name} needs {self.needs.domains} domains or more, got {list(domains)}")
         context = MethodContext(
             domains=tuple(domains),
-            rows=_Sizes(self.name, rows),
-            batch_rows=batch_rows,
-            steps=budget,
-            seed=seed,
-            options=self.parse_options(options),
-            horizon=horizon,
-            warmup=warmup,
-            step_size=step_size,
+            rows=_Sizes(self.name, settings["rows"]),
+            batch_rows=settings["batch_rows"],
+            steps=settings["budget"],
+            seed=settings["seed"],
+            options=self.parse_options(settings["options"]),
+            horizon=settings["horizon"],
+            warmup=settings["warmup"],
+            step_size=settings["step_size"],
         )
         return self.recipe(context)
 
 
 class _Sizes(dict[str, int]):
-    """Rows by domain, with an error that says how to give those that are missing."""
+    """Rows by domain, with a message for those that are missing."""
 
     def __init__(self, method: str, rows: Mapping[str, int]) -> None:
         super().__init__(rows)

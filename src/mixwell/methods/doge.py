@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from typing_extensions import override
+
 from mixwell.methods import base, proxies
-from mixwell.methods.base import Extra, MethodContext, Recipe, Stages
+from mixwell.methods.base import Extra, MethodContext, Recipe
 from mixwell.simplex.rounds import validation_rows
 
 
@@ -24,8 +26,8 @@ class DogeOptions(proxies.ProxyOptions):
     """`validation`, or `domains`: the sum of all domains' gradients (universal generalization)."""
 
     @property
+    @override
     def uses_validation(self) -> bool:
-        """Not with the domains as the target."""
         return self.target == "validation"
 
 
@@ -37,14 +39,6 @@ def recipe(context: MethodContext) -> Recipe:
     options = context.options_as(DogeOptions)
     signal = Alignment(options.clip_norm, universal=options.target == "domains", score_cap=options.score_cap)
     return Recipe(signal, UniformSmoothing(MirrorDescent(1 / options.mu), options.smoothing))
-
-
-def stages(context: MethodContext) -> Stages:
-    """Train a proxy, and return the average of its weights."""
-    options = context.options_as(DogeOptions)
-    if not options.transfer:
-        return {}
-    return (yield from proxies.train_proxy(context, options.in_run("doge")))
 
 
 def extra(context: MethodContext) -> Extra:
@@ -77,7 +71,7 @@ DOGE = base.register(
         recipe=recipe,
         options=DogeOptions,
         horizon=base.every_step,
-        stages=stages,
+        stages=lambda context: proxies.train_proxy(context, "doge"),
         extra=extra,
     )
 )

@@ -26,7 +26,7 @@ class DoremiOptions(proxies.ReferenceOptions, proxies.ProxyOptions):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return the proxy's rule, which needs a reference model and begins with uniform weights."""
-    from mixwell.signals.excess_losses import ExcessLosses
+    from mixwell.signals.losses import ExcessLosses
     from mixwell.simplex.updates import MirrorDescent, UniformSmoothing
 
     options = context.options_as(DoremiOptions)
@@ -37,12 +37,9 @@ def recipe(context: MethodContext) -> Recipe:
 
 def stages(context: MethodContext) -> Stages:
     """Train a reference model, then a proxy that is compared with it, and return the average of its weights."""
-    options = context.options_as(DoremiOptions)
-    reference = yield from proxies.train_reference(context, model=options.proxy_model)
-    online = options.in_run("doremi", reference=reference)
-    if not options.transfer:
-        return {} if options.reference is not None else online
-    return (yield from proxies.train_proxy(context, online))
+    model = context.options_as(DoremiOptions).proxy_model
+    reference = yield from proxies.train_reference(context, model=model)
+    return (yield from proxies.train_proxy(context, "doremi", reference=reference))
 
 
 def extra(context: MethodContext) -> Extra:

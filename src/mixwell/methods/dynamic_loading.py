@@ -15,7 +15,7 @@ class DynamicLoadingOptions(proxies.ReferenceOptions):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return mirror ascent on how far each domain is behind, on average over a round."""
-    from mixwell.signals.excess_losses import ExcessLosses
+    from mixwell.signals.losses import ExcessLosses
     from mixwell.simplex.updates import MirrorDescent
 
     step_size = context.options_as(DynamicLoadingOptions).step_size
@@ -42,7 +42,6 @@ def extra(context: MethodContext) -> Extra:
 DYNAMIC_LOADING = base.register(
     base.Method(
         name="dynamic-loading",
-        kind="online",
         line="weight follows how far a domain's loss is above a reference model's, on average over a round",
         paper="Xia, Gao, Zeng, Chen 2023 (Sheared LLaMA), arXiv:2310.06694",
         needs=base.Needs(reference=True),

@@ -21,7 +21,7 @@ class GroupDroOptions(base.Options):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return mirror ascent on the losses."""
-    from mixwell.signals.domain_losses import DomainLosses
+    from mixwell.signals.losses import DomainLosses
     from mixwell.simplex.updates import MirrorDescent
 
     options = context.options_as(GroupDroOptions)
@@ -34,7 +34,6 @@ def recipe(context: MethodContext) -> Recipe:
 base.register(
     base.Method(
         name="group-dro",
-        kind="online",
         line="weight follows the loss, so that the worst domain is trained on most",
         paper="Sagawa, Koh, Hashimoto, Liang 2020, arXiv:1911.08731",
         memory="a few numbers per domain",

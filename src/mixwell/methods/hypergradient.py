@@ -1,4 +1,4 @@
-"""The paper's method, which is ours: fewer weight updates, each over a longer horizon."""
+"""The paper's method: fewer weight updates, each over a longer horizon."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class MixwellOptions(base.Options):
     """Settings of the default method."""
 
     points: base.Whole = POINTS
-    """Validation gradients of a round, at as many iterates of its later part; 1 is the paper's, at its end."""
+    """Validation gradients of a round, at iterates of its later part; 1, at its end, is the paper's."""
     span: Annotated[float, Field(gt=0, le=1)] = SPAN
-    """The part of the round, at its end, in which they are taken."""
+    """The last part of the round, in which they are taken."""
     factor: base.Positive = FACTOR
     """Multiplies the self-tuned step size."""
     shrink: bool = True
     """Whether self-tuned steps are shortened by the noise of the scores."""
     epochs_ahead: Annotated[float, Field(ge=1)] | None = EPOCHS_AHEAD
-    """How often the rest of the run may show the rows of a domain at its weight; null for no limit."""
+    """The most epochs over a domain that its weight may imply for the rest of the run; null for no limit."""
 
 
 def signal(
@@ -77,7 +77,6 @@ def descent(context: MethodContext, signal: Signal) -> Recipe:
 base.register(
     base.Method(
         name="mixwell",
-        kind="online",
         line="mirror descent along an approximate hypergradient that looks back over all T steps of a round",
         paper="Das, Patel, Razaviyayn, Mirrokni, Less is More: fewer data weight updates over longer horizon",
         needs=base.Needs(validation=True),

@@ -10,7 +10,7 @@ from mixwell.methods.base import Extra, MethodContext, Recipe
 from mixwell.methods.hypergradient import descent
 
 if TYPE_CHECKING:
-    from mixwell.signals.implicit import Solver
+    from mixwell.signals.implicit_gradient import Solver
 
 
 class SingleLoopOptions(base.Options):
@@ -46,7 +46,7 @@ class NeumannOptions(base.Options):
 
 def _recipe(solver: Solver) -> Callable[[MethodContext], Recipe]:
     def recipe(context: MethodContext) -> Recipe:
-        from mixwell.signals.implicit import ImplicitGradient
+        from mixwell.signals.implicit_gradient import ImplicitGradient
 
         return descent(context, ImplicitGradient(solver, **context.options.model_dump()))
 
@@ -61,7 +61,6 @@ def _extra(products: Callable[[Any], int]) -> Callable[[MethodContext], Extra]:
 base.register(
     base.Method(
         name="implicit-cg",
-        kind="online",
         line="mirror descent along the hypergradient of the minimizer, the inverse Hessian by conjugate gradients",
         paper="Pedregosa 2016, arXiv:1602.02355; Grazzi et al. 2020, arXiv:2006.16218",
         needs=base.Needs(validation=True, second_order=True),
@@ -72,7 +71,6 @@ base.register(
     ),
     base.Method(
         name="implicit-neumann",
-        kind="online",
         line="mirror descent along the hypergradient of the minimizer, the inverse Hessian by a Neumann series",
         paper="Lorraine, Vicol, Duvenaud 2020, arXiv:1911.02590",
         needs=base.Needs(validation=True, second_order=True),
@@ -83,7 +81,6 @@ base.register(
     ),
     base.Method(
         name="single-loop",
-        kind="online",
         line="as implicit-cg, but the product with the inverse Hessian takes one step in every round",
         paper="Ji, Yang, Liang 2021, arXiv:2010.07962; Dagreou et al. 2022, arXiv:2201.13409",
         needs=base.Needs(validation=True, second_order=True),

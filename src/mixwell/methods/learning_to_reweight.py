@@ -42,7 +42,6 @@ def extra(context: MethodContext) -> Extra:
 base.register(
     base.Method(
         name="learning-to-reweight",
-        kind="online",
         line="a row counts by the alignment of its gradient with the validation gradient, at every step",
         paper="Ren, Zeng, Yang, Urtasun 2018, arXiv:1803.09050",
         needs=base.Needs(validation=True, row_losses=True, domains=1),

@@ -43,7 +43,7 @@ def description(method: Method) -> list[str]:
     lines = [
         f"{method.name} ({method.kind}): {method.line}",
         f"needs: {requirements(method.needs)}; {method.needs.domains} domains or more",
-        f"holds besides the model: {method.memory}",
+        f"holds in addition to the model: {method.memory}",
         f"paper: {method.paper}",
     ]
     fields = method.options.model_fields

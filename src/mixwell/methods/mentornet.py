@@ -1,4 +1,4 @@
-"""MentorNet: a curriculum says which rows are trained on, given beforehand or learned on the way."""
+"""MentorNet: a curriculum selects the rows, given beforehand or learned while the model trains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CurriculumOptions(RowOptions):
     decay: base.BelowOne = 0.9
     """Decay of that moving average."""
     burn_in: base.Share = 0.2
-    """The first share of the run, in which every row has weight one."""
+    """The first fraction of the run, in which every row has weight one."""
     normalize: bool = False
     """Divide the weights of a batch by their mean, so that a step is as long as without them."""
 
@@ -50,7 +50,7 @@ def given(context: MethodContext) -> Recipe:
 
 def learned(context: MethodContext) -> Recipe:
     """Return rows, or domains, weighted by a network that learns which rows help the validation set."""
-    from mixwell.signals.learned_curriculum import LearnedRowCurriculum
+    from mixwell.signals.row_curriculum import LearnedRowCurriculum
 
     options = context.options_as(LearnedOptions)
     signal = LearnedRowCurriculum(**options.model_dump(), steps=_steps(context), seed=context.seed)
@@ -71,7 +71,6 @@ PAPER = "Jiang, Zhou, Leung, Li, Fei-Fei 2018, arXiv:1712.05055"
 base.register(
     base.Method(
         name="mentornet",
-        kind="online",
         line="a given curriculum: rows with losses below a moving percentile, after a burn-in",
         paper=PAPER,
         needs=base.Needs(row_losses=True, domains=1),
@@ -80,7 +79,6 @@ base.register(
     ),
     base.Method(
         name="mentornet-dd",
-        kind="online",
         line="a learned curriculum: a network learns from a row's loss whether it helps the validation set",
         paper=PAPER,
         needs=base.Needs(validation=True, row_losses=True, domains=1),

@@ -22,7 +22,7 @@ class MetaWeightNetOptions(RowOptions):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return rows, or domains, weighted by a network of the rows' losses."""
-    from mixwell.signals.loss_network import LossNetwork
+    from mixwell.signals.row_network import LossNetwork
 
     options = context.options_as(MetaWeightNetOptions)
     return row_recipe(LossNetwork(**options.model_dump(), seed=context.seed))
@@ -36,7 +36,6 @@ def extra(context: MethodContext) -> Extra:
 base.register(
     base.Method(
         name="meta-weight-net",
-        kind="online",
         line="a network learns what a row of a given loss should count, through a virtual training step",
         paper="Shu, Xie, Yi, Zhao, Zhou, Xu, Meng 2019, arXiv:1902.07379",
         needs=base.Needs(validation=True, row_losses=True, domains=1),

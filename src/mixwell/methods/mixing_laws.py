@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from mixwell.methods import base
+from mixwell.methods import base, proxies
 from mixwell.methods.base import MethodContext, Stages
-from mixwell.methods.regmix import MixtureSearchOptions, data_shares, extra, train_proxies
+
+if TYPE_CHECKING:  # so that listing the methods does not import numpy
+    import numpy as np
+
+    from mixwell.methods.search.mixtures import Matrix
+    from mixwell.typing import Vector
 
 
-class MixingLawsOptions(MixtureSearchOptions):
+class MixingLawsOptions(proxies.MixtureSearchOptions):
     """Settings of Data Mixing Laws."""
 
     parts: base.Whole = 3
@@ -24,22 +29,21 @@ class MixingLawsOptions(MixtureSearchOptions):
 
 def stages(context: MethodContext) -> Stages:
     """Train proxies, fit a law to their losses, minimize it."""
-    import numpy as np
-
-    from mixwell.methods.search import laws, proposals
+    from mixwell.methods.search import laws, mixtures
 
     options = context.options_as(MixingLawsOptions)
     domains = len(context.domains)
-    rng = np.random.default_rng(context.seed)
+
+    def propose(rng: np.random.Generator, tried: Matrix, losses: Vector) -> Vector:
+        penalty = options.penalty
+        if penalty == "auto":
+            penalty = laws.usual_penalty(parts=options.parts, domains=domains, proxies=options.proxies)
+        seed = int(rng.integers(2**31))
+        law = laws.fit(tried, losses, parts=options.parts, penalty=penalty, starts=options.starts, seed=seed)
+        return laws.minimizer(law, options.repeats * mixtures.data_shares(context))
+
     # With this strength, mixtures of domains of one size are uniform on the simplex.
-    tried, losses = yield from train_proxies(context, rng, strengths=(float(domains),))
-    penalty = options.penalty
-    if penalty == "auto":
-        penalty = laws.usual_penalty(parts=options.parts, domains=domains, proxies=options.proxies)
-    seed = int(rng.integers(2**31))
-    law = laws.fit(tried, losses, parts=options.parts, penalty=penalty, starts=options.starts, seed=seed)
-    best = proposals.minimizer(law, options.repeats * data_shares(context))
-    return proposals.settings(context.domains, best)
+    return (yield from mixtures.search_mixture(context, propose, strengths=(float(domains),)))
 
 
 base.register(
@@ -53,6 +57,6 @@ base.register(
         recipe=base.keep_weights,
         options=MixingLawsOptions,
         stages=stages,
-        extra=extra,
+        extra=proxies.search_extra,
     )
 )

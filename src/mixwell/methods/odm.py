@@ -15,7 +15,7 @@ class OdmOptions(base.Options):
 
 def recipe(context: MethodContext) -> Recipe:
     """Return weights that are the shares of the rewards, and some exploration."""
-    from mixwell.signals.loss_rewards import LossRewards
+    from mixwell.signals.losses import LossRewards
     from mixwell.simplex.updates import SoftmaxWeights
 
     options = context.options_as(OdmOptions)
@@ -25,7 +25,6 @@ def recipe(context: MethodContext) -> Recipe:
 base.register(
     base.Method(
         name="odm",
-        kind="online",
         line="a bandit whose reward is a running mean of exp(loss), with exploration that fades",
         paper="Albalak, Pan, Raffel, Wang 2023, arXiv:2312.02406",
         memory="a few numbers per domain",

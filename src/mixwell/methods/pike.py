@@ -62,7 +62,6 @@ def recipe(context: MethodContext) -> Recipe:
 base.register(
     base.Method(
         name="pike",
-        kind="online",
         line="weight follows how large a domain's gradient is, less how noisy; needs no target",
         paper=PAPER,
         memory="one gradient per domain",
@@ -72,7 +71,6 @@ base.register(
     ),
     base.Method(
         name="pike-balanced",
-        kind="online",
         line="PiKE, with the losses of domains that are behind multiplied",
         paper=PAPER,
         memory="one gradient per domain",

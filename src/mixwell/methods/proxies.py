@@ -1,13 +1,14 @@
-"""Runs that methods train first: a proxy that learns the weights, and a reference model."""
+"""Runs that methods train first: a proxy that learns the weights, a reference model, proxies on many mixtures."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
+from typing_extensions import override
 
-from mixwell.methods.base import MethodContext, Options, Outcome, Stages, Steps, Trial
+from mixwell.methods.base import Extra, MethodContext, Options, Outcome, Stages, Steps, Trial
 from mixwell.utils.costs import FORWARD
 
 
@@ -18,32 +19,35 @@ def fixed_weights(weights: Mapping[str, float] | str) -> Mapping[str, Any]:
 
 
 class ProxyOptions(Options):
-    """Settings of methods that learn the weights in a proxy, whose average then trains the model."""
+    """Settings of methods that learn the weights in a proxy; their average then trains the model."""
 
     transfer: bool = True
     """Train a proxy, and then the model with the average of its weights. If false, the weights are learned while
     the model itself trains."""
     proxy_steps: Steps = "auto"
-    """Training steps of the proxy; `auto` is as many as the run has."""
+    """Training steps of the proxy; `auto` is those of the run."""
     proxy_model: dict[str, Any] = Field(default_factory=dict)
-    """Settings of `model` that differ in models that are trained first: a smaller size."""
+    """Settings of `model` that differ in models that are trained first, to make them smaller."""
 
     @property
+    @override
     def learns_in_run(self) -> bool:
-        """Not where a proxy does."""
         return not self.transfer
 
-    def in_run(self, method: str, **changes: Any) -> Mapping[str, Any]:
-        """Return settings of the mixer for a run that learns the weights itself."""
-        return {
-            "method": method,
-            "options": self.model_dump() | changes | {"transfer": False, "proxy_model": {}},
-        }
 
+def train_proxy(context: MethodContext, method: str, **found: Any) -> Stages:
+    """Train a proxy with an online method, and return settings that keep the average of its weights.
 
-def train_proxy(context: MethodContext, online: Mapping[str, Any]) -> Stages:
-    """Train a proxy with these settings of the mixer, and return the average of its weights, kept."""
+    Without ``transfer`` the last run itself learns the weights, with the options that were found.
+
+    Args:
+        found: options that were found by earlier trials, such as the reference model.
+    """
     options = context.options_as(ProxyOptions)
+    given = options.model_dump()
+    online = {"method": method, "options": given | found | {"transfer": False, "proxy_model": {}}}
+    if not options.transfer:
+        return {} if given | found == given else online
     steps = context.trial_steps(options.proxy_steps)
     [proxy] = yield [Trial("proxy", online, steps=steps, model=options.proxy_model)]
     return fixed_weights(proxy.average)
@@ -56,7 +60,7 @@ class ReferenceOptions(Options):
     """The directory of a run whose last checkpoint is the reference model; by default one is trained first, with
     `mixer.weights` kept."""
     reference_steps: Steps = "auto"
-    """Training steps of that; `auto` is as many as the run has."""
+    """Its training steps; `auto` is those of the run."""
 
     def reference_cost(self, context: MethodContext) -> float:
         """Return the cost of the reference model's training, in training steps."""
@@ -77,3 +81,29 @@ def train_reference(
     steps = context.trial_steps(options.reference_steps)
     [trained] = yield [Trial("reference", fixed_weights(context.weights), steps=steps, model=model or {})]
     return str(trained.folder)
+
+
+class MixtureSearchOptions(Options):
+    """Settings of methods that train proxies on many mixtures."""
+
+    proxies: Annotated[int, Field(ge=4, strict=True)] = 32
+    """The number of mixtures that are tried, each in its own run."""
+    proxy_steps: Steps = "auto"
+    """Training steps of a proxy; `auto` divides the steps of one run among all of them."""
+    proxy_model: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the model that differ in proxies, to make them smaller: `{layers: 2, width: 64}`."""
+    repeats: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 15.0
+    """The largest weight of a domain in a proxy, in multiples of its share of all rows."""
+    least: Annotated[float, Field(gt=0, lt=1)] = 2e-4
+    """A smaller weight of a mixture becomes zero, and its domain is left out of that proxy."""
+
+    def steps(self, context: MethodContext) -> int:
+        """Return the training steps of a proxy; with ``auto`` those of all proxies sum to about the run's."""
+        return max(1, context.steps // self.proxies) if self.proxy_steps == "auto" else self.proxy_steps
+
+
+def search_extra(context: MethodContext) -> Extra:
+    """Return the cost of the proxies, as if they were no smaller than the model, and of their evaluations."""
+    options = context.options_as(MixtureSearchOptions)
+    evaluation = FORWARD * (context.evaluated or 0) / context.batch_rows
+    return Extra(before=options.proxies * (options.steps(context) + evaluation))

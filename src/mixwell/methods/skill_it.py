@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from typing_extensions import override
+
 from mixwell.methods import base
 from mixwell.methods.base import Extra, MethodContext, Recipe
 from mixwell.utils.costs import FORWARD
@@ -22,8 +24,8 @@ class AffinityOptions(base.Options):
     """Of the copy that is trained to measure A; by default that of the optimizer."""
 
     @property
+    @override
     def uses_validation(self) -> bool:
-        """Not with the domains as the targets."""
         return self.targets == "validation"
 
     def targets_cost(self, context: MethodContext) -> float:
@@ -47,8 +49,8 @@ class AioliOptions(AffinityOptions):
     """Settings of Aioli."""
 
     memory: base.BelowOne | None = None
-    """With a number, A is a running mean of which this share stays, and `w_i ~ exp(eta sum_j A_ij)` (the ema of
-    the authors' code)."""
+    """With a number, A is a running mean with this decay, and `w_i ~ exp(eta sum_j A_ij)` (the ema of the authors'
+    code)."""
     probe_steps: base.Whole = 4
     """Steps of a copy of the model on each mixture."""
     sweeps: base.Whole = 1
@@ -109,7 +111,6 @@ def aioli_extra(context: MethodContext) -> Extra:
 base.register(
     base.Method(
         name="skill-it",
-        kind="online",
         line="domains that were measured, once, to help the targets whose losses are high",
         paper="Chen, Roberts, Bhatia, Wang, Zhang, Sala, Re 2023, arXiv:2307.14430",
         needs=base.Needs(validation=True),
@@ -121,7 +122,6 @@ base.register(
     ),
     base.Method(
         name="aioli",
-        kind="online",
         line="domains on which short probes, in every round, lower the target's loss most",
         paper="Chen, Hu, Lourie, Cho, Re 2024, arXiv:2411.05735",
         needs=base.Needs(validation=True),

@@ -43,8 +43,7 @@ def extra(context: MethodContext) -> Extra:
 TANDEM = base.register(
     base.Method(
         name="tandem",
-        kind="online",
-        line="a twin that also learns from the validation set says which domains' losses fall with the target's",
+        line="a twin that also learns from the validation set shows which domains' losses fall with the target's",
         paper="Wang, Xiang, Xu, Yi et al. 2025, arXiv:2606.04401",
         needs=base.Needs(validation=True),
         memory="a copy of the model and of its optimizer's state",

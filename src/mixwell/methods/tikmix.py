@@ -51,7 +51,6 @@ def _candidates(context: MethodContext) -> int:
 base.register(
     base.Method(
         name="tikmix-d",
-        kind="online",
         line="at milestones the mixture that has most influence on the target, by direct optimization",
         paper=PAPER,
         needs=base.Needs(validation=True, packages=("scipy",)),
@@ -63,7 +62,6 @@ base.register(
     ),
     base.Method(
         name="tikmix-m",
-        kind="online",
         line="at milestones the mixture that has most influence on the target, by regression on candidates",
         paper=PAPER,
         needs=base.Needs(validation=True, packages=("lightgbm",)),

@@ -43,7 +43,6 @@ def extra(context: MethodContext) -> Extra:
 TRUNCATED = base.register(
     base.Method(
         name="truncated",
-        kind="online",
         line="mirror descent along the hypergradient of a round's last steps",
         paper="Shaban, Cheng, Hatch, Boots 2019, arXiv:1810.10667",
         needs=base.Needs(validation=True),

@@ -31,9 +31,6 @@ def unimax(sizes: Sequence[float], budget: float, max_epochs: float) -> list[flo
     Returns:
         The shares, which sum to one, in the order of the sizes.
 
-    Raises:
-        ValueError: there is no domain, or a number is not positive.
-
     Example:
         >>> [round(share, 4) for share in unimax([100, 200, 300, 400, 500], 1000, 1)]
         [0.1, 0.2, 0.2333, 0.2333, 0.2333]
@@ -56,7 +53,7 @@ def recipe(context: MethodContext) -> Recipe:
     options = context.options_as(UniMaxOptions)
     sizes = [context.rows[name] for name in context.domains]
     if context.batch_rows < 1:
-        raise ValueError("unimax divides the rows of the whole run; give batch_rows, those of a step")
+        raise ValueError("unimax divides all rows of the run; give batch_rows, the rows of a training step")
     shares = unimax(sizes, context.steps * context.batch_rows, options.max_epochs)
     return base.keep_weights(context, dict(zip(context.domains, shares, strict=True)))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, final
+
+from typing_extensions import Unpack
 
 from mixwell.utils.registry import Registry
 
@@ -12,6 +14,9 @@ if TYPE_CHECKING:  # so that listing the methods does not import torch
     from mixwell.signals import Signal
     from mixwell.simplex.constraints import Constraint
     from mixwell.simplex.updates import Update
+
+HorizonSetting = int | Literal["auto", "long"]
+"""T of a method: steps, its authors' choice, or the paper's ``ceil(sqrt(N log N))``."""
 
 
 @final
@@ -32,26 +37,27 @@ class Recipe:
     weights: Mapping[str, float] | None = None
 
 
+class LoopSettings(TypedDict):
+    """The settings of a training loop that :meth:`mixwell.Mixer.from_method` passes to a method."""
+
+    budget: int
+    horizon: HorizonSetting
+    options: Mapping[str, Any]
+    rows: Mapping[str, int]
+    batch_rows: int
+    warmup: int
+    step_size: float | Literal["auto"]
+    seed: int
+
+
 class MixingMethod(Protocol):
     """What :meth:`mixwell.Mixer.from_method` asks of a method."""
 
-    def round_length(self, chosen: int | Literal["auto", "long"], steps: int) -> int:
+    def round_length(self, chosen: HorizonSetting, steps: int) -> int:
         """Return T of a run of N steps."""
         ...
 
-    def loop_recipe(
-        self,
-        domains: Sequence[str],
-        *,
-        budget: int,
-        horizon: int | Literal["auto", "long"],
-        options: Mapping[str, Any],
-        rows: Mapping[str, int],
-        batch_rows: int,
-        warmup: int,
-        step_size: float | Literal["auto"],
-        seed: int,
-    ) -> Recipe:
+    def loop_recipe(self, domains: Sequence[str], **settings: Unpack[LoopSettings]) -> Recipe:
         """Return the method's recipe for a training loop outside of ``mixwell run``."""
         ...
 

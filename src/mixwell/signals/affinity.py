@@ -1,25 +1,24 @@
-"""How much the target's losses fall where a copy of the model is trained on one domain for a few steps."""
+"""Skill-It and Aioli: how much the target's losses fall after a copy of the model trains on one domain."""
 
 from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, final, get_args
+from typing import Any, Literal, final
 
 import numpy as np
-import torch
-from torch import Tensor
+from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Requirements, Signal
-from mixwell.signals.model_copies import ModelCopy, evaluation_loss, modes
-from mixwell.signals.probes import Probes, require_probes
-from mixwell.signals.settings import require_positive
-from mixwell.typing import Gradients, Json, Vector
+from mixwell.signals.checks import require_at_least, require_choice, require_positive
+from mixwell.signals.model_copy import ModelCopy
+from mixwell.signals.probes import Probes, evaluation_loss, modes, require_probes
+from mixwell.typing import Gradients, Vector
 
 Targets = Literal["validation", "domains"]
 
@@ -43,10 +42,6 @@ class AffinitySignal(Signal):
         chained: whether the copy continues from one mixture to the next, in an order drawn anew for each sweep, or
             starts at the model again.
         learning_rate: of the copy; by default that of the model's optimizer in the last step of the round.
-        seed: of the orders.
-
-    Raises:
-        ValueError: a setting is out of range.
     """
 
     eta: float = 1.0
@@ -59,13 +54,12 @@ class AffinitySignal(Signal):
     seed: int = 0
 
     requirements = Requirements(domain_batches=False, validation=False)  # probes read the validation set
+    _saved = ("_round", "_clip", "_modes")
+    _trains = True  # whether a copy is ever trained
 
     def __post_init__(self) -> None:
-        if self.targets not in get_args(Targets):
-            raise ValueError(f"targets must be 'validation' or 'domains', got {self.targets!r}")
-        for name, count in (("probe_steps", self.probe_steps), ("sweeps", self.sweeps)):
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
+        require_choice(Targets, targets=self.targets)
+        require_at_least(1, probe_steps=self.probe_steps, sweeps=self.sweeps)
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"smoothing must be in [0, 1), got {self.smoothing}")
         require_positive(eta=self.eta, learning_rate=self.learning_rate)
@@ -93,15 +87,6 @@ class AffinitySignal(Signal):
         return 0 if self._copy is None else self._copy.nbytes
 
     @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        return {"round": self._round, "clip": self._clip, "modes": self._modes}, {}
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        self._round, self._clip = int(cast("int", values["round"])), float(cast("float", values["clip"]))
-        self._modes = cast("list[bool] | None", values["modes"])
-
-    @override
     def scores(self, validation: Gradients | None) -> Vector:
         """Return ``-eta`` times the subclass's sums; NaN where a loss is not finite, which is then not kept."""
         batches = (
@@ -112,16 +97,11 @@ class AffinitySignal(Signal):
         sums = self._sums(batches, self._losses(self._probes.model, batches))
         return np.full(len(self._domains), np.nan) if sums is None else -self.eta * sums
 
-    @property
-    @abstractmethod
-    def _trains(self) -> bool:
-        """Whether a copy is ever trained."""
-
     @abstractmethod
     def _sums(self, batches: Sequence[Any], losses: Vector) -> Vector | None:
         """Return the negative scores without eta from target batches and their losses; ``None`` if not finite."""
 
-    def _losses(self, model: torch.nn.Module, batches: Sequence[Any]) -> Vector:
+    def _losses(self, model: nn.Module, batches: Sequence[Any]) -> Vector:
         return np.array([evaluation_loss(self._probes, model, batch) for batch in batches])
 
     def _falls(self, batches: Sequence[Any], before: Vector) -> Vector:
@@ -168,7 +148,7 @@ class SkillAffinity(AffinitySignal):
     the end of the first round, or given. The other settings are those of :class:`AffinitySignal`.
 
     Args:
-        window: rounds whose losses are summed.
+        window: the number of last rounds with losses in the sum.
         affinity: A, shape ``(m, n)`` with n = 1 for the validation set and n = m for the domains; ``None`` to
             measure it.
 
@@ -184,17 +164,20 @@ class SkillAffinity(AffinitySignal):
     window: int = 3
     affinity: Sequence[Sequence[float]] | None = None
 
+    _saved = (*AffinitySignal._saved, "_recent", "_matrix")
+
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window < 1:
             raise ValueError(f"window must be at least 1 round, got {self.window}")
+        self._trains = self.affinity is None
 
     @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         super()._attach(optimizer, probes)
         self._recent: list[list[float]] = []
-        self._matrix: Vector | None = None
+        self._matrix: list[list[float]] | None = None
         if self.affinity is None:
             return
         m = len(self._domains)
@@ -204,39 +187,22 @@ class SkillAffinity(AffinitySignal):
                 f"affinity must have a row for each of the {m} domains, with {n} numbers (targets: "
                 f"{self.targets}); got {len(self.affinity)} rows of {sorted({len(row) for row in self.affinity})}"
             )
-        self._matrix = np.array(self.affinity, dtype=np.float64)
-        if not np.isfinite(self._matrix).all():
+        if not np.isfinite(self.affinity).all():
             raise ValueError(f"affinity must be finite, got {self.affinity}")
-
-    @property
-    @override
-    def _trains(self) -> bool:
-        return self.affinity is None
+        self._matrix = np.array(self.affinity, dtype=np.float64).tolist()
 
     @override
     def _sums(self, batches: Sequence[Any], losses: Vector) -> Vector | None:
         if self._matrix is None:
             with np.errstate(divide="ignore", invalid="ignore"):
-                found = self._falls(batches, losses) / losses
-            if not np.isfinite(found).all():
+                relative = self._falls(batches, losses) / losses
+            if not np.isfinite(relative).all():
                 return None
-            self._matrix = found
+            self._matrix = relative.tolist()
         if not np.isfinite(losses).all():
             return None
         self._recent = [*self._recent, losses.tolist()][-self.window :]
-        return self._matrix @ np.sum(self._recent, axis=0)
-
-    @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        values, tensors = super().state()
-        matrix = None if self._matrix is None else self._matrix.tolist()
-        return {**values, "affinity": matrix, "recent": self._recent}, tensors
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        super().load_state(values, tensors)
-        self._matrix = None if values["affinity"] is None else np.array(values["affinity"])
-        self._recent = cast("list[list[float]]", values["recent"])
+        return np.array(self._matrix) @ np.sum(self._recent, axis=0)
 
 
 @final
@@ -258,38 +224,25 @@ class OnlineAffinity(AffinitySignal):
 
     memory: float | None = None
 
+    _saved = (*AffinitySignal._saved, "_mean")
+
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.memory is not None and not 0 <= self.memory < 1:
             raise ValueError(f"memory must be in [0, 1), got {self.memory}")
-        self._mean: Vector | None = None
-
-    @property
-    @override
-    def _trains(self) -> bool:
-        return True
+        self._mean: list[list[float]] | None = None
 
     @override
     def _sums(self, batches: Sequence[Any], losses: Vector) -> Vector | None:
-        found = self._falls(batches, losses)
-        if not np.isfinite(found).all():
+        falls = self._falls(batches, losses)
+        if not np.isfinite(falls).all():
             return None
-        found = found - min(float(found.min()), 0.0)
-        total = float(found.sum())
-        mean = found / total if total > 0 else found  # all falls are equal
+        falls = falls - min(float(falls.min()), 0.0)
+        total = float(falls.sum())
+        mean = falls / total if total > 0 else falls  # all falls are equal, and zero now
         if self.memory is not None:
             if self._mean is not None:
-                mean = (1 - self.memory) * mean + self.memory * self._mean
-            self._mean = mean
+                mean = (1 - self.memory) * mean + self.memory * np.array(self._mean)
+            self._mean = mean.tolist()
         return mean.sum(axis=1)
-
-    @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        values, tensors = super().state()
-        return {**values, "mean": None if self._mean is None else self._mean.tolist()}, tensors
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        super().load_state(values, tensors)
-        self._mean = None if values["mean"] is None else np.array(values["mean"])

@@ -1,9 +1,10 @@
-"""DoGE's signal: how well a domain's gradient aligns with the target's."""
+"""DoGE: how well a domain's gradient aligns with the target's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import cast, final
 
 import numpy as np
@@ -16,13 +17,14 @@ from mixwell.hypergradient.parameters import inner_products
 from mixwell.hypergradient.traces.base import Combined, empty_trace
 from mixwell.signals.base import Requirements, Signal
 from mixwell.signals.probes import Probes
-from mixwell.typing import Gradients, Json, Vector
+from mixwell.typing import Gradients, Vector
 
 # As in torch.nn.utils.clip_grad_norm_; DoGE also adds it to the mean norm.
 EPSILON = 1e-6
 
 
 @final
+@dataclass(eq=False)
 class Alignment(Signal):
     """Inner products of the domains' gradients with the target's (DoGE).
 
@@ -45,25 +47,23 @@ class Alignment(Signal):
             generalization), so that no validation gradient is required.
         score_cap: the largest ``W_j``, in learning rates.
 
-    Raises:
-        ValueError: the norm or the cap is not positive.
-
     References:
         Fan, Pagliardini, Jaggi, "DoGE: Domain Reweighting with Generalization Estimation" (2023),
         arXiv:2310.15393.
     """
 
-    def __init__(self, clip_norm: float = 5.0, *, universal: bool = False, score_cap: float = 5.0) -> None:
-        for name, value in (("clip_norm", clip_norm), ("score_cap", score_cap)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        self.clip_norm = float(clip_norm)
-        self.universal = universal
-        self.score_cap = float(score_cap)
-        self.requirements = Requirements(validation=not universal)
+    clip_norm: float = 5.0
+    _: KW_ONLY
+    universal: bool = False
+    score_cap: float = 5.0
 
-    def __repr__(self) -> str:
-        return f"Alignment({self.clip_norm!r}, universal={self.universal!r}, score_cap={self.score_cap!r})"
+    _saved = ("_steps", "_rates", "_sums", "_target")
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "score_cap"):  # infinity turns either off
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        self.requirements = Requirements(validation=not self.universal)
 
     @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
@@ -107,7 +107,7 @@ class Alignment(Signal):
         for target in self._target:
             target.zero_()
         for j, factor in zip(present, factors.tolist(), strict=True):
-            for target, gradient in zip(self._target, held[j], strict=False):
+            for target, gradient in zip(self._target, held[j], strict=False):  # empty unless universal
                 target.add_(gradient, alpha=factor)
             for total, gradient in zip(self._sums[j], held[j], strict=True):
                 if total is gradient:
@@ -137,23 +137,6 @@ class Alignment(Signal):
     @override
     def nbytes(self) -> int:
         return sum(tensor.nbytes for one in (*self._sums, *self._step, self._target) for tensor in one)
-
-    @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        named = {
-            f"{j}.{name}": total
-            for j, totals in enumerate(self._sums)
-            for name, total in zip(self._parameters.names, totals, strict=True)
-        }
-        targets = zip(self._parameters.names, self._target, strict=False)
-        named.update({f"target.{name}": target for name, target in targets})
-        return {"steps": self._steps, "rates": self._rates}, named
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        self._steps, self._rates = cast("int", values["steps"]), cast("float", values["rates"])
-        for name, own in self.state()[1].items():
-            own.copy_(tensors[name])
 
     def _empty(self) -> list[Tensor]:
         return [empty_trace(parameter) for parameter in self._parameters.tensors]

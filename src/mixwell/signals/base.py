@@ -6,16 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, cast, final
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.probes import Probes
+from mixwell.simplex.weights import TINY
 from mixwell.typing import Gradients, Json, Vector
 
 
@@ -46,7 +50,7 @@ class Requirements:
 
 
 class Signal(ABC):
-    """A measurement per domain over a round, which says how the weights should move.
+    """A measurement per domain over a round, which decides how the weights move.
 
     For each round the mixer calls ``begin_round``; for each step ``begin_step``, then ``fold`` once or more per
     domain (or ``capture`` around each mixed batch) and ``record_loss`` where losses are recorded, then
@@ -59,7 +63,10 @@ class Signal(ABC):
     constant: bool = False
     """Whether the weights never move, so that nothing is measured."""
     uses_traces: bool = False
-    """Whether the signal keeps traces, whose kind says which batches they take best."""
+    """Whether the signal keeps traces; their kind decides which batches suit them best."""
+    _saved: ClassVar[tuple[str, ...]] = ()
+    """The attributes from which a run resumes in mid-round: plain values; arrays and tensors of a fixed shape; and
+    lists of tensors, by parameter or by domain and parameter."""
     _attached = False
     _parameters: Parameters
     _domains: tuple[str, ...]
@@ -77,13 +84,7 @@ class Signal(ABC):
         domains: Sequence[str],
         probes: Probes | None = None,
     ) -> None:
-        """Prepare for a run.
-
-        Args:
-            optimizer: trains the model.
-            parameters: the trained parameters.
-            domains: their names.
-            probes: batches and losses for signals that compute outside of the training step.
+        """Prepare for a run; ``probes`` serve signals that compute outside of the training step.
 
         Raises:
             ValueError: the signal is in use by another mixer, or does not fit this run.
@@ -100,12 +101,9 @@ class Signal(ABC):
         """Allocate memory; ``_parameters`` and ``_domains`` are set already."""
 
     def validation_points(self, length: int) -> tuple[int, ...]:
-        """Return the steps of a round after which a validation gradient is due.
+        """Return the steps of a round of this length after which a validation gradient is due.
 
         With several points the round's scores are the mean of the scores at each.
-
-        Args:
-            length: the number of steps in the round.
 
         Returns:
             Increasing, each in ``1..length``, the last one ``length``; empty where none is required.
@@ -134,10 +132,8 @@ class Signal(ABC):
         """Take a domain's gradient at the parameters before the step.
 
         Args:
-            domain: the index of the domain.
             gradients: valid during the call only.
             scale: the gradient's factor (fraction of the batch over inclusion probability).
-            weight: the domain's weight.
             rows: the number of rows that the gradient is the mean over, where known.
         """
         if self.requirements.mixed_batches:
@@ -151,8 +147,7 @@ class Signal(ABC):
         """Take a domain's losses.
 
         Args:
-            domain: the index of the domain.
-            losses: those of its rows (or their tokens), or their mean; finite.
+            losses: of its rows (or their tokens), or their mean; finite.
             fraction: the fraction of the domain's batch in this step that they belong to.
             reference: the losses of the reference model, of the same shape.
         """
@@ -197,11 +192,24 @@ class Signal(ABC):
         return {}
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """Return plain values and tensors from which a run resumes in mid-round."""
-        return {}, {}
+        """Return plain values and tensors from which a run resumes in mid-round, by default ``_saved``."""
+        values: Json = {}
+        tensors: dict[str, Tensor] = {}
+        for attribute in self._saved:
+            name, value = attribute.removeprefix("_"), getattr(self, attribute)
+            found = _tensors_of(name, value)
+            tensors |= found
+            if not found:
+                values[name] = value
+        return values, tensors
 
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         """Restore the result of :meth:`state`."""
+        plain, own = Signal.state(self)
+        for name in plain:
+            setattr(self, f"_{name}", values[name])
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
 
 
 class RowFactors(ABC):
@@ -212,7 +220,7 @@ class RowFactors(ABC):
         """Return factors of the rows' losses in a mixed batch, applied in addition to the domains' weights.
 
         Args:
-            losses: of the rows, detached, shape ``(rows,)``.
+            losses: detached, shape ``(rows,)``.
             groups: which rows belong to which domain.
             data: the rows, where the loop passes them to ``batch.weighted_loss``.
 
@@ -230,8 +238,40 @@ class DomainFactors(ABC):
 
 
 class LinearSignal(Signal):
-    """A signal whose scores are linear in the validation gradient, so that parts of it show their noise."""
+    """A signal with scores that are linear in the validation gradient, so that parts of it show their noise."""
 
     def non_finite(self) -> list[int] | None:
-        """Return the domains whose captured gradients of this step are not finite; ``None`` if unknown."""
+        """Return the domains with captured gradients that are not finite in this step; ``None`` if unknown."""
         return None
+
+
+@final
+class ConstantWeights(Signal):
+    """Measures nothing and costs nothing, for training with fixed weights: all scores are zero."""
+
+    constant = True
+    requirements = Requirements(domain_batches=False, validation=False)
+
+    def __repr__(self) -> str:
+        return "ConstantWeights()"
+
+    @override
+    def scores(self, validation: Gradients | None) -> Vector:
+        return np.zeros(len(self._domains))
+
+
+def scores_of_weights(weights: Vector) -> Vector:
+    """Return the scores ``-log w`` with which :class:`mixwell.SoftmaxWeights` sets the weights w."""
+    return -np.log(np.maximum(weights, TINY))
+
+
+def _tensors_of(name: str, value: object) -> dict[str, Tensor]:
+    """Return the tensors of an attribute, which share the memory of arrays; a plain value has none."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    if isinstance(value, np.ndarray):
+        return {name: torch.from_numpy(value)}
+    found: dict[str, Tensor] = {}
+    for index, one in enumerate(cast("list[object]", value) if isinstance(value, list) else ()):
+        found |= _tensors_of(f"{name}.{index}", one)
+    return found

@@ -1,11 +1,10 @@
-"""PiKE's signal: how large the domains' gradients are, and how noisy."""
+"""PiKE: how large the domains' gradients are, and how noisy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import KW_ONLY, dataclass
+from typing import final
 
 import numpy as np
 from torch import Tensor
@@ -15,14 +14,15 @@ from typing_extensions import override
 from mixwell import distributed
 from mixwell.hypergradient.parameters import inner_products
 from mixwell.hypergradient.traces.base import Combined, empty_trace
-from mixwell.signals.base import DomainFactors, Requirements, Signal
+from mixwell.signals.base import DomainFactors, Requirements, Signal, scores_of_weights
+from mixwell.signals.checks import require_at_least, require_not_negative, require_positive
 from mixwell.signals.probes import Probes
-from mixwell.simplex.weights import TINY, normalize
-from mixwell.typing import Gradients, Json, Vector
+from mixwell.simplex.weights import normalize
+from mixwell.typing import Gradients, Vector
 
 # A domain with less curvature, relative to an upper bound of the minimum, counts as one without.
 FLAT = 1e-8
-HUGE = 1e300
+HUGE = 1e300  # in place of infinity, so that quotients are not NaN
 
 
 @final
@@ -39,9 +39,6 @@ class DescentBound:
         beta: how far the gradients help each other; 1 for orthogonal ones.
         gamma: how far they add up; 1 for orthogonal ones, m for equal ones.
         learning_rate: eta; ``None`` for that of the optimizer when the round ends.
-
-    Raises:
-        ValueError: a constant is not positive.
     """
 
     smoothness: float
@@ -50,13 +47,11 @@ class DescentBound:
     learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("smoothness", "beta", "gamma", "learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} of a descent bound must be positive and finite, got {value}")
+        require_positive(**{f"{name} of a descent bound": value for name, value in vars(self).items()})
 
 
 @final
+@dataclass(eq=False)
 class GradientMoments(Signal, DomainFactors):
     """The size ``G_k`` of every domain's gradient, and the variance ``s2_k`` of the gradient of a row (PiKE).
 
@@ -84,43 +79,26 @@ class GradientMoments(Signal, DomainFactors):
         unbiased: whether G is without bias; else it is ``|g|^2``, which is larger by ``s2 / n`` on average.
         bound: constants of the conceptual form; ``None`` for the exponential one.
 
-    Raises:
-        ValueError: a number is out of range.
-
     References:
         Li, Deng, Zhong, Razaviyayn, Mirrokni, "PiKE: Adaptive Data Mixing for Large-Scale Multi-Task Learning
         Under Low Gradient Conflicts" (2025), arXiv:2502.06244.
     """
 
-    def __init__(
-        self,
-        zeta1: float,
-        zeta2: float,
-        *,
-        batch_rows: int,
-        tau: float | None = None,
-        unbiased: bool = True,
-        bound: DescentBound | None = None,
-    ) -> None:
-        for name, value in (("zeta1", zeta1), ("zeta2", zeta2)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be finite and not negative, got {value}")
-        if batch_rows < 1:
-            raise ValueError(f"batch_rows must be at least 1, got {batch_rows}")
-        if tau is not None and not (math.isfinite(tau) and tau > 0):
-            raise ValueError(f"tau must be positive and finite, got {tau}")
-        self.zeta1, self.zeta2 = float(zeta1), float(zeta2)
-        self.batch_rows = int(batch_rows)
-        self.tau = None if tau is None else float(tau)
-        self.unbiased = unbiased
-        self.bound = bound
-        self.requirements = Requirements(validation=False, losses=tau is not None, parts=2)
+    zeta1: float
+    zeta2: float
+    _: KW_ONLY
+    batch_rows: int
+    tau: float | None = None
+    unbiased: bool = True
+    bound: DescentBound | None = None
 
-    def __repr__(self) -> str:
-        return (
-            f"GradientMoments({self.zeta1!r}, {self.zeta2!r}, batch_rows={self.batch_rows}, tau={self.tau!r}, "
-            f"unbiased={self.unbiased!r}, bound={self.bound!r})"
-        )
+    _saved = ("_whole", "_round", "_factors", "_weights")
+
+    def __post_init__(self) -> None:
+        require_not_negative(zeta1=self.zeta1, zeta2=self.zeta2)
+        require_at_least(1, batch_rows=self.batch_rows)
+        require_positive(tau=self.tau)
+        self.requirements = Requirements(validation=False, losses=self.tau is not None, parts=2)
 
     @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
@@ -128,10 +106,10 @@ class GradientMoments(Signal, DomainFactors):
         m = len(self._domains)
         self._optimizer = optimizer
         self._means: dict[int, list[Tensor]] = {}  # of the step, allocated when a domain is first seen
-        self._deviations, self._rows, self._parts = np.zeros(m), np.zeros(m), np.zeros(m, dtype=np.int64)
-        self._step_losses, self._step_fractions = np.zeros(m), np.zeros(m)
-        self._sizes, self._noises, self._measured = np.zeros(m), np.zeros(m), np.zeros(m)
-        self._losses, self._fractions = np.zeros(m), np.zeros(m)
+        # Sums over the step, and over the round; the names are views of their rows.
+        self._step, self._round = np.zeros((5, m)), np.zeros((5, m))
+        self._deviations, self._rows, self._parts, self._step_losses, self._step_fractions = self._step
+        self._sizes, self._noises, self._measured, self._losses, self._fractions = self._round
         self._whole = 0
         self._factors = np.full(m, 1.0 if self.tau is None else self.tau / m)
         self._weights = np.full(m, 1 / m)
@@ -140,14 +118,12 @@ class GradientMoments(Signal, DomainFactors):
     @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
         self._weights[:] = weights
-        for total in (self._sizes, self._noises, self._measured, self._losses, self._fractions):
-            total[:] = 0
+        self._round[:] = 0
         self._whole = 0
 
     @override
     def begin_step(self, *, remaining: int) -> None:
-        for total in (self._deviations, self._rows, self._parts, self._step_losses, self._step_fractions):
-            total[:] = 0
+        self._step[:] = 0
 
     @override
     def fold(
@@ -165,13 +141,13 @@ class GradientMoments(Signal, DomainFactors):
             for buffer in mean:
                 buffer.zero_()
         after = before + rows
-        # A sum of squares less the square of the sum would drown small noise in rounding.
-        apart = [
+        # Welford's recursion: a sum of squares less the square of the sum would drown small noise in rounding.
+        differences = [
             -buffer if gradient is None else gradient.detach().to(buffer.dtype) - buffer
             for buffer, gradient in zip(mean, gradients, strict=True)
         ]
-        self._deviations[domain] += sum(inner_products(apart, apart)) * before * rows / after
-        for buffer, difference in zip(mean, apart, strict=True):
+        self._deviations[domain] += sum(inner_products(differences, differences)) * before * rows / after
+        for buffer, difference in zip(mean, differences, strict=True):
             buffer.add_(difference, alpha=rows / after)
         self._rows[domain] = after
         self._parts[domain] += 1
@@ -205,10 +181,10 @@ class GradientMoments(Signal, DomainFactors):
         if not self._measured.any() and self._whole:
             raise ValueError(
                 f"{self!r} measures noise between the parts of a domain's batch, and every batch of this "
-                "round was whole: enter mixer.domain(name, fraction=1/2, rows=...) twice for each domain"
+                "round came in one part: enter mixer.domain(name, fraction=1/2, rows=...) twice for each domain"
             )
         if not self._measured.any():  # single rows, or skipped steps: the weights stay
-            return np.zeros_like(self._weights) if self.bound is None else _scores_of(self._weights)
+            return np.zeros_like(self._weights) if self.bound is None else scores_of_weights(self._weights)
         if self.tau is not None:
             self._balance(self.tau)
         squares = self._factors**2 if self.tau is not None else 1.0
@@ -219,7 +195,7 @@ class GradientMoments(Signal, DomainFactors):
             scores = -(self.zeta1 * size - self.zeta2 / (2 * self.batch_rows) * noise)
         if self.bound is None or not np.isfinite(scores).all():
             return scores
-        return _scores_of(self._conceptual(self.bound, size, noise))
+        return scores_of_weights(self._conceptual(self.bound, size, noise))
 
     @property
     @override
@@ -234,29 +210,6 @@ class GradientMoments(Signal, DomainFactors):
             return {}
         scales = noise[known] / size[known]
         return {"noise_scale_least": float(scales.min()), "noise_scale_most": float(scales.max())}
-
-    @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        sums = {name: total.tolist() for name, total in self._kept().items()}
-        return {**sums, "whole": self._whole}, {}
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        saved: dict[str, Any] = dict(values)
-        for name, total in self._kept().items():
-            total[:] = saved[name]
-        self._whole = int(saved["whole"])
-
-    def _kept(self) -> dict[str, Vector]:
-        return {
-            "sizes": self._sizes,
-            "noises": self._noises,
-            "measured": self._measured,
-            "losses": self._losses,
-            "fractions": self._fractions,
-            "factors": self._factors,
-            "weights": self._weights,
-        }
 
     def _balance(self, tau: float) -> None:
         """Set the factors of the next round."""
@@ -286,9 +239,6 @@ def least_on_simplex(linear: Vector, quadratic: Vector) -> Vector:
     Returns:
         Shape ``(m,)``, not negative, summing to one.
 
-    Raises:
-        ValueError: a number is out of range.
-
     Example:
         >>> least_on_simplex(np.array([0.0, 1.0, 9.0]), np.array([2.0, 2.0, 2.0])).tolist()
         [0.75, 0.25, 0.0]
@@ -317,10 +267,6 @@ def least_on_simplex(linear: Vector, quadratic: Vector) -> Vector:
     lowest = flat[rising[flat] <= level]
     weights[lowest] = max(1 - weights.sum(), 0) / max(len(lowest), 1)
     return weights / weights.sum()
-
-
-def _scores_of(weights: Vector) -> Vector:
-    return -np.log(np.maximum(weights, TINY))
 
 
 def _mean(sums: Vector, counts: Vector) -> Vector:

@@ -1,12 +1,11 @@
-"""The paper's signal: how the validation loss at the end of a round depends on the round's weights."""
+"""The paper's signal (mixwell, truncated): how the validation loss depends on the weights of a round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import final
+from typing import cast, final
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -25,7 +24,7 @@ from mixwell.hypergradient.traces import (
     Traces,
 )
 from mixwell.signals.base import LinearSignal, Requirements
-from mixwell.signals.probes import Probes
+from mixwell.signals.probes import Probes, parameter_gradients
 from mixwell.simplex import rounds
 from mixwell.typing import Gradients, Json, Vector
 
@@ -62,10 +61,6 @@ class Hypergradient(LinearSignal):
         span: the part of the round, at its end, over which they are spaced evenly, in (0, 1].
         window: the number of a round's last steps that leave a trace, as if those before did not depend on the
             weights (Shaban et al. 2019); ``None`` for all.
-
-    Raises:
-        ValueError: the curvature takes exact products and the traces cannot, the window has no step, or there are
-            no points.
     """
 
     uses_traces = True
@@ -102,21 +97,18 @@ class Hypergradient(LinearSignal):
         return f"Hypergradient({self.curvature!r}, {self.traces!r}{points}{window})"
 
     @property
+    @override
     def takes_products(self) -> bool:
-        """Whether the step takes products with the Hessian, one with every trace."""
         return self.curvature.exact_products and self._traced
 
+    @override
     def validation_points(self, length: int) -> tuple[int, ...]:
         """Return points spaced evenly over the last ``span`` of the round (or the window, if that is less)."""
         # Before the window the traces are zero, and so would the scores be.
         return rounds.validation_points(length, points=self.points, span=self.span, window=self.window)
 
+    @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
-        """Take the memory of the traces.
-
-        Raises:
-            ValueError: it takes exact products in several processes.
-        """
         if self.curvature.exact_products:
             # A product with the Hessian of all rows needs the trace of all rows.
             distributed.require_single_process(self.curvature)
@@ -187,11 +179,9 @@ class Hypergradient(LinearSignal):
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        trace_values, clip = values["traces"], values["clip"]
-        assert isinstance(trace_values, dict)
-        assert isinstance(clip, int | float)
-        self.traces.load_state(trace_values, {k.removeprefix("traces."): t for k, t in tensors.items()})
-        self._clip = float(clip)
+        traces = {name.removeprefix("traces."): tensor for name, tensor in tensors.items()}
+        self.traces.load_state(cast("Json", values["traces"]), traces)
+        self._clip = cast("float", values["clip"])
 
     def _step_model(self, *, remaining: int) -> StepModel:
         self._optimizer.invalidate()
@@ -200,23 +190,16 @@ class Hypergradient(LinearSignal):
 
     def _hessian_products(self, name: str, gradients: Gradients, vector: list[Tensor]) -> Gradients:
         """``H_i z`` of a domain's loss, by differentiating ``<g_i, z>``."""
-        tensors = list(self._parameters.tensors)
         present = [(g, v) for g, v in zip(gradients, vector, strict=True) if g is not None]
-        if not any(g.requires_grad for g, _ in present):
+        curved = [(g, v) for g, v in present if g.requires_grad]
+        if not curved:
             raise ValueError(
                 f"ExactCurvature needs the graph of the gradient of domain {name!r}: "
                 "call loss.backward(create_graph=True) inside mixer.domain(...)"
             )
-        curved = [(g, v) for g, v in present if g.requires_grad]
-        trained = [i for i, p in enumerate(tensors) if p.requires_grad]
-        found = torch.autograd.grad(
+        return parameter_gradients(
+            self._parameters,
             [g for g, _ in curved],
-            [tensors[i] for i in trained],
             grad_outputs=[v.to(g.dtype) for g, v in curved],
             retain_graph=True,
-            allow_unused=True,
         )
-        products: Gradients = [None] * len(tensors)
-        for i, product in zip(trained, found, strict=True):
-            products[i] = product
-        return products

@@ -1,27 +1,35 @@
-"""TiKMiX's signal: how much a domain's preconditioned gradient lowers the target's loss."""
+"""TiKMiX: how much a domain's preconditioned gradient lowers the target's loss."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from dataclasses import KW_ONLY, dataclass
+from typing import final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from mixwell import distributed
 from mixwell.hypergradient.parameters import cuda_devices, inner_products
 from mixwell.hypergradient.traces.base import Combined, empty_trace
-from mixwell.signals.base import Signal
-from mixwell.signals.probes import Probes, require_probes
-from mixwell.simplex.weights import TINY
-from mixwell.typing import Gradients, Json, Vector
+from mixwell.signals.base import Signal, scores_of_weights
+from mixwell.signals.checks import require_positive
+from mixwell.signals.influence_mixtures import (
+    annealed_mixture,
+    direct_mixture,
+    fit_trees,
+    latin_hypercube,
+    objective,
+    units,
+)
+from mixwell.signals.probes import Probes, parameter_gradients, require_probes
+from mixwell.typing import Gradients, Vector
 
 
 @final
+@dataclass(eq=False)
 class Influence(Signal):
     """The influence of every domain on the target, and the mixture that follows from it (TiKMiX).
 
@@ -33,41 +41,37 @@ class Influence(Signal):
     follows.)
 
     Without candidates (TiKMiX-D) the next mixture minimizes ``std(Phat) - sum(Phat) - entropy(w)`` with at
-    least the influence of the round's weights: :func:`mixwell.signals.influence_solvers.direct`. With candidates
-    (TiKMiX-M) that number of mixtures around the round's weights are measured, each on a fresh batch of every
-    domain, LightGBM learns the influence of a mixture, and the mixture with the best prediction is searched for:
-    :func:`mixwell.signals.influence_solvers.climbed`.
+    least the influence of the round's weights. With candidates (TiKMiX-M) that number of mixtures around the
+    round's weights are measured, each on a fresh batch of every domain, LightGBM learns the influence of a
+    mixture, and the mixture with the best prediction is searched for (:mod:`mixwell.signals.influence_mixtures`).
 
     The scores are ``-log`` of the mixture, for :class:`mixwell.SoftmaxWeights`. A round has one target gradient
     whatever its length; a longer one has a better mean. A domain that is absent from a round counts as the mean of
     the others. One gradient per domain and one more are held.
 
     Args:
-        damping: added to the diagonal, whose mean is 1.
+        damping: added to the diagonal, which has mean 1.
         candidates: of TiKMiX-M; 0 for TiKMiX-D.
         seed: of the candidates and the search, together with the round's index.
-
-    Raises:
-        ValueError: the damping is not positive, or there are too few candidates.
 
     References:
         "TiKMiX: Take Data Influence into Dynamic Mixture for Language Model Pre-training" (2025),
         arXiv:2508.17677.
     """
 
-    def __init__(self, damping: float = 0.1, *, candidates: int = 0, seed: int = 0) -> None:
-        if not (np.isfinite(damping) and damping > 0):
-            raise ValueError(f"damping must be positive and finite, got {damping}")
-        if candidates < 0 or 0 < candidates < 4:
-            raise ValueError(
-                f"a regression needs 4 candidates or more (0 for no regression), got {candidates}"
-            )
-        self.damping = float(damping)
-        self.candidates = int(candidates)
-        self.seed = int(seed)
+    damping: float = 0.1
+    _: KW_ONLY
+    candidates: int = 0
+    seed: int = 0
 
-    def __repr__(self) -> str:
-        return f"Influence({self.damping!r}, candidates={self.candidates}, seed={self.seed})"
+    _saved = ("_round", "_scales", "_prior", "_sums", "_fisher")
+
+    def __post_init__(self) -> None:
+        require_positive(damping=self.damping)
+        if self.candidates < 0 or 0 < self.candidates < 4:
+            raise ValueError(
+                f"a regression needs 4 candidates or more (0 for no regression), got {self.candidates}"
+            )
 
     @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
@@ -103,37 +107,36 @@ class Influence(Signal):
     def end_step(self, combined: Combined) -> None:
         for total, gradient in zip(self._fisher, combined.gradients, strict=True):
             if gradient is not None and combined.clip > 0:
-                whole = gradient.detach().to(total.dtype) / combined.clip
-                total.addcmul_(whole, whole)
+                # F is that of the loss, so of the gradient before clipping.
+                unclipped = gradient.detach().to(total.dtype) / combined.clip
+                total.addcmul_(unclipped, unclipped)
 
     @override
     def scores(self, validation: Gradients | None) -> Vector:
-        from mixwell.signals import influence_solvers as search
-
         assert validation is not None
         seen = self._scales > 0
         if not seen.any():  # all steps of the round were skipped
-            return self._scores_of(self._prior)
+            return scores_of_weights(self._prior)
         direction = self._natural(validation)
         sums = np.array([sum(inner_products(direction, total)) for total in self._sums])
-        found = np.divide(sums, self._scales, out=np.zeros_like(sums), where=seen)
-        self._last = np.where(seen, found, found[seen].mean())
+        means = np.divide(sums, self._scales, out=np.zeros_like(sums), where=seen)
+        self._last = np.where(seen, means, means[seen].mean())
         if not np.isfinite(self._last).all():
             return self._last
         if not self.candidates:
-            return self._scores_of(search.direct(self._last[None], self._prior))
+            return scores_of_weights(direct_mixture(self._last[None], self._prior))
         random = np.random.default_rng([self.seed, self._round])
-        mixtures = search.around(self._prior, self.candidates, random)
+        mixtures = latin_hypercube(self._prior, self.candidates, random)
         measured = self._measured(mixtures, direction)
         if not np.isfinite(measured).all():
             return np.full_like(self._prior, np.nan)
-        predict = search.regression(mixtures, measured[:, None], seed=self.seed)
+        predict = fit_trees(mixtures, measured[:, None], seed=self.seed)
         # D's objective divides by the same units, so that both balance influence and entropy alike.
-        units = search.units(self._last[None])
-        mixture = search.climbed(
-            lambda points: search.objective(predict(points) / units, points), self._prior, random
+        divisors = units(self._last[None])
+        mixture = annealed_mixture(
+            lambda points: objective(predict(points) / divisors, points), self._prior, random
         )
-        return self._scores_of(mixture)
+        return scores_of_weights(mixture)
 
     @property
     @override
@@ -149,32 +152,6 @@ class Influence(Signal):
             "influence_most": float(self._last.max()),
         }
 
-    @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        named = {
-            f"{part}.{name}": tensor
-            for part, tensors in [*enumerate(self._sums), ("fisher", self._fisher)]
-            for name, tensor in zip(self._parameters.names, tensors, strict=True)
-        }
-        values: Json = {
-            "scales": self._scales.tolist(),
-            "prior": self._prior.tolist(),
-            "round": self._round,
-        }
-        return values, named
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        saved: dict[str, Any] = dict(values)
-        self._scales[:], self._prior[:] = saved["scales"], saved["prior"]
-        self._round = int(saved["round"])
-        for name, own in self.state()[1].items():
-            own.copy_(tensors[name])
-
-    @staticmethod
-    def _scores_of(mixture: Vector) -> Vector:
-        return -np.log(np.maximum(mixture, TINY))
-
     def _natural(self, validation: Gradients) -> Gradients:
         """Return ``H^-1 grad f``."""
         mean = sum(float(part.double().sum()) for part in self._fisher) / self._parameters.numel
@@ -188,18 +165,16 @@ class Influence(Signal):
     def _measured(self, mixtures: NDArray[np.float64], direction: Gradients) -> Vector:
         """Return the influence of mixtures, each on fresh batches."""
         assert self._probes is not None
-        trained = [p.requires_grad for p in self._parameters.tensors]
-        tensors = [p for p, yes in zip(self._parameters.tensors, trained, strict=True) if yes]
-        along = [d for d, yes in zip(direction, trained, strict=True) if yes]
         found = np.zeros(len(mixtures))
         with (
-            torch.random.fork_rng(cuda_devices(tensors)),  # dropout must not disturb the run's random stream
+            # Dropout must not disturb the run's random stream.
+            torch.random.fork_rng(cuda_devices(self._parameters.tensors)),
             torch.enable_grad(),
             self._parameters.buffers_kept(),
         ):
             for place, mixture in enumerate(mixtures):
                 for name, weight in zip(self._domains, mixture.tolist(), strict=True):
                     loss = self._probes.loss(self._probes.model, self._probes.batch(name))
-                    gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
-                    found[place] += weight * sum(inner_products(along, gradients))
+                    gradients = parameter_gradients(self._parameters, loss)
+                    found[place] += weight * sum(inner_products(direction, gradients))
         return found

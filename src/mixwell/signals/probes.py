@@ -1,16 +1,17 @@
-"""Batches and losses for methods that compute outside of the training step."""
+"""Batches, losses and gradients for methods that compute outside of the training step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from mixwell import distributed
-from mixwell.hypergradient.parameters import Parameters
-from mixwell.typing import LossFn
+from mixwell.hypergradient.parameters import Parameters, cuda_devices
+from mixwell.typing import Gradients, LossFn
 from mixwell.utils.costs import FORWARD
 
 
@@ -51,7 +52,7 @@ class Probes:
         self._loss, self._rows = loss, row_losses
         self._domains, self._validation = dict(domains), validation
         self.spent = 0.0
-        """The cost so far, in rows of which a gradient was taken."""
+        """The cost so far, in gradients of one row."""
 
     @property
     def has_validation(self) -> bool:
@@ -104,13 +105,11 @@ def require_probes(
     validation: bool = False,
     row_losses: bool = False,
 ) -> Probes:
-    """Return the probes that a signal requires.
+    """Return the probes of the loop, if they have what a signal requires.
 
     Args:
         signal: named in messages.
-        probes: those of the loop.
-        parameters: the trained parameters.
-        domains: the domains of which rows are required.
+        domains: those with rows that are required.
         validation: whether a validation set is required.
         row_losses: whether the loss of every row is required.
 
@@ -149,3 +148,52 @@ def rows_of(batch: Any) -> int:
         return rows_of(next(iter(batch.values())))
     columns = isinstance(batch, tuple | list) and isinstance(batch[0], Tensor | Mapping | tuple | list)
     return rows_of(batch[0]) if columns else len(batch)
+
+
+def modes(model: nn.Module) -> list[bool]:
+    """Return ``training`` of every module of a model."""
+    return [module.training for module in model.modules()]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Generator[None]:
+    """Put a model into evaluation mode inside: no dropout, BatchNorm's running statistics."""
+    before = modes(model)
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in zip(model.modules(), before, strict=True):
+            module.training = mode
+
+
+def evaluation_loss(probes: Probes, model: nn.Module, batch: Any) -> float:
+    """Return the mean loss of a batch in evaluation mode; the run's random stream is restored."""
+    with evaluation_mode(model), torch.random.fork_rng(cuda_devices(model.parameters())):
+        return probes.value(model, batch)
+
+
+def parameter_gradients(
+    parameters: Parameters,
+    outputs: Tensor | Sequence[Tensor],
+    *,
+    values: Mapping[int, Tensor] | None = None,
+    **options: Any,
+) -> Gradients:
+    """Return the gradient of outputs by every parameter; ``None`` for one that is frozen or not used.
+
+    Args:
+        outputs: as :func:`torch.autograd.grad` takes them.
+        values: tensors that the outputs were computed with in place of parameters, by index.
+        options: of :func:`torch.autograd.grad`.
+    """
+    inputs = {
+        i: (values or {}).get(i, tensor)
+        for i, tensor in enumerate(parameters.tensors)
+        if tensor.requires_grad
+    }
+    found = torch.autograd.grad(outputs, list(inputs.values()), allow_unused=True, **options)
+    gradients: Gradients = [None] * len(parameters)
+    for index, gradient in zip(inputs, found, strict=True):
+        gradients[index] = gradient
+    return gradients

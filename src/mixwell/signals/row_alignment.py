@@ -1,8 +1,7 @@
-"""Rows count by the alignment of their gradients with the validation gradient."""
+"""Learning to Reweight: rows count by the alignment of their gradients with the validation gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -12,21 +11,21 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from mixwell.hypergradient.capture.row_groups import RowGroups
-from mixwell.signals.directional import Derivatives
-from mixwell.signals.probes import Probes, require_probes
+from mixwell.signals.probe_derivatives import ProbeDerivatives
+from mixwell.signals.probes import Probes, evaluation_mode, require_probes
 from mixwell.signals.row_weighting import RowWeighting
-from mixwell.typing import Gradients, Json, Vector
+from mixwell.typing import Gradients, Vector
 
 
 @final
 @dataclass(eq=False)
 class RowAlignment(RowWeighting):
-    """Learning to Reweight: rows whose gradient aligns with the validation gradient (Ren et al. 2018).
+    """Rows count by how their gradients align with the validation gradient (Learning to Reweight).
 
     ``v_i = max(0, <grad L_V(theta), grad l_i(theta)>)``, normalized over the batch (zeros where all are zero): by
     how much ``eps_i`` lowers the validation loss after one gradient step on ``sum_i eps_i l_i``, at ``eps = 0``.
 
-    The products of a batch are one pass in forward mode (:class:`mixwell.signals.directional.Derivatives`). The
+    The products of a batch are one pass in forward mode (:mod:`mixwell.signals.probe_derivatives`). The
     validation gradient is that of the loop, taken when a round ends and used for all steps of the next, so that
     with a horizon of 1 it is always at the parameters of the step, as published. For the first round it is taken
     from the probes.
@@ -37,10 +36,12 @@ class RowAlignment(RowWeighting):
 
     normalize: bool = field(default=True, init=False, repr=False)
 
+    _saved = (*RowWeighting._saved, "_validation")
+
     @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         self._probes = require_probes(self, probes, self._parameters, validation=True, row_losses=True)
-        self._derivatives = Derivatives(self._probes, self._parameters)
+        self._derivatives = ProbeDerivatives(self._probes, self._parameters)
         super()._attach(optimizer, probes)
         self._validation = [torch.zeros_like(p) for p in self._parameters.tensors]
 
@@ -48,7 +49,7 @@ class RowAlignment(RowWeighting):
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
         super().begin_round(round_index, weights, validation)
         if validation is None:
-            with self._derivatives.evaluating():
+            with evaluation_mode(self._probes.model):
                 validation = self._derivatives.mean_gradient(self._probes.validation_batch())
         with torch.no_grad():
             for own, gradient in zip(self._validation, validation, strict=True):
@@ -75,15 +76,3 @@ class RowAlignment(RowWeighting):
     @override
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self._validation)
-
-    @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        values, tensors = super().state()
-        named = zip(self._parameters.names, self._validation, strict=True)
-        return values, tensors | {f"validation.{name}": tensor for name, tensor in named}
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        super().load_state(values, tensors)
-        for name, own in zip(self._parameters.names, self._validation, strict=True):
-            own.copy_(tensors[f"validation.{name}"])

@@ -1,24 +1,34 @@
-"""Rows count by their losses relative to those of the run so far: a curriculum."""
+"""MentorNet: rows count by their losses relative to those of the run so far, by a given or learned curriculum."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.optim import Optimizer
 from typing_extensions import override
 
-from mixwell.hypergradient.capture.row_groups import RowGroups
+from mixwell.hypergradient.capture.row_groups import Labels, RowGroups
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Requirements
+from mixwell.signals.checks import require_at_least, require_choice
+from mixwell.signals.probe_derivatives import ProbeDerivatives
+from mixwell.signals.probes import Probes, evaluation_mode, require_probes
+from mixwell.signals.row_network import NetworkSignal, RowNetwork
 from mixwell.signals.row_weighting import RowWeighting
-from mixwell.typing import Gradients, Json, Vector
+from mixwell.typing import Gradients, Vector
 
 Curriculum = Literal["self-paced", "linear"]
+EMBEDDING = 2
+"""Size of a domain's embedding (the paper's embedding of a label)."""
+TIMES = 5
+"""Features of the run's progress (the paper's embedding of the epoch)."""
 
 
 @dataclass(eq=False)
@@ -34,9 +44,6 @@ class RowCurriculum(RowWeighting):
         percentile: of a batch's losses, from 0 to 1.
         decay: of the moving average.
         burn_in: the fraction of the steps in which all rows have weight one.
-
-    Raises:
-        ValueError: a number is out of range.
     """
 
     _: KW_ONLY
@@ -44,6 +51,8 @@ class RowCurriculum(RowWeighting):
     percentile: float = 0.7
     decay: float = 0.9
     burn_in: float = 0.2
+
+    _saved = (*RowWeighting._saved, "_average", "_seen", "_before", "_length")
 
     @override
     def __post_init__(self) -> None:
@@ -61,7 +70,7 @@ class RowCurriculum(RowWeighting):
 
     @abstractmethod
     def _curriculum(self, losses: Tensor, pace: float, groups: RowGroups) -> Tensor:
-        """Return ``v_i`` after the burn-in, for a ``lambda``."""
+        """Return ``v_i`` after the burn-in, with ``pace`` the current lambda."""
 
     @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
@@ -81,19 +90,6 @@ class RowCurriculum(RowWeighting):
         if self._percentiles:
             values, rows = zip(*self._percentiles, strict=True)
             self._average, self._seen = self._averaged(float(np.average(values, weights=rows)))
-
-    @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        values, tensors = super().state()
-        own: Json = {"average": self._average, "seen": self._seen}
-        return {**values, **own, "before": self._before, "length": self._length}, tensors
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        super().load_state(values, tensors)
-        numbers = cast("dict[str, float]", values)
-        self._average, self._seen = float(numbers["average"]), int(numbers["seen"])
-        self._before, self._length = int(numbers["before"]), int(numbers["length"])
 
     @override
     def _row_weights(self, losses: Tensor, groups: RowGroups, data: Any) -> Tensor:
@@ -144,8 +140,7 @@ class GivenRowCurriculum(RowCurriculum):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.curriculum not in ("self-paced", "linear"):
-            raise ValueError(f"the curriculum must be 'self-paced' or 'linear', got {self.curriculum!r}")
+        require_choice(Curriculum, curriculum=self.curriculum)
 
     @override
     def _curriculum(self, losses: Tensor, pace: float, groups: RowGroups) -> Tensor:
@@ -155,8 +150,102 @@ class GivenRowCurriculum(RowCurriculum):
         return (1 - losses / pace).clamp(0, 1)
 
 
+@final
+@dataclass(eq=False)
+class LearnedRowCurriculum(NetworkSignal, RowCurriculum):
+    """MentorNet with a data-driven curriculum, learned while the model trains (after Jiang et al. 2018).
+
+    ``v_i = sigmoid(net(l_i, l_i - lambda, domain, time))``. When a round ends, the network takes some steps of
+    Adam on fresh rows of all domains (the probes'), towards the rows that help the validation set:
+
+        ``cross-entropy of v_i and 1[<grad L_V(theta), grad l_i(theta)> > 0]``, row i by ``mu_i = p_d / n_d``
+
+    The inner products of all rows are one pass in forward mode (:mod:`mixwell.signals.probe_derivatives`).
+
+    In the burn-in the network learns already. The other settings are those of :class:`RowCurriculum`,
+    :class:`NetworkSignal` and :class:`mixwell.signals.row_weighting.RowWeighting`.
+
+    Args:
+        network_steps: steps of Adam when a round ends; their cost is negligible.
+
+    References:
+        Jiang, Zhou, Leung, Li, Fei-Fei, "MentorNet: Learning Data-Driven Curriculum for Very Deep Neural Networks
+        on Corrupted Labels" (2018).
+    """
+
+    _: KW_ONLY
+    hidden: int = 20
+    network_steps: int = 50
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_network()
+        require_at_least(1, network_steps=self.network_steps)
+
+    @override
+    def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
+        self._probes = require_probes(self, probes, self._parameters, self._domains, row_losses=True)
+        self._derivatives = ProbeDerivatives(self._probes, self._parameters)
+        super()._attach(optimizer, probes)
+        self._network = RowNetwork(
+            2 + EMBEDDING + TIMES,
+            self.hidden,
+            seed=self.seed,
+            like=self._parameters.tensors[0],
+            saturating=True,
+            learning_rate=self.learning_rate,
+            embeddings=len(self._domains),
+            size=EMBEDDING,
+        )
+
+    @override
+    def scores(self, validation: Gradients | None) -> Vector:
+        assert validation is not None
+        with evaluation_mode(self._probes.model):
+            self._learn(validation)
+        return super().scores(validation)
+
+    @override
+    def _curriculum(self, losses: Tensor, pace: float, groups: RowGroups) -> Tensor:
+        return self._logits(losses, pace, groups.labels, self._done()).sigmoid()
+
+    def _learn(self, validation: Gradients) -> None:
+        if not self._seen:
+            return  # all steps of the round were skipped, so there is no moving average yet
+        found = [self._derivatives.along(self._probes.batch(name), validation) for name in self._domains]
+        losses, products = (torch.cat(parts) for parts in zip(*found, strict=True))
+        counts = [len(own) for own, _ in found]
+        measure = torch.from_numpy(np.repeat(self._base() / np.array(counts), counts))
+        if not bool(products.isfinite().all()):
+            raise FloatingPointError(
+                "the derivatives of rows along the validation gradient are not finite: look at the losses of the "
+                "domains, or lower the learning rate"
+            )
+        labels = np.repeat(np.arange(len(counts)), counts)
+        pace, ended = self._pace(self._average, self._seen), self._before + self._length
+        for _ in range(self.network_steps):
+            with torch.enable_grad():
+                logits = self._logits(losses, pace, labels, min(ended / self.steps, 1.0))
+                wanted = (products > 0).to(logits)
+                each = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+                self._network.descend((each * measure.to(each)).sum())
+
+    def _logits(self, losses: Tensor, pace: float, labels: Labels, done: float) -> Tensor:
+        own = self._network.tensors["embeddings"]
+        losses = losses.to(own)
+        # Smooth in time, so that the network carries over from one step to the next.
+        times = own.new_tensor([math.cos(math.pi * k * done) for k in range(1, TIMES + 1)])
+        parts = [
+            torch.stack([losses, losses - pace], dim=1),
+            own[torch.from_numpy(labels).to(own.device)],
+            times.expand(len(losses), -1),
+        ]
+        return self._network.logits(torch.cat(parts, dim=1))
+
+
 def _percentile(losses: Vector, measure: Vector, share: float) -> float:
-    """Return the least loss that at least this share of the rows, by their measure, do not exceed."""
+    """Return the least loss that at least this share of the rows, by their measure, does not exceed."""
     order = np.argsort(losses, kind="stable")
     reached = np.cumsum(measure[order]) / measure.sum()
     # Sums of equal parts fall short of the share by rounding.

@@ -1,11 +1,10 @@
-"""Weights of single rows: how they enter a step, and the domains' shares that follow from them."""
+"""What methods that weight single rows share: how weights enter a step, and the domains' shares that follow."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -16,15 +15,15 @@ from typing_extensions import override
 from mixwell import distributed
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.traces.base import Combined
-from mixwell.signals.base import Requirements, RowFactors, Signal
+from mixwell.signals.base import Requirements, RowFactors, Signal, scores_of_weights
+from mixwell.signals.checks import require_choice
 from mixwell.signals.probes import Probes
-from mixwell.simplex.weights import TINY
-from mixwell.typing import Gradients, Json, Vector
+from mixwell.typing import Gradients, Vector
 
 Level = Literal["rows", "domains"]
 """Whether the weights of rows multiply their losses, or become the weights of the domains."""
 SMALLEST = 1e-37
-"""The least mean weight whose inverse is finite in float32."""
+"""The least mean weight with a finite inverse in float32."""
 
 
 @dataclass(eq=False)
@@ -48,9 +47,6 @@ class RowWeighting(Signal, RowFactors):
     Args:
         level: ``"rows"`` or ``"domains"``.
         normalize: whether the factors are normalized, so that a step is as long as without them.
-
-    Raises:
-        ValueError: there is no such level.
     """
 
     level: Level = "rows"
@@ -58,10 +54,10 @@ class RowWeighting(Signal, RowFactors):
     normalize: bool = False
 
     requirements = Requirements(domain_batches=False, mixed_batches=True)
+    _saved = ("_begun", "_used", "_weights", "_first", "_means", "_sums")
 
     def __post_init__(self) -> None:
-        if self.level not in ("rows", "domains"):
-            raise ValueError(f"level must be 'rows' or 'domains', got {self.level!r}")
+        require_choice(Level, level=self.level)
 
     @abstractmethod
     def _row_weights(self, losses: Tensor, groups: RowGroups, data: Any) -> Tensor:
@@ -71,23 +67,23 @@ class RowWeighting(Signal, RowFactors):
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         distributed.require_single_process(self)
         count = len(self._domains)
-        self._weights = self._first = np.full(count, 1 / count)
+        self._weights, self._first = np.full(count, 1 / count), np.full(count, 1 / count)
         self._means = np.ones(count)
-        self._begun = False
-        self._used = 1.0
-        self._clear(count)
+        self._begun, self._used = False, 1.0
+        # By domain: the sum of the factors, rows with a positive factor, rows; of the round, and of the step.
+        self._sums, self._step = np.zeros((3, count)), np.zeros((3, count))
 
     @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
-        self._weights = weights.copy()
+        self._weights[:] = weights
         if not self._begun:
-            self._first = weights.copy()
+            self._first[:] = weights
             self._begun = True
-        self._clear(len(weights))
+        self._sums[:] = 0
 
     @override
     def begin_step(self, *, remaining: int) -> None:
-        self._step = np.zeros_like(self._sums)
+        self._step[:] = 0
 
     @final
     @override
@@ -119,33 +115,17 @@ class RowWeighting(Signal, RowFactors):
         means = np.where(rows > 0, factors / np.maximum(rows, 1), self._means)
         if not np.isfinite(means).all():
             return means  # the mixer refuses it
-        self._means = means
+        self._means[:] = means
         self._used = float(used.sum() / max(rows.sum(), 1))
         if self.level == "rows":
             return np.zeros(len(self._domains))
-        return -np.log(np.maximum(self._shares(), TINY))
+        return scores_of_weights(self._shares())
 
     @override
     def summary(self) -> dict[str, float]:
         """Return every domain's share of the round's steps, and the share of the rows with a positive weight."""
         shares = zip(self._domains, self._shares(), strict=True)
         return {f"share.{name}": float(share) for name, share in shares} | {"rows_used": self._used}
-
-    @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        kept = {"weights": self._weights, "first": self._first, "means": self._means}
-        values: Json = {name: vector.tolist() for name, vector in kept.items()}
-        return {**values, "sums": self._sums.tolist(), "used": self._used, "begun": self._begun}, {}
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        self._weights, self._first, self._means = (
-            np.array(values[name], dtype=np.float64) for name in ("weights", "first", "means")
-        )
-        self._clear(len(self._domains))
-        self._sums += np.array(values["sums"], dtype=np.float64)
-        self._used = float(cast("float", values["used"]))
-        self._begun = bool(values["begun"])
 
     def _base(self) -> Vector:
         """Return ``p``, the weights by which rows count, shape ``(m,)``."""
@@ -161,11 +141,6 @@ class RowWeighting(Signal, RowFactors):
             return torch.ones_like(weights[0])
         average = (torch.from_numpy(measure / measure.sum()).to(weights) * weights).sum()
         return 1 / torch.where(average > 0, average.clamp(min=SMALLEST), 1.0)
-
-    def _clear(self, count: int) -> None:
-        # Sums over the round's rows, by domain: factors, rows with a weight, rows. Then the same of a step.
-        self._sums = np.zeros((3, count))
-        self._step = np.zeros((3, count))
 
     def _shares(self) -> Vector:
         shares = self._base() * self._means

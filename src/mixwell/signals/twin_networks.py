@@ -1,4 +1,4 @@
-"""TANDEM's signal: a second network, trained at the same time, that also learns from the validation set."""
+"""TANDEM: a second network, trained at the same time, that also learns from the validation set."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Requirements, Signal
-from mixwell.signals.model_copies import ModelCopy, evaluation_loss
-from mixwell.signals.probes import Probes, require_probes
-from mixwell.signals.settings import require_positive
+from mixwell.signals.checks import require_at_least, require_positive
+from mixwell.signals.model_copy import ModelCopy
+from mixwell.signals.probes import Probes, evaluation_loss, require_probes
 from mixwell.typing import Gradients, Json, Vector
 
 
@@ -43,9 +43,6 @@ class TwinNetworks(Signal):
         gamma: the factor of the training loss in the twin's objective.
         learning_rate: of the twin; by default that of the model's optimizer in the same step.
 
-    Raises:
-        ValueError: a setting is not positive.
-
     References:
         Wang et al., "TANDEM: bi-level data mixture optimization with twin networks" (2025).
     """
@@ -55,10 +52,10 @@ class TwinNetworks(Signal):
     learning_rate: float | None = None
 
     requirements = Requirements(domain_batches=False, validation=False)  # probes read the validation set
+    _saved = ("_probing", "_weights")
 
     def __post_init__(self) -> None:
-        if self.probe_steps < 1:
-            raise ValueError(f"probe_steps must be at least 1, got {self.probe_steps}")
+        require_at_least(1, probe_steps=self.probe_steps)
         require_positive(gamma=self.gamma, learning_rate=self.learning_rate)
 
     @override
@@ -70,7 +67,7 @@ class TwinNetworks(Signal):
 
     @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
-        self._weights = weights.copy()
+        self._weights[:] = weights
         self._probing = False
 
     @override
@@ -92,12 +89,12 @@ class TwinNetworks(Signal):
     def scores(self, validation: Gradients | None) -> Vector:
         if not self._probing:  # all steps with the twin were skipped
             return np.zeros(len(self._domains))
-        probes, found = self._probes, list[float]()
+        probes, differences = self._probes, list[float]()
         for name in self._domains:
             batch = probes.batch(name)
             twin, own = (evaluation_loss(probes, model, batch) for model in (self._twin.model, probes.model))
-            found.append(twin - own)
-        return self.gamma * np.array(found)
+            differences.append(twin - own)
+        return self.gamma * np.array(differences)
 
     @property
     @override
@@ -106,15 +103,14 @@ class TwinNetworks(Signal):
 
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        values: Json = {"weights": self._weights.tolist(), "probing": self._probing}
-        if not self._probing:
-            return values, {}
-        optimizer_values, tensors = self._twin.state()
-        return {**values, "twin": optimizer_values}, tensors
+        values, tensors = super().state()
+        if self._probing:
+            values["twin"], copied = self._twin.state()
+            tensors |= copied
+        return values, tensors
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        self._weights = np.array(values["weights"], dtype=np.float64)
-        self._probing = bool(values["probing"])
+        super().load_state(values, tensors)
         if self._probing:
             self._twin.load_state(cast("Json", values["twin"]), tensors)

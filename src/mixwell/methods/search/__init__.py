@@ -1,1 +1,1 @@
-"""Offline methods: many proxies, a fit, a proposal."""
+"""RegMix and Data Mixing Laws: proxies on many mixtures, a model of their losses, the best mixture."""

@@ -1,4 +1,4 @@
-"""Data mixing laws: losses that fall exponentially in the weights."""
+"""Data Mixing Laws: losses that fall exponentially in the weights, their fit and their minimizer."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any, final
 
 import numpy as np
 
-from mixwell.methods.search.mixtures import Matrix
+from mixwell.methods.search.mixtures import Matrix, require_fittable
 from mixwell.typing import Vector
 
 HUBER = 0.05
 """Where the Huber loss turns from squares to distances, in standard deviations of the losses."""
 LARGEST_EXPONENT = 50.0
 """A line search may try anything; beyond this no loss is predicted, and exp must not overflow."""
+GAP = 1e-3
+"""How far above the minimum of a law an answer may be, as a share of the loss that mixtures can take away."""
 
 
 @final
 @dataclass(frozen=True)
-class Law:
+class MixingLaw:
     """``L(r) = c + sum_i k_i exp(sum_j t_ij r_j)`` with all ``k_i > 0``, so it is convex in ``r``.
 
     One term is the law of one target (Ye et al. 2024, arXiv:2403.16952). Several are that of a target which has
@@ -60,8 +62,8 @@ def fit(
     starts: int = 16,
     huber: float = HUBER,
     seed: int = 0,
-) -> Law:
-    """Fit a law to proxies: the Huber loss, by L-BFGS from many starts, of which the best counts.
+) -> MixingLaw:
+    """Fit a law to proxies: the Huber loss, by L-BFGS from many starts, the best of which is kept.
 
     First one term is fitted, from constants ``c`` at many distances below the least loss (given ``c``, the slopes
     follow from the logarithms by least squares); several begin at equal shares of that one, shaken at random.
@@ -72,20 +74,9 @@ def fit(
         parts: number of terms.
         penalty: adds ``penalty/2 sum_i |t_i - mean_i t_i|^2`` to the mean Huber loss (in units of ``huber``, of
             standardized losses); a strong one leaves a law of one term.
-        starts: of the search.
         huber: residuals beyond it count by their size and not their square, in standard deviations of the losses.
-        seed: of the starts.
-
-    Returns:
-        The law.
-
-    Raises:
-        ValueError: the shapes do not fit, a number is not finite, or a setting is not positive.
     """
-    if weights.ndim != 2 or losses.shape != weights.shape[:1]:
-        raise ValueError(f"expected weights (n, m) and losses (n,), got {weights.shape} and {losses.shape}")
-    if not (np.isfinite(weights).all() and np.isfinite(losses).all()):
-        raise ValueError("weights and losses must be finite; leave out proxies that diverged")
+    require_fittable(weights, losses)
     if parts < 1 or starts < 1 or huber <= 0 or penalty < 0:
         raise ValueError(
             "parts and starts must be 1 or more, huber positive and penalty not negative; got "
@@ -109,13 +100,68 @@ def fit(
         found = _search(begins, weights, target, parts, huber, penalty)
     exponents = found[1:].reshape(parts, -1)
     middle = exponents.mean(axis=1)
-    return Law(level + unit * float(found[0]), np.log(unit) + middle, exponents - middle[:, None])
+    return MixingLaw(level + unit * float(found[0]), np.log(unit) + middle, exponents - middle[:, None])
+
+
+def minimizer(law: MixingLaw, most: Vector | None = None) -> Vector:
+    """Return the mixture with the least loss by a law.
+
+    SLSQP minimizes ``log sum_i k_i exp(t_i r)``, which is convex, has the minimizer of the law and is well scaled.
+    The answer is checked: a convex function is at most ``<g, r> - min_v <g, v>`` above its minimum, ``g`` its
+    gradient at ``r`` and ``v`` any mixture that is allowed.
+
+    Args:
+        most: the greatest weight of each domain, which together allow one or more, shape ``(m,)``; ``None`` for 1.
+
+    Returns:
+        Shape ``(m,)``. With one term it is as far in the corner of the best domain as ``most`` allows.
+
+    Raises:
+        ValueError: the greatest weights do not allow any mixture.
+        RuntimeError: the search did not end near the minimum.
+    """
+    from scipy.optimize import minimize
+
+    domains = law.slopes.shape[1]
+    high = np.ones(domains) if most is None else np.minimum(most, 1.0)
+    if high.shape != (domains,) or not (high >= 0).all() or high.sum() < 1 - 1e-9:
+        raise ValueError(
+            f"the greatest weights must be {domains} numbers that sum to 1 or more, got {high.tolist()}"
+        )
+    high = high / min(1.0, high.sum())
+    if len(law.slopes) == 1:
+        return _least_linear(law.slopes[0], high)
+
+    def objective(mixture: Vector) -> tuple[float, Vector]:
+        exponents = law.slopes @ mixture + law.levels
+        largest = exponents.max()
+        terms = np.exp(exponents - largest)
+        return float(largest + np.log(terms.sum())), law.slopes.T @ (terms / terms.sum())
+
+    found: Any = minimize(
+        objective,
+        high / high.sum(),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, float(h)) for h in high],
+        constraints={"type": "eq", "fun": lambda r: r.sum() - 1.0, "jac": np.ones_like},
+        options={"maxiter": 1000, "ftol": 1e-15},
+    )
+    # It may stop early where slopes are steep, so its own success flag is not enough.
+    best = _feasible(np.asarray(found.x, dtype=np.float64), high)
+    gradient = objective(best)[1]
+    gap = float(gradient @ (best - _least_linear(gradient, high)))
+    if not gap <= GAP:
+        raise RuntimeError(
+            f"the minimum of the law is missed by up to {gap:.2g} ({found.message}); fit fewer parts"
+        )
+    return best
 
 
 def _search(
     begins: Sequence[Vector], weights: Matrix, target: Vector, parts: int, huber: float, penalty: float
 ) -> Vector:
-    """The best of many descents over ``c`` and ``u_ij = t_ij + log k_i``, which have no gauge left."""
+    """Return the best of many descents over ``c`` and ``u_ij = t_ij + log k_i``, which are identifiable."""
     from scipy.optimize import minimize
 
     def objective(point: Vector) -> tuple[float, Vector]:
@@ -125,7 +171,7 @@ def _search(
         size = np.abs(residuals)
         value = np.where(size <= huber, residuals**2 / (2 * huber), size - huber / 2).mean()
         slope = np.clip(residuals / huber, -1.0, 1.0) / len(target)
-        # Only what tells the parts apart is held back, not what they have in common nor their scales.
+        # Only differences between the parts are penalized, not what they have in common nor their scales.
         apart = exponents - exponents.mean(axis=0)
         apart = apart - apart.mean(axis=1, keepdims=True)
         value += penalty / 2 * (apart**2).sum()
@@ -137,3 +183,23 @@ def _search(
         minimize(objective, begin, jac=True, method="L-BFGS-B", options=options) for begin in begins
     ]
     return min(descents, key=lambda one: float(one.fun)).x
+
+
+def _feasible(mixture: Vector, high: Vector) -> Vector:
+    """Undo the rounding by which a solver leaves the bounds or the sum of one."""
+    clipped = np.clip(mixture, 0.0, high)
+    excess = clipped.sum() - 1.0
+    if excess > 0:
+        return clipped / clipped.sum()
+    room = high - clipped
+    return clipped - excess * room / room.sum() if excess < 0 else clipped
+
+
+def _least_linear(slope: Vector, high: Vector) -> Vector:
+    """Return the mixture with the least ``<slope, v>``: the best domains are filled up one after the other."""
+    corner = np.zeros_like(high)
+    left = 1.0
+    for j in np.argsort(slope):
+        corner[j] = min(left, high[j])
+        left -= corner[j]
+    return corner

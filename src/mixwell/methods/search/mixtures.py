@@ -1,18 +1,20 @@
-"""The mixtures that proxies are trained on, and their losses."""
+"""Proxies on many mixtures, for RegMix and Data Mixing Laws: which mixtures, their losses, what follows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mixwell.methods.base import Outcome, Trial
-from mixwell.methods.proxies import fixed_weights
+from mixwell.methods.base import MethodContext, Stages, Trial
+from mixwell.methods.proxies import MixtureSearchOptions, fixed_weights
 from mixwell.typing import Vector
 
 Matrix = NDArray[np.float64]
+Propose = Callable[[np.random.Generator, Matrix, Vector], Vector]
+"""From mixtures of proxies, shape ``(n, m)``, and their losses, shape ``(n,)``, to a mixture, shape ``(m,)``."""
 
 STRENGTHS: tuple[float, ...] = tuple(float(s) for s in np.geomspace(0.1, 5.0, 15))
 """Of RegMix's Dirichlet distributions: weak ones give mixtures of a domain or two, strong ones even mixtures."""
@@ -20,6 +22,62 @@ POOL = 100
 """Candidates that are drawn for every mixture that is kept."""
 DRAWS = 20
 """How often such a pool is drawn before the search for different mixtures stops."""
+FLOOR = 1e-6
+"""The least weight of a proposal: none may be zero, and so little trains nothing."""
+
+
+def data_shares(context: MethodContext) -> Vector:
+    """Return the domains' shares of all rows, shape ``(m,)``."""
+    shares = np.array([context.rows[name] for name in context.domains], dtype=np.float64)
+    return shares / shares.sum()
+
+
+def search_mixture(
+    context: MethodContext, propose: Propose, *, strengths: Sequence[float] = STRENGTHS
+) -> Stages:
+    """Train a proxy on each of many mixtures, all at once, and keep the mixture that is proposed.
+
+    Raises:
+        ValueError: the loss of a proxy is not finite, so nothing can be fitted.
+    """
+    options = context.options_as(MixtureSearchOptions)
+    rng = np.random.default_rng(context.seed)
+    tried = candidates(
+        data_shares(context),
+        options.proxies,
+        rng,
+        strengths=strengths,
+        repeats=options.repeats,
+        least=options.least,
+    )
+    trials: list[Trial] = []
+    for number, mixture in enumerate(tried.tolist()):
+        weights = {name: w for name, w in zip(context.domains, mixture, strict=True) if w > 0}
+        trials.append(
+            Trial(
+                f"mixture-{number:03d}",
+                fixed_weights(weights),
+                steps=options.steps(context),
+                model=options.proxy_model,
+                domains=tuple(weights),
+            )
+        )
+    outcomes = yield trials
+    losses = np.array([one.loss for one in outcomes], dtype=np.float64)
+    named = zip(trials, losses.tolist(), strict=True)
+    wrong = [f"{trial.name}: {loss}" for trial, loss in named if not np.isfinite(loss)]
+    if wrong:
+        raise ValueError(
+            f"the validation losses of {len(wrong)} of {len(losses)} proxies are not finite ({', '.join(wrong)}); "
+            "lower optimizer.lr, or look at their data"
+        )
+    return keep_mixture(context.domains, propose(rng, tried, losses))
+
+
+def keep_mixture(domains: Sequence[str], mixture: Vector) -> Mapping[str, Any]:
+    """Return settings of the mixer that keep a mixture; weights below :data:`FLOOR` are raised to it."""
+    raised = np.maximum(mixture, FLOOR)
+    return fixed_weights(dict(zip(domains, (raised / raised.sum()).tolist(), strict=True)))
 
 
 def candidates(
@@ -36,13 +94,10 @@ def candidates(
 
     ``w ~ Dirichlet(s p)`` with ``p_j ~ share_j^power`` and a strength ``s`` that is drawn for each. A mixture with
     ``w_j > repeats * share_j`` is dropped, since training would repeat that domain too often; weights below
-    ``least`` become zero; mixtures that agree to within ``least`` are one (RegMix, Liu et
-    al. 2024).
+    ``least`` become zero; mixtures that agree to within ``least`` are one (RegMix, Liu et al. 2024).
 
     Args:
         shares: of the domains in all data, positive; divided by their sum. Shape ``(m,)``.
-        count: mixtures that are wanted.
-        rng: draws them.
         strengths: from which each mixture draws its own.
         power: below one it brings the shares nearer to each other.
         repeats: how many times its share a domain may get, at least 1.
@@ -84,40 +139,9 @@ def candidates(
     )
 
 
-def trials(
-    domains: Sequence[str], mixtures: Matrix, *, steps: int, model: Mapping[str, Any]
-) -> tuple[Trial, ...]:
-    """Return a trial for each mixture, shape ``(n, m)``; a domain without weight is left out of its run."""
-    named = [
-        {name: float(w) for name, w in zip(domains, one, strict=True) if w > 0} for one in mixtures.tolist()
-    ]
-    return tuple(
-        Trial(
-            name=f"mixture-{number:03d}",
-            mixer=fixed_weights(weights),
-            steps=steps,
-            model=model,
-            domains=tuple(weights),
-        )
-        for number, weights in enumerate(named)
-    )
-
-
-def losses(planned: Sequence[Trial], outcomes: Sequence[Outcome]) -> Vector:
-    """Return the validation losses of proxies, shape ``(n,)``.
-
-    Raises:
-        ValueError: one is not finite, so nothing can be fitted.
-    """
-    found = np.array([one.loss for one in outcomes], dtype=np.float64)
-    wrong = [
-        f"{trial.name}: {loss}"
-        for trial, loss in zip(planned, found.tolist(), strict=True)
-        if not np.isfinite(loss)
-    ]
-    if wrong:
-        raise ValueError(
-            f"the validation losses of {len(wrong)} of {len(found)} proxies are not finite ({', '.join(wrong)}); "
-            "lower optimizer.lr, or look at their data"
-        )
-    return found
+def require_fittable(weights: Matrix, losses: Vector) -> None:
+    """Raise ``ValueError`` unless weights, shape ``(n, m)``, and losses, shape ``(n,)``, are finite."""
+    if weights.ndim != 2 or losses.shape != weights.shape[:1]:
+        raise ValueError(f"expected weights (n, m) and losses (n,), got {weights.shape} and {losses.shape}")
+    if not (np.isfinite(weights).all() and np.isfinite(losses).all()):
+        raise ValueError("weights and losses must be finite; leave out proxies that diverged")

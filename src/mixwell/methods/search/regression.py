@@ -1,4 +1,4 @@
-"""The loss of a proxy as a function of its mixture: three models with one interface."""
+"""RegMix: three models of a proxy's loss as a function of its mixture, and the best mixtures by them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from mixwell.methods.search.mixtures import Matrix
+from mixwell.methods.search.mixtures import Matrix, require_fittable
 from mixwell.typing import Vector
 
 Model = Literal["linear", "log-linear", "lightgbm"]
 Predictor = Callable[[Matrix], Vector]
-"""Gives the losses that are expected of mixtures, shape ``(n, m)`` to shape ``(n,)``."""
+"""Predicts the losses of mixtures, from shape ``(n, m)`` to shape ``(n,)``."""
 
 ENOUGH_FOR_TREES = 128
 """Proxies from which on trees are the better choice: on the runs that RegMix's authors published (17 domains), the
@@ -46,19 +46,13 @@ def expect_installed(model: Model) -> None:
 def fit(model: Model, weights: Matrix, losses: Vector, *, seed: int = 0) -> Predictor:
     """Fit a model to proxies' weights, shape ``(n, m)``, and losses, shape ``(n,)``.
 
-    Raises:
-        ValueError: the shapes do not fit, or a number is not finite.
-
     Example:
         >>> weights = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
         >>> predict = fit("linear", weights, np.array([1.0, 2.0, 3.0]))
         >>> predict(np.array([[0.25, 0.75]])).round(6).tolist()
         [2.5]
     """
-    if weights.ndim != 2 or losses.shape != weights.shape[:1]:
-        raise ValueError(f"expected weights (n, m) and losses (n,), got {weights.shape} and {losses.shape}")
-    if not (np.isfinite(weights).all() and np.isfinite(losses).all()):
-        raise ValueError("weights and losses must be finite; leave out proxies that diverged")
+    require_fittable(weights, losses)
     match model:
         case "linear":
             return _linear(weights, losses)
@@ -68,8 +62,27 @@ def fit(model: Model, weights: Matrix, losses: Vector, *, seed: int = 0) -> Pred
             return _lightgbm(weights, losses, seed)
 
 
+def best_average(predict: Predictor, samples: Matrix, top: int) -> Vector:
+    """Return the average of the ``top`` samples, shape ``(n, m)``, with the least predicted losses.
+
+    Raises:
+        ValueError: the model predicts the same loss for all, or ``top`` is not between 1 and n.
+    """
+    if not 1 <= top <= len(samples):
+        raise ValueError(f"top must be between 1 and the {len(samples)} samples, got {top}")
+    predicted = predict(samples)
+    if np.ptp(predicted) == 0:
+        raise ValueError(
+            f"the model predicts {predicted[0]:.6g} for every mixture, so none is better than another; train more "
+            "proxies, longer, or choose another model"
+        )
+    best = np.argsort(predicted, kind="stable")[:top]  # trees predict many ties
+    average = samples[best].mean(axis=0)
+    return average / average.sum()
+
+
 def _linear(weights: Matrix, losses: Vector) -> Predictor:
-    """Least squares with an intercept; of the solutions (weights sum to one) the shortest."""
+    """Least squares with an intercept; the shortest of the solutions (weights sum to one, so there are many)."""
 
     def features(weights: Matrix) -> Matrix:
         return np.column_stack([np.ones(len(weights)), weights])
@@ -94,7 +107,7 @@ def _log_linear(weights: Matrix, losses: Vector) -> Predictor:
 
 
 def _lightgbm(weights: Matrix, losses: Vector, seed: int) -> Predictor:
-    """Boosted trees with the paper's settings, and all its rounds: none is chosen by looking at other mixtures."""
+    """Boosted trees with the paper's settings and number of rounds, without early stopping."""
     import lightgbm
 
     # LightGBM's own least leaf is 20 rows, which a few dozen proxies could not split at all.

@@ -1,11 +1,12 @@
-"""Hypergradients of the minimizer, by the implicit function theorem, at the parameters that a round ends with."""
+"""Implicit differentiation: hypergradients of the minimizer, at the parameters at the end of a round."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, final, get_args
+from functools import reduce
+from typing import Literal, final
 
 import numpy as np
 import torch
@@ -16,10 +17,9 @@ from typing_extensions import override
 
 from mixwell.hypergradient.parameters import cuda_devices
 from mixwell.signals.base import Requirements, Signal
-from mixwell.signals.model_copies import evaluation_mode
-from mixwell.signals.probes import Probes, require_probes
-from mixwell.signals.settings import require_not_negative, require_positive
-from mixwell.typing import Gradients, Json, Vector
+from mixwell.signals.checks import require_at_least, require_choice, require_not_negative, require_positive
+from mixwell.signals.probes import Probes, evaluation_mode, parameter_gradients, require_probes
+from mixwell.typing import Gradients, Vector
 
 Solver = Literal["cg", "neumann", "single-loop"]
 Product = Callable[[Tensor], Tensor]
@@ -52,14 +52,10 @@ class ImplicitGradient(Signal):
     computed without flash kernels here. Where parameters are on several devices, flat vectors are on the first.
 
     Args:
-        solver: which of the three.
         iterations: of conjugate gradients, or terms of the series; not used by ``"single-loop"``.
         damping: lambda.
         learning_rate: eta of the series or of the single loop; by default that of the optimizer's first group.
         warm: whether conjugate gradients start where they ended in the round before.
-
-    Raises:
-        ValueError: a setting is out of range.
     """
 
     solver: Solver = "cg"
@@ -70,12 +66,11 @@ class ImplicitGradient(Signal):
     warm: bool = False
 
     requirements = Requirements(domain_batches=False)
+    _saved = ("_weights", "_carried")
 
     def __post_init__(self) -> None:
-        if self.solver not in get_args(Solver):
-            raise ValueError(f"solver must be 'cg', 'neumann' or 'single-loop', got {self.solver!r}")
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
+        require_choice(Solver, solver=self.solver)
+        require_at_least(1, iterations=self.iterations)
         require_not_negative(damping=self.damping)
         require_positive(learning_rate=self.learning_rate)
 
@@ -84,12 +79,13 @@ class ImplicitGradient(Signal):
         self._probes = require_probes(self, probes, self._parameters, self._domains)
         self._optimizer = optimizer
         self._weights = np.full(len(self._domains), 1 / len(self._domains))
-        self._carried = self._flat([None] * len(self._parameters)) if self._carries else None
+        carries = self.solver == "single-loop" or (self.solver == "cg" and self.warm)
+        self._carried = self._flat([None] * len(self._parameters)) if carries else None
         self._numbers: dict[str, float] = {}
 
     @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
-        self._weights = weights.copy()
+        self._weights[:] = weights
 
     @override
     def scores(self, validation: Gradients | None) -> Vector:
@@ -97,11 +93,11 @@ class ImplicitGradient(Signal):
         with evaluation_mode(self._probes.model), self._parameters.buffers_kept(), torch.enable_grad():
             gradients, product = self._local()
             with torch.no_grad():
-                found = self._solve(self._flat(validation), product)
-                scores = -torch.stack([gradient @ found for gradient in gradients])
+                solution = self._solve(self._flat(validation), product)
+                scores = -torch.stack([gradient @ solution for gradient in gradients])
         # A non-finite solution ends the round without an update; it must not be carried to the next.
-        if self._carried is not None and bool(found.isfinite().all()):
-            self._carried.copy_(found)
+        if self._carried is not None and bool(solution.isfinite().all()):
+            self._carried.copy_(solution)
         return scores.double().cpu().numpy()
 
     @property
@@ -114,21 +110,6 @@ class ImplicitGradient(Signal):
         """Return the number of products, and the residual ``|g_V - (H + lambda I) v| / |g_V|`` of ``"cg"``."""
         return {name: value for name, value in self._numbers.items() if math.isfinite(value)}
 
-    @override
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        tensors = {} if self._carried is None else {"carried": self._carried}
-        return {"weights": self._weights.tolist()}, tensors
-
-    @override
-    def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        self._weights = np.array(values["weights"], dtype=np.float64)
-        if self._carried is not None:
-            self._carried.copy_(tensors["carried"])
-
-    @property
-    def _carries(self) -> bool:
-        return self.solver == "single-loop" or (self.solver == "cg" and self.warm)
-
     def _solve(self, target: Tensor, product: Product) -> Tensor:
         count = 0
 
@@ -139,17 +120,17 @@ class ImplicitGradient(Signal):
 
         self._numbers = {}
         if self.solver == "cg":
-            found, residual = conjugate_gradient(
+            solution, residual = conjugate_gradient(
                 damped, target, iterations=self.iterations, start=self._carried
             )
             self._numbers["residual"] = residual
         elif self.solver == "neumann":
-            found = neumann_series(damped, target, rate=self._rate(), terms=self.iterations)
+            solution = neumann_series(damped, target, rate=self._rate(), terms=self.iterations)
         else:
             assert self._carried is not None
-            found = self._carried - self._rate() * (damped(self._carried) - target)
+            solution = self._carried - self._rate() * (damped(self._carried) - target)
         self._numbers["products"] = float(count)
-        return found
+        return solution
 
     def _rate(self) -> float:
         return self.learning_rate or float(self._optimizer.param_groups[0]["lr"])
@@ -157,17 +138,15 @@ class ImplicitGradient(Signal):
     def _local(self) -> tuple[list[Tensor], Product]:
         """Return the domains' gradients on fresh batches, and the Hessian product of their weighted sum."""
         tensors = self._parameters.tensors
-        trained = [i for i, p in enumerate(tensors) if p.requires_grad]
-        inputs = [tensors[i] for i in trained]
         batches = [self._probes.batch(name) for name in self._domains]
         flat: list[Tensor] = []
-        total: Gradients = [None] * len(inputs)
+        total: Gradients = [None] * len(tensors)
         for batch, weight in zip(batches, self._weights.tolist(), strict=True):
             with sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(cuda_devices(tensors)):
                 loss = self._probes.loss(self._probes.model, batch)
-            found = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
-            flat.append(self._flat(self._placed(trained, found)))
-            total = [_plus(sum_, weight, g) for sum_, g in zip(total, found, strict=True)]
+            gradients = parameter_gradients(self._parameters, loss, create_graph=True)
+            flat.append(self._flat(gradients))
+            total = [_plus(sum_, weight, g) for sum_, g in zip(total, gradients, strict=True)]
         curved = [(i, g) for i, g in enumerate(total) if g is not None and g.requires_grad]
 
         def product(vector: Tensor) -> Tensor:
@@ -177,30 +156,21 @@ class ImplicitGradient(Signal):
                 return torch.zeros_like(vector)
             parts = self._parts(vector)
             with torch.enable_grad():
-                found = torch.autograd.grad(
+                products = parameter_gradients(
+                    self._parameters,
                     [g for _, g in curved],
-                    inputs,
-                    grad_outputs=[parts[trained[i]].to(g) for i, g in curved],
+                    grad_outputs=[parts[i].to(g) for i, g in curved],
                     retain_graph=True,
-                    allow_unused=True,
                 )
-            return self._flat(self._placed(trained, found))
+            return self._flat(products)
 
         return flat, product
-
-    def _placed(self, indices: Sequence[int], found: Sequence[Tensor | None]) -> Gradients:
-        gradients: Gradients = [None] * len(self._parameters)
-        for index, gradient in zip(indices, found, strict=True):
-            gradients[index] = gradient
-        return gradients
 
     def _flat(self, gradients: Gradients) -> Tensor:
         """Return one vector of all parameters, zero where there is no gradient, in float32 or better."""
         tensors = self._parameters.tensors
-        kind, device = torch.float32, tensors[0].device
-        for tensor in tensors:
-            kind = torch.promote_types(kind, tensor.dtype)
-        whole = torch.zeros(self._parameters.numel, dtype=kind, device=device)
+        dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+        whole = torch.zeros(self._parameters.numel, dtype=dtype, device=self._parameters.device)
         for part, gradient in zip(self._parts(whole), gradients, strict=True):
             if gradient is not None:
                 part.copy_(gradient.detach())
@@ -220,7 +190,6 @@ def conjugate_gradient(
     Args:
         product: ``M v``.
         target: b, shape ``(d,)``.
-        iterations: the largest number of steps.
         start: the initial solution, by default 0; otherwise it costs one more product.
 
     Returns:

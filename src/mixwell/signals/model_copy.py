@@ -1,10 +1,9 @@
-"""A copy of a model with a copy of its optimizer, and losses in evaluation mode."""
+"""A copy of a model with a copy of its optimizer, which Skill-It, Aioli and TANDEM train on other rows."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast, final
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mixwell.hypergradient.parameters import cuda_devices
-from mixwell.signals.probes import Probes
+from mixwell.signals.probes import Probes, modes
 from mixwell.typing import Json
 
 
@@ -59,13 +58,12 @@ class ModelCopy:
         """Take one training step on a weighted sum of losses.
 
         Args:
-            probes: computes losses of batches.
             losses: factors and batches. Batches are drawn by the caller, since drawing may use the run's random
                 stream, which is restored here.
             clip: the factor of the gradient, as clipping multiplies the original's.
             learning_rate: in place of the original's.
-            turn: the index among several steps at the same step of the run, so that each has its own dropout
-                masks.
+            turn: the index among several steps of the copy at one step of the run, so that each has its own
+                dropout masks.
         """
         with torch.random.fork_rng(cuda_devices(self.model.parameters())), torch.enable_grad():
             if turn is not None:
@@ -115,26 +113,3 @@ class ModelCopy:
             plain[str(index)] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
             tensors.update({f"{index}.{k}": v for k, v in state.items() if isinstance(v, Tensor)})
         return plain, tensors
-
-
-def modes(model: nn.Module) -> list[bool]:
-    """Return ``training`` of every module of a model."""
-    return [module.training for module in model.modules()]
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Generator[None]:
-    """Put a model into evaluation mode inside: no dropout, BatchNorm's running statistics."""
-    before = modes(model)
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in zip(model.modules(), before, strict=True):
-            module.training = mode
-
-
-def evaluation_loss(probes: Probes, model: nn.Module, batch: Any) -> float:
-    """Return the mean loss of a batch in evaluation mode; the run's random stream is restored."""
-    with evaluation_mode(model), torch.random.fork_rng(cuda_devices(model.parameters())):
-        return probes.value(model, batch)

@@ -1,11 +1,11 @@
-"""TiKMiX's two ways from the influence of domains on tasks to a mixture; numbers only.
+"""TiKMiX's two solvers, from the influence of domains on tasks to a mixture (NumPy only).
 
-``S[i, j]`` is the influence of domain j on task i, larger is better, and a mixture w has ``P = S w`` of it.
-Both ways make ``std(Phat) - sum(Phat) - entropy(w)`` small, with ``Phat_i = P_i / (max_j S_ij + 1e-8)``: much
+``S[i, j]`` is the influence of domain j on task i, larger is better, and ``P = S w`` that of a mixture w. Both
+solvers minimize ``std(Phat) - sum(Phat) - entropy(w)``, with ``Phat_i = P_i / (max_j S_ij + 1e-8)``: much
 influence, the same for all tasks, from many domains.
 
-Rows of S are divided by their largest entry in size first, of which only the 1e-8 takes notice. Where no
-domain helps a task (``max_j S_ij <= 0``) its row is divided by that size alone; the published formula would
+Rows of S are first divided by their largest absolute entry, which makes a difference for the 1e-8 only. Where no
+domain helps a task (``max_j S_ij <= 0``) its row is divided by that entry alone; the published formula would
 turn its sign, and prefer what harms most.
 """
 
@@ -31,15 +31,16 @@ LEAST = 1e-12
 """No weight is less while the solver works, so that its logarithm is finite."""
 TOLERANCE = 1e-6
 """By how much a task may lose of its influence, in units of the row's largest, and the objective be worse."""
+FACTOR = 2.0
+"""TiKMiX-M multiplies or divides no weight of the prior by more."""
+CONCENTRATIONS, DRAWS, TOP = np.geomspace(20.0, 2000.0, 12), 1000, 32
+"""Of the search of TiKMiX-M: ``a_t`` of each round, its draws, and the k best that are averaged."""
 
 _MISSING = "{what} needs {package}, which is not installed: pip install 'mixwell[search]'"
 
 
 def normalized(influence: Matrix) -> Matrix:
     """Return the matrix A with ``Phat = A w``, shape ``(tasks, m)``, from finite S.
-
-    Raises:
-        ValueError: it is not a matrix of finite numbers.
 
     Example:
         >>> normalized(np.array([[4.0, -2.0], [-1.0, -2.0]])).round(3).tolist()
@@ -69,12 +70,12 @@ def objective(hats: Matrix, weights: Matrix) -> Vector:
     return hats.std(axis=1) - hats.sum(axis=1) - entropy
 
 
-def direct(influence: Matrix, prior: Vector) -> Vector:
-    """Return the mixture of TiKMiX-D: the objective's least, where no task has less influence than with the prior.
+def direct_mixture(influence: Matrix, prior: Vector) -> Vector:
+    """Return the mixture of TiKMiX-D: the minimizer with no less influence on any task than the prior.
 
     ``min_w std(Phat) - sum(Phat) - entropy(w)`` subject to ``S w >= S w_prior``, which is convex; by SLSQP
     from uniform weights, or from the prior where that fails. A result that is not feasible, not finite or no
-    better than the prior is not taken: the prior is always allowed.
+    better than the prior, which is always feasible, is not used.
 
     Args:
         influence: S, finite, shape ``(tasks, m)``.
@@ -96,11 +97,11 @@ def direct(influence: Matrix, prior: Vector) -> Vector:
     def value(weights: Vector) -> tuple[float, Vector]:
         weights = np.maximum(weights, LEAST)
         hats = matrix @ weights
-        apart = hats - hats.mean()
-        spread = math.sqrt(float((apart**2).mean()) + KINK)
+        centered = hats - hats.mean()
+        deviation = math.sqrt(float((centered**2).mean()) + KINK)
         logs = np.log(weights)
-        slope = matrix.T @ (apart / (len(hats) * spread)) - matrix.sum(axis=0) + logs + 1
-        return spread - float(hats.sum()) + float((weights * logs).sum()), slope
+        slope = matrix.T @ (centered / (len(hats) * deviation)) - matrix.sum(axis=0) + logs + 1
+        return deviation - float(hats.sum()) + float((weights * logs).sum()), slope
 
     constraints: list[dict[str, Any]] = [
         {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": lambda w: np.ones_like(w)},
@@ -109,7 +110,9 @@ def direct(influence: Matrix, prior: Vector) -> Vector:
     best, least = prior, _one(matrix, prior)
     for start in (np.full_like(prior, 1 / len(prior)), prior):
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # of steps that left the bounds; the result is checked below
+            warnings.simplefilter(
+                "ignore"
+            )  # SLSQP warns of steps outside the bounds; the result is checked below
             result = minimize(
                 value,
                 start,
@@ -131,21 +134,20 @@ def direct(influence: Matrix, prior: Vector) -> Vector:
     return best.copy()
 
 
-def around(prior: Vector, count: int, random: np.random.Generator, *, factor: float = 2.0) -> Matrix:
+def latin_hypercube(prior: Vector, count: int, random: np.random.Generator) -> Matrix:
     """Return mixtures around a prior, every weight times 1/2 to 2 by a Latin hypercube, shape ``(count, m)``."""
     # In every dimension each of `count` intervals has one point.
     places = np.stack([random.permutation(count) for _ in prior], axis=1) + random.random((count, len(prior)))
-    mixtures = prior * factor ** (2 * places / count - 1)
+    mixtures = prior * FACTOR ** (2 * places / count - 1)
     return mixtures / mixtures.sum(axis=1, keepdims=True)
 
 
-def regression(mixtures: Matrix, measured: Matrix, *, seed: int = 0) -> Callable[[Matrix], Matrix]:
+def fit_trees(mixtures: Matrix, measured: Matrix, *, seed: int = 0) -> Callable[[Matrix], Matrix]:
     """Fit boosted trees (LightGBM) that predict the influence of a mixture on every task.
 
     Args:
         mixtures: measured ones, shape ``(n, m)``.
         measured: their influence, shape ``(n, tasks)``.
-        seed: of the trees.
 
     Raises:
         ValueError: LightGBM is not installed.
@@ -182,42 +184,26 @@ def regression(mixtures: Matrix, measured: Matrix, *, seed: int = 0) -> Callable
     return predict
 
 
-def climbed(
-    cost: Callable[[Matrix], Vector],
-    prior: Vector,
-    random: np.random.Generator,
-    *,
-    rounds: int = 12,
-    draws: int = 1000,
-    top: int = 32,
-    concentration: tuple[float, float] = (20.0, 2000.0),
-    factor: float = 2.0,
-) -> Vector:
+def annealed_mixture(cost: Callable[[Matrix], Vector], prior: Vector, random: np.random.Generator) -> Vector:
     """Return the mixture of TiKMiX-M: draws around the best so far, closer and closer; the best are averaged.
 
-    ``w <- mean of the top k of Dirichlet(a_t w)``, with ``a_t`` growing geometrically. Draws are cut to
-    between half and twice the prior, where the regression has seen mixtures. Where the end is no better than
-    the prior, that stays.
+    ``w <- mean of the top k of Dirichlet(a_t w)``, with ``a_t`` growing geometrically (:data:`CONCENTRATIONS`).
+    Draws are cut to between half and twice the prior, where the regression has seen mixtures. Where the end is no
+    better than the prior, that stays.
 
     Args:
         cost: of mixtures, each a row; less is better.
         prior: where to start, on the simplex, shape ``(m,)``.
-        random: draws.
-        rounds: how often.
-        draws: mixtures in each round.
-        top: k.
-        concentration: ``a_t`` in the first round and in the last.
-        factor: 2, up to which a weight is multiplied or divided.
 
     Returns:
         On the simplex, shape ``(m,)``.
     """
     best = prior.copy()
-    for a in np.geomspace(*concentration, rounds):
-        points = random.dirichlet(np.maximum(a * best, LEAST), size=draws)
-        points = np.clip(points, prior / factor, prior * factor)
+    for a in CONCENTRATIONS:
+        points = random.dirichlet(np.maximum(a * best, LEAST), size=DRAWS)
+        points = np.clip(points, prior / FACTOR, prior * FACTOR)
         points /= points.sum(axis=1, keepdims=True)
-        best = points[np.argsort(cost(points), kind="stable")[:top]].mean(axis=0)
+        best = points[np.argsort(cost(points), kind="stable")[:TOP]].mean(axis=0)
     before, after = cost(np.stack([prior, best]))
     return best if after < before else prior.copy()
 

@@ -1,10 +1,10 @@
-"""Directional derivatives of every row's loss by the parameters."""
+"""Directional derivatives of every row's loss, for methods that weight single rows."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast, final
 
 import torch
@@ -14,13 +14,12 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixwell.hypergradient.parameters import Parameters, cuda_devices
-from mixwell.signals.model_copies import evaluation_mode
-from mixwell.signals.probes import Probes
+from mixwell.signals.probes import Probes, parameter_gradients
 from mixwell.typing import Gradients, LossFn
 
 
 @final
-class Derivatives:
+class ProbeDerivatives:
     """Derivatives of the probes' losses by the trained parameters.
 
     ``<grad l_i(theta), v>`` of all rows i at once is one pass in forward mode: every layer computes its value and
@@ -34,7 +33,6 @@ class Derivatives:
     random stream of the run are unchanged.
 
     Args:
-        probes: the model and its losses.
         parameters: those of the same model (:func:`mixwell.signals.probes.require_probes` checks it).
     """
 
@@ -44,19 +42,12 @@ class Derivatives:
         self._names = [names[id(p)] for p in parameters.tensors]
         self._forward_mode = True
 
-    @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """Compute in evaluation mode inside (no dropout, running statistics of BatchNorm), as loops validate."""
-        with evaluation_mode(self._probes.model):
-            yield
-
     def along(self, batch: Any, direction: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
         """Return the loss of every row, and its derivative along a direction.
 
         In training mode dropout draws other masks here than those of a training step on the same rows.
 
         Args:
-            batch: rows.
             direction: v, a tensor for each parameter; ``None`` counts as zeros.
 
         Returns:
@@ -70,17 +61,17 @@ class Derivatives:
         self._probes.charge(batch)
         return self._by_two_backward_passes(batch, direction)
 
-    def row_gradient(self, batch: Any, weigh: Callable[[Tensor], Tensor]) -> tuple[Tensor, Gradients]:
+    def row_gradient(self, batch: Any, row_weights: Callable[[Tensor], Tensor]) -> tuple[Tensor, Gradients]:
         """Return the rows' losses and a weighted sum of their gradients, ``sum_i r_i grad l_i(theta)``.
 
         Args:
-            batch: rows.
-            weigh: computes the rows' weights from their losses; both of shape ``(rows,)`` and without a graph.
+            row_weights: computes r from the losses; both of shape ``(rows,)`` and without a graph.
         """
-        with self._undisturbed(), torch.enable_grad():
+        with self._rng_kept(), torch.enable_grad():
             losses = self._call(self._probes.row_losses, batch, {})
             known = losses.detach()
-            return known, self._gradients((weigh(known).to(losses) * losses).sum(), {})
+            weighted = (row_weights(known).to(losses) * losses).sum()
+            return known, parameter_gradients(self._parameters, weighted)
 
     def mean_gradient(self, batch: Any, at: Sequence[Tensor] | None = None) -> Gradients:
         """Return the gradient of the mean loss of a batch, at the parameters or at other values ``at`` of them.
@@ -88,11 +79,13 @@ class Derivatives:
         Raises:
             FloatingPointError: it is not finite.
         """
-        with self._undisturbed(), torch.enable_grad():
+        with self._rng_kept(), torch.enable_grad():
             values: dict[int, Tensor] = {}
             if at is not None:
-                values = {i: at[i].detach().requires_grad_() for i in self._trained()}
-            found = self._gradients(self._call(self._probes.loss, batch, values), values)
+                tensors = enumerate(self._parameters.tensors)
+                values = {i: at[i].detach().requires_grad_() for i, p in tensors if p.requires_grad}
+            loss = self._call(self._probes.loss, batch, values)
+            found = parameter_gradients(self._parameters, loss, values=values)
         wrong = self._parameters.non_finite(found)
         if wrong is not None:
             raise FloatingPointError(
@@ -103,7 +96,7 @@ class Derivatives:
 
     def _by_forward_mode(self, batch: Any, direction: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
         pairs = enumerate(zip(self._parameters.tensors, direction, strict=True))
-        with self._undisturbed(), torch.no_grad(), forward_ad.dual_level():
+        with self._rng_kept(), torch.no_grad(), forward_ad.dual_level():
             values = {i: _dual(p, v) for i, (p, v) in pairs if v is not None}
             losses = self._call(self._probes.row_losses, batch, values)
             primal, tangent = forward_ad.unpack_dual(losses)
@@ -113,10 +106,10 @@ class Derivatives:
     def _by_two_backward_passes(
         self, batch: Any, direction: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        with self._undisturbed(), torch.enable_grad():
+        with self._rng_kept(), torch.enable_grad():
             losses = self._call(self._probes.row_losses, batch, {})
             weights = torch.zeros_like(losses, requires_grad=True)
-            gradients = self._gradients((weights * losses).sum(), {}, graph=True)
+            gradients = parameter_gradients(self._parameters, (weights * losses).sum(), create_graph=True)
             products = [
                 (g * v.to(g)).sum()
                 for g, v in zip(gradients, direction, strict=True)
@@ -127,26 +120,10 @@ class Derivatives:
             (found,) = torch.autograd.grad(torch.stack(products).sum(), weights)
         return losses.detach(), found
 
-    def _gradients(self, loss: Tensor, values: Mapping[int, Tensor], *, graph: bool = False) -> Gradients:
-        trained = self._trained()
-        found = torch.autograd.grad(
-            loss,
-            [values.get(i, self._parameters.tensors[i]) for i in trained],
-            create_graph=graph,
-            allow_unused=True,
-        )
-        gradients: Gradients = [None] * len(self._parameters)
-        for i, gradient in zip(trained, found, strict=True):
-            gradients[i] = gradient
-        return gradients
-
-    def _trained(self) -> list[int]:
-        return [i for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
-
     def _call(self, loss: LossFn, batch: Any, values: Mapping[int, Tensor]) -> Tensor:
         """Compute a loss with other values of some parameters, and with copies of the buffers.
 
-        The buffers are copied and not restored afterwards: a training step whose backward pass is still to come
+        The buffers are copied and not restored afterwards: a training step that has not run its backward pass yet
         may have saved them.
         """
         others = {f"model.{name}": b.clone() for name, b in self._probes.model.named_buffers()}
@@ -154,10 +131,9 @@ class Derivatives:
         with sdpa_kernel(SDPBackend.MATH):
             return cast("Tensor", functional_call(_Called(self._probes.model, loss), others, (batch,)))
 
-    @contextmanager
-    def _undisturbed(self) -> Generator[None]:
-        with torch.random.fork_rng(cuda_devices(self._parameters.tensors)):
-            yield
+    def _rng_kept(self) -> AbstractContextManager[None]:
+        """Restore the random stream of the run afterwards."""
+        return torch.random.fork_rng(cuda_devices(self._parameters.tensors))
 
 
 @final
