@@ -57,7 +57,9 @@ def main(words: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories")
-    parser.add_argument("--steps", type=int, default=300, help="training steps of the demo runs (default: 300)")
+    parser.add_argument(
+        "--steps", type=int, default=300, help="training steps of the demo runs (default: 300)"
+    )
     parser.add_argument("--site", type=Path, help="folder of the built documentation")
     parser.add_argument("--guide", help="the page to capture at phone size (default: the first in guides/)")
     parser.add_argument("--out", type=Path, default=HERE / "assets", help="output folder")
@@ -148,7 +150,9 @@ def shoot(browser: Browser, address: str, path: Path, options: dict[str, Any]) -
         if path.stat().st_size <= MAX_BYTES:
             break
     else:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, more than {MAX_BYTES}; take a smaller screen")
+        raise ValueError(
+            f"{path} has {path.stat().st_size} bytes, more than {MAX_BYTES}; take a smaller screen"
+        )
     print(path, f"{shot.width} x {shot.height}, {path.stat().st_size // 1000} KB, {colors} colors")
 
 
