@@ -1,6 +1,6 @@
-"""The two pictures of the page "The idea".
+"""Draws the two figures of the page "How it works".
 
-python docs/figures.py [FOLDER]   (by default docs/assets)
+python docs/figures.py [FOLDER]   (default: docs/assets)
 """
 
 from __future__ import annotations
@@ -22,14 +22,10 @@ LINES = ((1, "-"), (10, "--"), (100, ":"))
 
 
 def main(folder: Path) -> None:
-    """Draw both.
-
-    Args:
-        folder: where to.
-    """
+    """Draw both figures into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in (("short-horizons", short_horizons), ("long-horizons", long_horizons)):
-        # Large letters in a small figure, so that they can be read on a phone.
+        # A small figure with a large font, to be readable on a phone.
         figure, axes = style.new_figure(1, 1, width=5.6, height=3.4)
         draw(axes[0, 0])
         axes[0, 0].tick_params(labelsize=11)
@@ -37,11 +33,7 @@ def main(folder: Path) -> None:
 
 
 def short_horizons(axis: Any) -> None:
-    """The weight of the right one of two quadratics over training, by the real mixer.
-
-    Args:
-        axis: where to.
-    """
+    """Plot the weight of the right one of two quadratics over training, with the real mixer."""
     setting = example.QuadraticSettings(radius=150.0, step_size=1.0)
     for (horizon, line), color in zip(LINES, style.COLORS, strict=False):
         path = example.run(setting, horizon)
@@ -54,11 +46,7 @@ def short_horizons(axis: Any) -> None:
 
 
 def long_horizons(axis: Any) -> None:
-    """The validation loss on MNIST against the horizon, from the runs that are in results/.
-
-    Args:
-        axis: where to.
-    """
+    """Plot the validation loss on MNIST against the horizon, from the runs in results/."""
     losses: dict[int, list[float]] = defaultdict(list)
     with RUNS.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):

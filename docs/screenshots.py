@@ -1,10 +1,10 @@
-"""Pictures of the report page, and of the built documentation, as a browser shows them.
+"""Takes screenshots of the report and of the built documentation.
 
-python docs/screenshots.py                 trains two short runs of the demo (minutes) and shoots their report
-python docs/screenshots.py RUN [RUN ...]   shoots the report of those runs
-python docs/screenshots.py --site site     shoots two pages of the documentation, too
+python docs/screenshots.py                 train two short runs of the demo (minutes) and capture their report
+python docs/screenshots.py RUN [RUN ...]   capture the report of these runs
+python docs/screenshots.py --site site     also capture two pages of the documentation
 
-It needs playwright and Chromium (Debian: apt-get install chromium).
+Requires playwright and Chromium (Debian: apt-get install chromium).
 """
 
 from __future__ import annotations
@@ -38,29 +38,31 @@ PHONE: dict[str, Any] = {
     "is_mobile": True,
 }
 SIZES = {"desktop": DESKTOP, "phone": PHONE}
-MOST = 150_000
-"""Bytes of a picture."""
-# In a container Chromium cannot make a sandbox of its own, and it should ask nobody anything.
+MAX_BYTES = 150_000
+"""Maximum size of a screenshot."""
+# Chromium cannot create a sandbox in a container, and it should not access the network.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Make the runs, and the pictures.
+    """Train the runs and take the screenshots.
 
     Args:
-        words: of the command line.
+        words: the command line.
 
     Raises:
-        ValueError: there is no Chromium.
+        ValueError: Chromium is not installed.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="directories of runs")
-    parser.add_argument("--steps", type=int, default=300, help="of the runs that are made (default: 300)")
-    parser.add_argument("--site", type=Path, help="folder of the built documentation, or of any HTML pages")
-    parser.add_argument("--guide", help="a page of the site for the phone (default: the first in guides/)")
-    parser.add_argument("--out", type=Path, default=HERE / "assets", help="folder of the pictures")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories")
+    parser.add_argument(
+        "--steps", type=int, default=300, help="training steps of the demo runs (default: 300)"
+    )
+    parser.add_argument("--site", type=Path, help="folder of the built documentation")
+    parser.add_argument("--guide", help="the page to capture at phone size (default: the first in guides/)")
+    parser.add_argument("--out", type=Path, default=HERE / "assets", help="output folder")
     given = parser.parse_args(words)
     shown = dict(zip(SIZES, pages(given.site, given.guide), strict=True)) if given.site else {}
     binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -81,15 +83,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def demo_runs(folder: Path, steps: int) -> list[Path]:
-    """The demo with learned and with uniform weights.
-
-    Args:
-        folder: where to.
-        steps: of each run.
-
-    Returns:
-        The runs' directories.
-    """
+    """Run the demo with learned and with uniform weights, and return the run directories."""
     demo.write_texts(folder / "data")
     (folder / "demo.yaml").write_text(read_config("demo"), encoding="utf-8")
     common = [f"steps={steps}", "output.evaluate_every=auto", "mixer.traces=projected"]
@@ -102,17 +96,10 @@ def demo_runs(folder: Path, steps: int) -> list[Path]:
 
 
 def pages(site: Path, guide: str | None = None) -> tuple[str, str]:
-    """The pages of a site that are shown: on the desktop its first, on the phone a guide.
-
-    Args:
-        site: folder of HTML pages.
-        guide: which, by its path in the site.
-
-    Returns:
-        Their paths in it.
+    """Return the paths of the pages to capture: the first page for the desktop, and a guide for the phone.
 
     Raises:
-        ValueError: one of them is not there.
+        ValueError: a page does not exist.
     """
     found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     guides = [path for path in found if path.startswith("guides/")] or found
@@ -124,13 +111,10 @@ def pages(site: Path, guide: str | None = None) -> tuple[str, str]:
 
 @contextmanager
 def served(site: Path) -> Generator[str]:
-    """Serve a folder on this machine alone; pages of a site often do not work as plain files.
-
-    Args:
-        site: the folder.
+    """Serve a folder on localhost, since pages of a site often do not work as plain files.
 
     Yields:
-        Its address.
+        The address.
     """
     handler = partial(_Quiet, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -143,20 +127,17 @@ def served(site: Path) -> Generator[str]:
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing about each request."""
+        """Do not log requests."""
 
 
 def shoot(browser: Browser, address: str, path: Path, options: dict[str, Any]) -> None:
-    """Take a picture of the first screen of a page, with few colors so that it is small.
+    """Take a screenshot of the top of a page, with few colors to keep the file small.
 
     Args:
-        browser: that is running.
-        address: of the page.
-        path: of the picture.
-        options: size of the screen.
+        options: of the browser context: the size of the screen.
 
     Raises:
-        ValueError: the picture is too large for a repository.
+        ValueError: the file is too large for the repository.
     """
     context = browser.new_context(**options)
     tab = context.new_page()
@@ -166,10 +147,12 @@ def shoot(browser: Browser, address: str, path: Path, options: dict[str, Any]) -
     for colors in (128, 64, 32):
         few = shot.convert("RGB").quantize(colors, dither=Image.Dither.NONE)
         few.save(path, optimize=True)
-        if path.stat().st_size <= MOST:
+        if path.stat().st_size <= MAX_BYTES:
             break
     else:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, more than {MOST}; take a smaller screen")
+        raise ValueError(
+            f"{path} has {path.stat().st_size} bytes, more than {MAX_BYTES}; take a smaller screen"
+        )
     print(path, f"{shot.width} x {shot.height}, {path.stat().st_size // 1000} KB, {colors} colors")
 
 

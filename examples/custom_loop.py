@@ -1,4 +1,4 @@
-"""mixwell in a plain PyTorch loop: three sources of regression data, a target that is like one of them.
+"""A plain PyTorch loop: three domains of regression data; the target is like one of them.
 
 python examples/custom_loop.py
 """
@@ -14,7 +14,7 @@ truth = {"clean": torch.randn(20, 5), "shifted": torch.randn(20, 5)}
 
 
 def draw(source: str, rows: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch of one source; "noisy" has the inputs of "shifted" and labels that mean nothing."""
+    """A batch of one domain; the labels of "noisy" are random."""
     x = torch.randn(rows, 20)
     y = torch.randn(rows, 5) * 2 if source == "noisy" else torch.tanh(x @ truth[source])
     return x, y
@@ -32,7 +32,7 @@ mixer = mixwell.Mixer(model, optimizer, domains, budget=BUDGET, constraints=[mix
 for _ in range(BUDGET):
     for domain in domains:
         with mixer.domain(domain) as scope:
-            # More rows of domains with more weight: the same batch size, and less noise.
+            # Rows in proportion to the weights give less noise than equal numbers.
             value = loss(model, draw(domain, rows=max(1, round(96 * mixer.weights[domain]))))
             scope.record_loss(value)
             value.backward()

@@ -1,4 +1,4 @@
-"""How good is the estimate on my model? Compare it with the exact hypergradient, for several horizons.
+"""Compare the estimated hypergradient with the exact one, for several horizons.
 
 python examples/fidelity.py
 """
@@ -23,7 +23,7 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
     return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-for _ in range(20):  # a fresh Adam's first steps are mere signs; ask a little later
+for _ in range(20):  # the first updates of Adam are only signs, so train a little first
     optimizer.zero_grad()
     sum(loss(model, draw(name)) for name in maps).backward()
     optimizer.step()

@@ -1,8 +1,8 @@
-"""Fine-tuning: a language model that knows code is to learn docstrings from a mixture, and not to forget the code.
+"""Fine-tuning: a language model for code learns docstrings from a mixture, without forgetting code.
 
-The checkpoint is made here, in a first stage on code. The sources of the second stage are code again, the
-language manual, names of characters, and noise. Wanted is half docstrings, half code, of modules that are in none
-of them. All text is of this Python installation.
+The first stage trains a checkpoint on code. The domains of the second stage are code, the language manual, names
+of characters, and noise. The target is half docstrings and half code, of modules that are in no domain. All text
+is from the Python installation.
 
 python examples/finetune.py
 """
@@ -27,7 +27,7 @@ FIRST_STEPS, STEPS, LENGTH = 100, 60, 64
 
 
 def rows(text: str, most: int) -> Any:
-    """Text as bytes, cut into a list of rows."""
+    """Text as bytes, split into rows."""
     data = text.encode()[: most * LENGTH]
     cut = [list(data[i : i + LENGTH]) for i in range(0, len(data) - LENGTH + 1, LENGTH)]
     return [{"input_ids": row, "labels": row} for row in cut]
@@ -48,7 +48,7 @@ def settings(steps: int, learning_rate: float) -> TrainingArguments:
 
 
 def finetune(signal: mixwell.Signal) -> tuple[LlamaForCausalLM, mixwell.Mixer]:
-    """Train the checkpoint on the mixture; every call has the same steps and number of rows."""
+    """Train the checkpoint on the mixture, with the same number of steps and rows in every call."""
     transformers.set_seed(0)
     model = LlamaForCausalLM.from_pretrained(checkpoint)
     trainer = MixerTrainer(
@@ -64,13 +64,13 @@ def finetune(signal: mixwell.Signal) -> tuple[LlamaForCausalLM, mixwell.Mixer]:
 
 
 def loss(model: LlamaForCausalLM, unseen: Any) -> float:
-    """In nats per byte."""
+    """The loss on unseen rows, in nats per byte."""
     tokens = torch.tensor([row["input_ids"] for row in unseen])
     with torch.no_grad():
         return model.eval()(input_ids=tokens, labels=tokens).loss.item()
 
 
-# What to train on, and what is wanted: docs and old, the first 400 rows for validation, the others for the test.
+# The domains, and the target: docs and old; the first 400 rows are for validation, the others for the test.
 modules = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 parts = [
     split_docstrings(path.read_text(encoding="utf-8")) for path in random.Random(0).sample(modules, k=60)
@@ -85,7 +85,7 @@ sources = {
     "noise": rows("".join(random.Random(0).choices(code, k=250_000)), most=4000),
 }
 
-# Stage one: a checkpoint, as one would have it from elsewhere.
+# Stage one: the checkpoint.
 transformers.utils.logging.disable_progress_bar()
 transformers.set_seed(0)
 before = LlamaForCausalLM(
@@ -99,7 +99,7 @@ trainer.train()
 checkpoint = tempfile.mkdtemp()
 before.save_pretrained(checkpoint)
 
-# Stage two, with weights that stay uniform and with weights that are learned.
+# Stage two, with uniform and with learned weights.
 uniform, _ = finetune(mixwell.ConstantWeights())
 learned, mixer = finetune(mixwell.Hypergradient(traces=mixwell.ProjectedTraces()))
 
@@ -108,11 +108,11 @@ for record in mixer.rounds:
     print(f"step {record.first_step + record.steps:3d}  {shown}")
 print("average weights:", {name: round(weight, 3) for name, weight in mixer.weights.average.items()})
 
-wanted: dict[str, float] = {}
-print("loss on   wanted = (docstrings + code) / 2")
+target: dict[str, float] = {}
+print("loss on   target = (docstrings + code) / 2")
 for name, model in {"before": before, "uniform": uniform, "learned": learned}.items():
     new, kept = loss(model, docs[400:]), loss(model, old[400:])
-    wanted[name] = (new + kept) / 2
-    print(f"{name:8s} {wanted[name]:7.3f} {new:12.3f} {kept:8.3f}")
-assert wanted["learned"] < wanted["uniform"]
+    target[name] = (new + kept) / 2
+    print(f"{name:8s} {target[name]:7.3f} {new:12.3f} {kept:8.3f}")
+assert target["learned"] < target["uniform"]
 assert min(mixer.weights.last, key=mixer.weights.__getitem__) == "noise"

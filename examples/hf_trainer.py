@@ -1,4 +1,4 @@
-"""transformers' Trainer: a small language model on text of this Python installation; the target is docstrings."""
+"""Hugging Face Trainer: a small language model on text of the Python installation; the target is docstrings."""
 
 import ast
 import pathlib
@@ -16,7 +16,7 @@ STEPS, LENGTH = 80, 64
 
 
 def rows(text: str, most: int) -> list[list[int]]:
-    """Text as bytes, cut into rows."""
+    """Text as bytes, split into rows."""
     data = text.encode()[: most * LENGTH]
     return [list(data[i : i + LENGTH]) for i in range(0, len(data) - LENGTH, LENGTH)]
 

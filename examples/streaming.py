@@ -1,4 +1,4 @@
-"""Two streamed datasets read as one: stopped half-way and resumed, with no row lost or repeated."""
+"""Two interleaved streams, interrupted and resumed without losing or repeating a row."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ STEPS, ROWS = 100, 32
 
 
 def stream(name: str) -> datasets.IterableDataset:
-    """Numbered rows of one source, as from four files."""
+    """Numbered rows of one dataset, in four shards."""
     rows = datasets.Dataset.from_dict({"text": [f"{name} {i}" for i in range(4000)]})
     return rows.to_iterable_dataset(num_shards=4)
 
@@ -23,10 +23,10 @@ def mixture() -> Any:
 
 
 def train(rows: Any, first: int, last: int) -> list[str]:
-    """Read what the steps from first to last are trained on."""
+    """Return the texts of the training steps from first to last."""
     texts: list[str] = []
     for step, batch in zip(range(first, last), DataLoader(rows, ROWS), strict=False):
-        texts += batch["text"]  # and here a training step
+        texts += batch["text"]  # train on the batch here
         rows.weights = {"web": 0.8 - 0.006 * step, "code": 0.2 + 0.006 * step}  # or mixer.weights.last
         if step % 20 == 19:
             code = sum(text.startswith("code") for text in texts[-20 * ROWS :])
@@ -34,17 +34,17 @@ def train(rows: Any, first: int, last: int) -> list[str]:
     return texts
 
 
-print("unbroken:")
-unbroken = train(mixture(), 0, STEPS)
+print("uninterrupted:")
+uninterrupted = train(mixture(), 0, STEPS)
 
-print("in two parts:")
+print("interrupted and resumed:")
 rows = mixture()
-begun = train(rows, 0, STEPS * 2 // 5)
-saved = json.dumps(rows.state_dict())  # goes into a checkpoint; then another process:
+first_part = train(rows, 0, STEPS * 2 // 5)
+saved = json.dumps(rows.state_dict())  # save it in a checkpoint; then, in a new process:
 rows = mixture()
 rows.load_state_dict(json.loads(saved))
 resumed = train(rows, STEPS * 2 // 5, STEPS)
 
-assert begun + resumed == unbroken
-assert len(set(unbroken)) == STEPS * ROWS
-assert sum(text.startswith("code") for text in unbroken[-20 * ROWS :]) > 0.7 * 20 * ROWS
+assert first_part + resumed == uninterrupted
+assert len(set(uninterrupted)) == STEPS * ROWS
+assert sum(text.startswith("code") for text in uninterrupted[-20 * ROWS :]) > 0.7 * 20 * ROWS

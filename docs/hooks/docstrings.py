@@ -1,7 +1,7 @@
-"""Docstrings as they stand in the sources, made ready for Markdown.
+"""Converts the docstrings of the package to Markdown.
 
-Roles of Sphinx become links where their target is in the reference, and code where it is not. What follows ``::``
-is a block of Python, and an indented formula need not be marked as code once more.
+Sphinx roles become links if their target is in the reference, otherwise code. An indented block after ``::``
+becomes a Python block; other indented blocks (formulas) become text blocks, without the double backticks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,10 @@ _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?:    .*\n?|\n(?=    ))+")
 
 
 class Markup(Extension):
-    """Rewrites the docstrings of a package once it is loaded."""
+    """Rewrites the docstrings of a package."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
-        """All of the package is known, so that names can be looked up.
-
-        Args:
-            pkg: the package.
-        """
+        """Rewrite all docstrings, after the whole package is loaded, so that names can be resolved."""
         _rewrite(pkg, set())
 
 
@@ -39,21 +35,17 @@ def _rewrite(item: Object, seen: set[str]) -> None:
 
 
 def markdown(text: str, item: Object | None = None) -> str:
-    """A docstring as Markdown.
+    """Return a docstring as Markdown, without Sphinx roles and with fenced code blocks.
 
     Args:
-        text: the docstring.
-        item: what it describes; names are looked up in it and around it.
-
-    Returns:
-        The text without roles of Sphinx, and with fences around code.
+        item: the documented object; names are resolved in it and in its parents.
     """
     section = _SECTION.search(text)
     end = section.start() if section else len(text)
     prose, sections = text[:end], text[end:]
     prose = _INDENTED.sub(lambda block: _fenced(prose[: block.start()], block[0]), prose)
     prose = re.sub(r"::\n", ":\n", prose)
-    # griffe knows the section by this name only.
+    # griffe only recognizes the plural.
     sections = re.sub(r"^Example:$", "Examples:", sections, flags=re.MULTILINE)
     return _ROLE.sub(lambda role: _link(role[2], item, short=role[1] == "~"), prose + sections)
 
@@ -68,7 +60,7 @@ def _fenced(before: str, block: str) -> str:
 
 
 def _link(name: str, item: Object | None, *, short: bool) -> str:
-    """A link by the full name, which becomes plain text where the reference does not have it."""
+    """Return a link by the full name, which becomes plain text if the reference does not contain it."""
     shown = name.removeprefix("mixwell.") if name.count(".") == 1 else name
     shown = name.rsplit(".", 1)[-1] if short else shown
     first = name.split(".")[0]

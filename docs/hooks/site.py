@@ -1,4 +1,4 @@
-"""What the site takes from the sources themselves: the command line, the settings, pictures of results."""
+"""MkDocs hooks: pages generated from the sources (command line, config keys), formulas, and figures of results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 
-sys.path.insert(0, str(Path(__file__).parent))  # hooks are loaded by their path
+sys.path.insert(0, str(Path(__file__).parent))  # MkDocs loads hooks by path
 
 from formulas import Formulas, fence
 
@@ -32,14 +32,7 @@ RESULTS = "assets/results"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Teach Markdown to read formulas.
-
-    Args:
-        config: of the site.
-
-    Returns:
-        The same.
-    """
+    """Add formulas to the Markdown extensions."""
     config.markdown_extensions.append(Formulas())  # pyright: ignore[reportArgumentType]
     fences = {"name": "math", "class": "formulas", "format": fence}
     config.mdx_configs.setdefault("pymdownx.superfences", {}).setdefault("custom_fences", []).append(fences)
@@ -47,15 +40,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pictures and reports of results, which live outside of the documentation.
-
-    Args:
-        files: of the site.
-        config: of the site.
-
-    Returns:
-        The same with those.
-    """
+    """Add the figures and reports in results/, which is outside the docs directory."""
     for path in sorted((ROOT / "results").rglob("*")):
         if path.suffix == ".png" or path.name == "report.html":
             uri = f"{RESULTS}/{path.relative_to(ROOT / 'results').as_posix()}"
@@ -64,15 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Fill in what is generated, and turn links to results into such that the site has.
-
-    Args:
-        markdown: of the page.
-        page: which.
-
-    Returns:
-        The page.
-    """
+    """Insert generated content, and rewrite links to results/ so that they point into the site."""
     here = posixpath.dirname(page.file.src_uri) or "."
     up = "../" + "../" * (0 if here == "." else here.count("/") + 1)
     markdown = markdown.replace(f"]({up}results/", f"]({posixpath.relpath(RESULTS, here)}/")
@@ -86,11 +63,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def commands() -> Iterator[str]:
-    """The commands with their arguments and options, as Markdown.
-
-    Yields:
-        Lines.
-    """
+    """Yield the commands with their arguments and options, as lines of Markdown."""
     yield from _command(typer.main.get_command(app), ["mixwell"])
 
 
@@ -102,14 +75,14 @@ def _command(command: Any, words: list[str]) -> Iterator[str]:
         for name, one in inside.items():
             yield from _command(one, [*words, name])
         return
-    # A group's commands stand below it.
+    # The commands of a group are listed below it.
     yield from ("", f"{'#' * len(words)} {' '.join(words)}", "", " ".join((command.help or "").split()), "")
     arguments = [_shown(p) for p in command.params if p.param_type_name == "argument"]
     yield from ("```text", " ".join([*words, *arguments, "[OPTIONS]"]), "```", "")
     for parameter in command.params:
         if parameter.name == "help":
             continue
-        told, _, default = (parameter.help or "").partition(" [default: ")
+        text, _, default = (parameter.help or "").partition(" [default: ")
         if default:
             default = default.removesuffix("]")
         elif parameter.default is True:
@@ -120,7 +93,7 @@ def _command(command: Any, words: list[str]) -> Iterator[str]:
             names = [_shown(parameter)]
         else:
             names = [*parameter.opts, *parameter.secondary_opts]
-        yield from _item(names, [f"default {default}"] if default else [], told)
+        yield from _item(names, [f"default {default}"] if default else [], text)
 
 
 def _shown(parameter: Any) -> str:
@@ -129,28 +102,24 @@ def _shown(parameter: Any) -> str:
     return name if parameter.required else f"[{name}]"
 
 
-def _item(names: Sequence[str], facts: Sequence[str], told: str) -> Iterator[str]:
-    # A list of definitions is as good to read on a phone as on a desk.
+def _item(names: Sequence[str], facts: Sequence[str], text: str) -> Iterator[str]:
+    # A definition list is readable on a phone too, unlike a table.
     shown = ", ".join(f"`{name}`" for name in names)
     about = f" <small>{' · '.join(facts)}</small>" if facts else ""
-    yield from (f"{shown}{about}", f":   {' '.join(told.split())}", "")
+    yield from (f"{shown}{about}", f":   {' '.join(text.split())}", "")
 
 
 # ---------------------------------------------------------------------------------------------- settings
 
 
 def sections() -> Iterator[str]:
-    """The settings of a config file, section by section, as Markdown.
-
-    Yields:
-        Lines.
-    """
-    yield from ("## At the top", "")
+    """Yield the keys of a config file, section by section, as lines of Markdown."""
+    yield from ("## Top level", "")
     yield from _fields(config.Config)
     yield from (
         "## Domains, `validation` and `test`",
         "",
-        "Each has exactly one of these kinds of source.",
+        "Each is exactly one of these sources.",
         "",
     )
     for name in sorted(SOURCES.names()):
@@ -166,15 +135,13 @@ def sections() -> Iterator[str]:
     }
     for name, section in plain.items():
         yield from _registered(f"`{name}`", section, level=2)
-    yield from ("", "## `loggers`", "", "Each may also be `true` for its defaults.", "")
+    yield from ("", "## `loggers`", "", "Each logger is `true`, `false` or a section.", "")
     for name in LOGGERS.names():
         yield from _registered(f"`loggers.{name}`", LOGGERS.get(name), level=3)
 
 
 def _registered(title: str, section: type[BaseModel], *, level: int) -> Iterator[str]:
-    if (
-        "given" in section.model_fields or section is GivenModelConfig
-    ):  # written by Python code, not by people
+    if "given" in section.model_fields or section is GivenModelConfig:  # written by Python code, not by users
         return
     yield from ("", f"{'#' * level} {title}", "", " ".join((section.__doc__ or "").split()), "")
     yield from _fields(section)
@@ -185,33 +152,33 @@ def _fields(model: type[BaseModel]) -> Iterator[str]:
         default = field.get_default(call_default_factory=True)
         values = _values(field.annotation)
         if field.is_required():
-            facts = [values, "needed"]
+            facts = [values, "required"]
         elif isinstance(default, BaseModel):
             facts = [values]
         else:
             facts = [values, f"default `{_yaml(default)}`"]
-        yield from _item([name], facts, field.description or _UNTOLD.get(name, ""))
+        yield from _item([name], facts, field.description or _DESCRIPTIONS.get(name, ""))
 
 
-_UNTOLD = {
+_DESCRIPTIONS = {
     "kind": "The kind of model, or of optimizer.",
     "model": "The model.",
     "optimizer": "The optimizer.",
-    "batch": "The rows of a step.",
-    "mixer": "How the weights of the domains are found.",
-    "output": "Intervals of logging, evaluations and checkpoints.",
-    "parallel": "Several processes.",
+    "batch": "The batches.",
+    "mixer": "The method that learns the weights of the domains.",
+    "output": "Intervals of logging, evaluation and checkpoints.",
+    "parallel": "Distributed training.",
     "layers": "Number of blocks.",
     "heads": "Number of attention heads.",
     "width": "Width of the residual stream.",
     "dropout": "Dropout rate.",
-    "channels": "c of the first layer; the second has twice as many.",
-    "classes": "Labels.",
+    "channels": "Channels of the first layer; the second has twice the number.",
+    "classes": "Number of classes.",
 }
-"""What the sources leave to the name of a setting."""
+"""Descriptions of fields that have none in the sources."""
 
 
-_WORDS = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`", Path: "path"}
+_WORDS = {int: "integer", float: "number", str: "text", bool: "`true`, `false`", Path: "path"}
 
 
 def _yaml(value: Any) -> str:
@@ -225,7 +192,7 @@ def _yaml(value: Any) -> str:
 
 
 def _values(kind: Any) -> str:
-    """What a setting may be, in words."""
+    """Return the possible values of a setting, in words."""
     origin = get_origin(kind)
     if origin is Annotated:
         return _values(get_args(kind)[0])

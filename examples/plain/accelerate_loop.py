@@ -1,4 +1,4 @@
-"""A plain loop with Accelerate: three sources of regression data, a target that is like one of them."""
+"""A training loop with Accelerate: three domains of regression data; the target is like one of them."""
 
 import torch
 from accelerate import Accelerator
@@ -11,7 +11,7 @@ truth = {"clean": torch.randn(20, 5), "shifted": torch.randn(20, 5)}
 
 
 def draw(source: str, rows: int) -> list[dict[str, torch.Tensor]]:
-    """Rows of one source; "noisy" has labels that mean nothing."""
+    """Rows of one domain; the labels of "noisy" are random."""
     x = torch.randn(rows, 20)
     y = torch.randn(rows, 5) * 2 if source == "noisy" else torch.tanh(x @ truth[source])
     return [{"x": one, "y": other} for one, other in zip(x, y, strict=True)]

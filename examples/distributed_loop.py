@@ -1,8 +1,8 @@
-"""mixwell in a loop of one's own in several processes, with DistributedDataParallel or FSDP2.
+"""A custom training loop on several ranks, with DistributedDataParallel or FSDP2.
 
-torchrun --standalone --nproc-per-node 2 examples/several_processes.py
-torchrun --standalone --nproc-per-node 2 examples/several_processes.py --fsdp
-python examples/several_processes.py
+torchrun --standalone --nproc-per-node 2 examples/distributed_loop.py
+torchrun --standalone --nproc-per-node 2 examples/distributed_loop.py --fsdp
+python examples/distributed_loop.py
 """
 
 import os
@@ -26,7 +26,7 @@ def main() -> None:
     truth = {"clean": torch.randn(20, 5), "shifted": torch.randn(20, 5)}
 
     def rows(source: str, count: int = 4096) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows of one source, the same in all processes; labels of "noisy" mean nothing."""
+        """The rows of one domain, the same on all ranks; the labels of "noisy" are random."""
         x = torch.randn(count, 20)
         return x, torch.randn(count, 5) * 2 if source == "noisy" else torch.tanh(x @ truth[source])
 
@@ -39,12 +39,12 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     mixer = mixwell.Mixer(model, optimizer, list(domains), budget=BUDGET, constraints=[mixwell.Floor(0.01)])
 
-    # All processes draw the same 97 rows of a step, and each has its own part of them.
+    # All ranks draw the same 97 rows of a step, and each gets its own rows of them.
     for batch in mixwell.MixtureLoader(domains, 97).follow(mixer):
         for part in batch.by_domain():
             x, y = part.rows
             with mixer.domain(part) as scope:
-                # Processes may have different numbers of a domain's rows: their losses count by that.
+                # Ranks can have different numbers of rows of a domain, so their losses are scaled.
                 scope.scaled_loss(nn.functional.mse_loss(model(x), y)).backward()
         mixer.step()
         if mixer.validation_due:
