@@ -1,4 +1,13 @@
-"""Hooks on a model's layers that separate the gradients of a mixed batch by domain."""
+"""Hooks on a model's layers that separate the gradients of a mixed batch by domain.
+
+The loss of a mixed batch is a weighted sum of its rows' losses, so where a layer treats rows independently, each
+row of the gradient dY of its output comes from the loss of that row alone. Forward hooks save the part of the inputs
+X that the layer's rule needs, hooks on the outputs receive dY, and the rule adds the gradient of each domain to an
+accumulator.
+
+Two assumptions are verified: that rows are independent (no row's loss has a gradient in another row), and that the
+hooks see the whole gradient (no parameter is used outside of its layer).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,6 @@ from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
@@ -29,11 +37,21 @@ TOLERANCE = 0.05
 SMALL = 1 << 13
 
 
+@final
 class CaptureContext:
-    """A mixed batch from which gradients are captured."""
+    """A mixed batch from which gradients are captured.
+
+    Args:
+        verify: receives the weighted losses; by default nothing is captured.
+    """
+
+    def __init__(self, verify: Callable[[Tensor], None] | None = None) -> None:
+        self._verify = verify
 
     def weighted(self, losses: Tensor) -> None:
         """Take the weighted losses of the rows, shape ``(rows,)``, before their sum is differentiated."""
+        if self._verify is not None:
+            self._verify(losses)
 
 
 @final
@@ -42,9 +60,8 @@ class LayerHooks:
 
     Hooks are registered only during the capture, so that the model stays as it was: it can be copied, saved and
     exported. (In a compiled model they stay: code that was compiled for a validation pass without them would also
-    run in the next training step.)
-    A forward hook saves the part of its inputs that a layer's rule needs, and a hook on the output accumulates its
-    gradients. Activation checkpointing, autocast, shared modules and data parallelism need nothing more.
+    run in the next training step.) Activation checkpointing, autocast, shared modules and data parallelism need
+    nothing more.
 
     Args:
         unsupported: ``"ignore"`` parameters that hooks do not support, or handle them ``"per_domain"`` by one more
@@ -90,7 +107,6 @@ class LayerHooks:
         self.unsupported |= known or {}
         self._accumulator: GradientAccumulator | None = None
         self._hooked = False
-        self._paused = False
         self._probe: Callable[[str, LayerRule, Any, Tensor], None] | None = None
         self.warn_unsupported()
 
@@ -111,6 +127,7 @@ class LayerHooks:
         """
         accumulator.ignored = self.unsupported
         accumulator.touched = False
+        # The verification needs hooks, and replacing `forward` would compile the model again.
         fusable = not (self._unverified or self._compiled)
         with ExitStack() as stack:
             self._accumulator = accumulator
@@ -124,25 +141,12 @@ class LayerHooks:
                     if not self._compiled:
                         stack.callback(handle.remove)
             self._hooked = self._compiled
-            yield _LayerCapture(self, accumulator)
+            yield CaptureContext(lambda losses: self._verify(losses, accumulator))
         if not accumulator.touched:
             compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
             raise ValueError(
                 f"no layer of the model was run: call it inside `with mixer.batch(...)`{compiled}"
             )
-
-    def verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
-        """Verify the first batch that has rows of two domains, and handle unsupported parameters.
-
-        Args:
-            losses: the weighted losses of the rows.
-        """
-        if self._unverified and len(accumulator.row_groups.slices) > 1:
-            self._unverified = False
-            self._check(losses, accumulator)
-            self.warn_unsupported()
-        if self._mode == "per_domain" and self.unsupported:
-            self._add_unsupported(losses, accumulator)
 
     def compare(self, seen: Tensor, gradient: Tensor, projections: Projections) -> list[int]:
         """Find parameters whose gradient the hooks did not see: they are used outside their layer.
@@ -189,13 +193,23 @@ class LayerHooks:
             f"{share:.2%} of the parameters are {handling}: {', '.join(names + more)}", stacklevel=2
         )
 
+    def _verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
+        """Verify the first batch that has rows of two domains, and handle unsupported parameters."""
+        if self._unverified and len(accumulator.row_groups.slices) > 1:
+            self._unverified = False
+            self._check(losses, accumulator)
+            self.warn_unsupported()
+        if self._mode == "per_domain" and self.unsupported:
+            self._add_unsupported(losses, accumulator)
+
     def _check(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Run a backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?"""
         groups = accumulator.row_groups
         chosen = torch.from_numpy(groups.labels == groups.slices[0][0]).to(losses.device)
         mixed: list[str] = []
+        # Projected traces compare by themselves at the end of the step, which is too late for a pass per domain.
         compares = not accumulator.compared_with_gradient or self._mode == "per_domain"
-        seen, projections = accumulator.checking()
+        seen = accumulator.checking()
         seen.ignored = self.unsupported
 
         def probe(name: str, rule: LayerRule, saved: Any, gradient: Tensor) -> None:
@@ -235,14 +249,14 @@ class LayerHooks:
             gradients: Gradients = [None] * len(self._parameters)
             for (index, _), gradient in zip(trained, found, strict=True):
                 gradients[index] = gradient
-            self.compare(seen.rows, projections.project(gradients), projections)
+            self.compare(seen.rows, seen.projections.project(gradients), seen.projections)
 
     def _add_unsupported(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Run one backward pass per domain over the unsupported parameters."""
         wanted = [(i, self._parameters.tensors[i]) for i in self.unsupported]
         wanted = [(i, p) for i, p in wanted if p.requires_grad]
         ordered = accumulator.row_groups.sort_rows(losses)
-        self._paused = accumulator.paused = True
+        accumulator.paused, accumulator.ignored = True, ()
         try:
             for domain, begin, end in accumulator.row_groups.slices:
                 found = torch.autograd.grad(
@@ -253,17 +267,14 @@ class LayerHooks:
                     if gradient is not None:
                         accumulator.add_gradient(index, domain, gradient)
         finally:
-            self._paused = accumulator.paused = False
+            accumulator.paused, accumulator.ignored = False, self.unsupported
 
     def _hook(self, name: str, rule: LayerRule) -> Callable[..., None]:
         def forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             accumulator = self._accumulator
-            if (
-                accumulator is None
-                or self._paused
-                or not isinstance(output, Tensor)
-                or not output.requires_grad
-            ):
+            if accumulator is None or accumulator.paused:
+                return
+            if not isinstance(output, Tensor) or not output.requires_grad:
                 return
             accumulator.touched = True
             try:
@@ -274,18 +285,20 @@ class LayerHooks:
                 return
 
             def backward(gradient: Tensor) -> None:
-                if self._paused:
+                if accumulator.paused:
                     return
                 with torch.no_grad():
-                    self._paused = True  # a layer that is run again is not captured
+                    accumulator.paused = True  # a layer that the rule runs again is not captured
                     try:
                         if self._probe is not None:
                             self._probe(name, rule, saved, gradient)
-                        else:
+                        elif any(index not in self.unsupported for index in rule.param_indices.values()):
                             rule.accumulate(saved, gradient, accumulator)
                     finally:
-                        self._paused = False
+                        accumulator.paused = False
 
+            # On the tensor, not register_full_backward_hook, which wraps the outputs in a function of its own and
+            # fails where a model changes them in place.
             output.register_hook(backward)
 
         # A compiler would trace the state at the time of compilation.
@@ -294,13 +307,3 @@ class LayerHooks:
 
 def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-@final
-class _LayerCapture(CaptureContext):
-    def __init__(self, hooks: LayerHooks, accumulator: GradientAccumulator) -> None:
-        self._hooks, self._accumulator = hooks, accumulator
-
-    @override
-    def weighted(self, losses: Tensor) -> None:
-        self._hooks.verify(losses, self._accumulator)
