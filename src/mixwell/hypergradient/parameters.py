@@ -1,4 +1,4 @@
-"""The parameters that a run trains, with their names, and operations on all of their gradients."""
+"""theta: the parameters that a run trains, with their names, and operations on all of their gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast, final
+from typing import final
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class Parameters:
                 model has a wrapper that hides its gradients.
         """
         _expect_readable(model)
+        # Parameters that FSDP2 has gathered are other tensors than those of the optimizer.
         distributed.reshard(model)
         known = {id(p): name for p, name in _named(model)}
         names: list[str] = []
@@ -63,11 +64,7 @@ class Parameters:
         return cls(tuple(names), tuple(tensors), tuple(groups), model)
 
     def expect_all_of(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer that trains other tensors by now.
-
-        Raises:
-            RuntimeError: parameters were added or taken away.
-        """
+        """Raise ``RuntimeError`` where parameters were added to the optimizer or removed from it."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if count != len(self):
             raise RuntimeError(
@@ -151,7 +148,7 @@ class Parameters:
     @contextmanager
     def full_precision(self) -> Generator[None]:
         """Disable gradient computation, and the autocast of the user's loop."""
-        with torch.no_grad(), torch.autocast(self.tensors[0].device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield
 
     @contextmanager
@@ -199,15 +196,14 @@ def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]
     Both tensors of a pair are sharded in the same way. Where tensors are sharded, all processes must call it.
     """
     products = local_products(left, right)
-    both = [a if b is not None else None for a, b in zip(left, right, strict=True)]
-    parts = [i for i, one in enumerate(both) if one is not None and distributed.is_sharded(one)]
-    if not parts:
-        return products
-    first = cast("Tensor", both[parts[0]])
-    shares = [distributed.replication_weight(cast("Tensor", both[i])) for i in parts]
-    summed = distributed.all_reduce_sum(np.array([products[i] for i in parts]) * shares, first.device)
-    for i, product in zip(parts, summed.tolist(), strict=True):
-        products[i] = product
+    pairs = enumerate(zip(left, right, strict=True))
+    present = [(i, a) for i, (a, b) in pairs if a is not None and b is not None]
+    sharded = [(i, a) for i, a in present if distributed.is_sharded(a)]
+    if sharded:
+        local = np.array([products[i] * distributed.replication_weight(a) for i, a in sharded])
+        summed = distributed.all_reduce_sum(local, sharded[0][1].device)
+        for (i, _), product in zip(sharded, summed.tolist(), strict=True):
+            products[i] = product
     return products
 
 
@@ -217,8 +213,8 @@ def cuda_devices(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def _expect_readable(model: nn.Module) -> None:
-    """Refuse wrappers that flatten parameters or keep gradients to themselves."""
-    # By name, since they take long to import.
+    """Raise ``ValueError`` for wrappers that flatten parameters or keep gradients to themselves."""
+    # By name, since their modules take long to import.
     kinds = {type(module).__name__ for module in model.modules()}
     if "FullyShardedDataParallel" in kinds:
         raise ValueError(

@@ -2,8 +2,8 @@
 
 On quadratics: along a direction of curvature lambda, gradient steps with learning rate eta and gradient noise of
 standard deviation sigma are ``theta_{t+1} - a = rho (theta_t - a) - eta xi_t`` with ``rho = 1 - eta lambda``, an
-autoregression. The functions here are its moments. They take eta (``learning_rate``) and lambda (``curvature``) with
-``eta lambda`` in (0, 2), sigma (``noise``), and the steps ``t_i`` after which iterates are taken (``points``).
+autoregression. The functions here are its moments. They take eta (``learning_rate``), lambda (``curvature``; ``eta
+lambda`` is in (0, 2)), sigma (``noise``), and the steps ``t_i`` after which iterates are taken (``points``).
 """
 
 from __future__ import annotations

@@ -15,21 +15,12 @@ Add a type of layer with ``@LAYER_RULES.registering(MyLayer)`` on a subclass of 
 its own.
 """
 
-from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, LayerRule
-from mixwell.hypergradient.capture.layer_rules.convolution import ConvolutionRule
-from mixwell.hypergradient.capture.layer_rules.embedding import EmbeddingRule
-from mixwell.hypergradient.capture.layer_rules.linear import LinearRule, TransposedLinearRule
-from mixwell.hypergradient.capture.layer_rules.lookup import RecomputeRule, rule_for
-from mixwell.hypergradient.capture.layer_rules.norm import NormRule
-
-__all__ = [
-    "LAYER_RULES",
-    "ConvolutionRule",
-    "EmbeddingRule",
-    "LayerRule",
-    "LinearRule",
-    "NormRule",
-    "RecomputeRule",
-    "TransposedLinearRule",
-    "rule_for",
-]
+from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES as LAYER_RULES
+from mixwell.hypergradient.capture.layer_rules.base import LayerRule as LayerRule
+from mixwell.hypergradient.capture.layer_rules.convolution import ConvolutionRule as ConvolutionRule
+from mixwell.hypergradient.capture.layer_rules.embedding import EmbeddingRule as EmbeddingRule
+from mixwell.hypergradient.capture.layer_rules.linear import LinearRule as LinearRule
+from mixwell.hypergradient.capture.layer_rules.linear import TransposedLinearRule as TransposedLinearRule
+from mixwell.hypergradient.capture.layer_rules.lookup import RecomputeRule as RecomputeRule
+from mixwell.hypergradient.capture.layer_rules.lookup import rule_for as rule_for
+from mixwell.hypergradient.capture.layer_rules.norm import NormRule as NormRule
