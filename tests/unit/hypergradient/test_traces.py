@@ -11,7 +11,7 @@ from helpers.toy_problems import Point, mse, names, regression_batches, train, t
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.responses import SgdModel
 from mixwell.hypergradient.traces.base import StepModel
-from mixwell.hypergradient.traces.rounding import round_stochastically
+from mixwell.hypergradient.traces.dense import round_stochastically
 from mixwell.hypergradient.traces.sketched import SketchedTraces
 from mixwell.reference.comparison import relative_error
 

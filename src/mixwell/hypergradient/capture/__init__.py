@@ -1,7 +1,7 @@
 """The gradients of all domains from one backward pass of a mixed batch.
 
-For a linear layer with inputs X and output gradients dY, domain j's gradient is ``dY^T X`` over its own rows, so one
-pass serves all domains. In the order in which a mixed batch uses them:
+For a linear layer with inputs X and output gradients dY, domain j's gradient is ``dY^T X`` over its own rows,
+so one pass serves all domains. In the order in which a mixed batch uses them:
 
 1. ``row_groups``: the rows of each domain, and sums over them;
 2. ``hooks``: hooks on the layers, which pass X and dY to the layer's rule;

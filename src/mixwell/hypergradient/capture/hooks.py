@@ -1,8 +1,9 @@
 """Hooks on a model's layers that separate the gradients of a mixed batch by domain.
 
-The loss of a mixed batch is a weighted sum of its rows' losses. Where a layer treats rows independently, each row of
-the gradient dY of its output is due to that row's loss. Forward hooks save the part of the inputs X that the
-layer's rule needs, hooks on the outputs receive dY, and the rule adds the gradient of each domain to an accumulator.
+The loss of a mixed batch is a weighted sum of its rows' losses. Where a layer treats rows independently, each
+row of the gradient dY of its output is due to that row's loss. Forward hooks save the part of the inputs X that
+the layer's rule needs, hooks on the outputs receive dY, and the rule adds the gradient of each domain to an
+accumulator.
 
 Two assumptions are verified: that rows are independent (no row's loss has a gradient in another row), and that the
 hooks see the whole gradient (no parameter is used outside of its layer).

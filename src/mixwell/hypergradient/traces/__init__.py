@@ -1,8 +1,8 @@
 """Storage for the traces ``z_j = -d theta / d w_j`` of the domains, one module per kind.
 
 - :class:`DenseTraces`: ``z_j`` in full, in float32 or bfloat16;
-- :class:`ProjectedTraces`: ``B^T z_j A``, r x r numbers per layer, from mixed batches at a cost that does not depend
-  on the number of domains;
+- :class:`ProjectedTraces`: ``B^T z_j A``, r x r numbers per layer; a mixed batch costs the same for any number of
+  domains;
 - :class:`SketchedTraces`: ``S z_j``, a given number of numbers in all;
 - :class:`ForwardModeTraces`: ``z_j`` and the derivatives of the optimizer's moments, for exact hypergradients.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from mixwell import distributed
-from mixwell.hypergradient.parameters import Parameters, inner_products, local_products
-from mixwell.hypergradient.traces.base import Combined, StepModel, Traces, empty_trace
+from mixwell.hypergradient.parameters import Parameters, inner_products
+from mixwell.hypergradient.traces.base import Combined, StepModel, Traces, empty_trace, full_products
 from mixwell.typing import Gradients, Json, Vector
 
 
@@ -74,13 +73,7 @@ class ForwardModeTraces(Traces):
                 source.add_(gradient, alpha=scale)
 
     def add_product(self, domain: int, products: Gradients, scale: float) -> None:
-        """``source_j -= scale * H z_j`` for an exact Hessian product.
-
-        Args:
-            domain: j.
-            products: ``H_i z_j`` of some domain i's loss.
-            scale: the factor of that loss.
-        """
+        """``source_j -= scale * H_i z_j`` for an exact Hessian product with the loss of some domain i."""
         self.add(domain, products, -scale)
 
     @override
@@ -108,9 +101,7 @@ class ForwardModeTraces(Traces):
 
     @override
     def dot(self, vector: Gradients) -> Vector:
-        shares = [distributed.replication_weight(p) for p in self._parameters.tensors]
-        local = np.array([np.dot(local_products(vector, trace), shares) for trace in self.z])
-        return distributed.all_reduce_sum(local, self._parameters.device)
+        return full_products(self._parameters, vector, self.z, [1.0] * len(self._parameters))
 
     @property
     @override
