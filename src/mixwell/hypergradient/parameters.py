@@ -34,19 +34,12 @@ class Parameters:
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Parameters:
-        """Return the parameters in the optimizer's order, with the model's names; tied weights are one tensor.
-
-        Raises:
-            ValueError: the optimizer has a parameter that the model has not, or one of complex numbers, or the
-                model has a wrapper that hides its gradients.
-        """
+        """Return the parameters in the optimizer's order, with the model's names; tied weights are one tensor."""
         _expect_readable(model)
         # Parameters that FSDP2 has gathered are other tensors than those of the optimizer.
         distributed.reshard(model)
         known = {id(p): name for p, name in _named(model)}
-        names: list[str] = []
-        tensors: list[Tensor] = []
-        groups: list[int] = []
+        found: list[tuple[str, Tensor, int]] = []
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if id(parameter) not in known:
@@ -56,12 +49,11 @@ class Parameters:
                     )
                 if parameter.is_complex():
                     raise ValueError(f"parameter {known[id(parameter)]} is complex, which is not supported")
-                names.append(known[id(parameter)])
-                tensors.append(parameter)
-                groups.append(index)
-        if not tensors:
+                found.append((known[id(parameter)], parameter, index))
+        if not found:
             raise ValueError("the optimizer has no parameters")
-        return cls(tuple(names), tuple(tensors), tuple(groups), model)
+        names, tensors, groups = zip(*found, strict=True)
+        return cls(names, tensors, groups, model)
 
     def expect_all_of(self, optimizer: Optimizer) -> None:
         """Raise ``RuntimeError`` where parameters were added to the optimizer or removed from it."""

@@ -69,9 +69,6 @@ class LayerHooks:
         check: differentiate the first batch twice, to verify that rows are independent and hooks see everything.
         known: the parameters that an earlier verification of the same model found unsupported, which is then not
             repeated.
-
-    Raises:
-        ValueError: no layer is supported.
     """
 
     def __init__(
@@ -86,6 +83,7 @@ class LayerHooks:
         # A second backward pass is too expensive for sharded parameters.
         self._unverified = check and known is None and not parameters.sharded
         self._parameters, self._mode = parameters, unsupported
+        # Layers hold the tensors that the optimizer trains only while FSDP2 has not gathered them.
         distributed.reshard(parameters.model)
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
         self._layers: list[tuple[nn.Module, LayerRule, Callable[..., None]]] = []
@@ -94,6 +92,7 @@ class LayerHooks:
         self.unsupported: dict[int, str] = {}
         """The reason for each parameter, by index, whose gradients cannot be separated."""
         for name, module in parameters.model.named_modules():
+            # With duplicates, since a rule asks for its parameters by name, and a layer may have two for one tensor.
             named = module.named_parameters(recurse=False, remove_duplicate=False)
             param_indices = {key: trained[id(p)] for key, p in named if id(p) in trained}
             if not param_indices:
@@ -121,9 +120,6 @@ class LayerHooks:
 
         Yields:
             The context, which takes the weighted losses.
-
-        Raises:
-            ValueError: no layer was run.
         """
         accumulator.ignored = self.unsupported
         accumulator.touched = False
@@ -131,6 +127,7 @@ class LayerHooks:
         fusable = not (self._unverified or self._compiled)
         with ExitStack() as stack:
             self._accumulator = accumulator
+            # Undone last: the exit stack first removes the hooks that use it.
             stack.callback(setattr, self, "_accumulator", None)
             for module, rule, hook in self._layers:
                 fused = rule.fuse(accumulator) if fusable else None
@@ -160,20 +157,18 @@ class LayerHooks:
         """
         fresh: list[int] = []
         for index, columns in enumerate(projections.slices):
+            if index in self.unsupported:
+                continue
             parts, whole = seen[:, columns], gradient[columns]
             apart = float((parts.sum(dim=0) - whole).norm())
-            limit = TOLERANCE * float(parts.norm(dim=1).sum() + whole.norm())
-            if index not in self.unsupported and apart > limit:
+            # Relative to the parts as well: gradients of domains may cancel in the sum.
+            if apart > TOLERANCE * float(parts.norm(dim=1).sum() + whole.norm()):
                 fresh.append(index)
         self.unsupported |= dict.fromkeys(fresh, "is used outside its own layer's forward pass")
         return fresh
 
     def warn_unsupported(self) -> None:
-        """Warn of the unsupported parameters, once of each.
-
-        Raises:
-            ValueError: there are no others.
-        """
+        """Warn of the unsupported parameters, once of each; raise ``ValueError`` where there are no others."""
         fresh = [i for i in self.unsupported if i not in self._warned]
         if not fresh:
             return
@@ -301,7 +296,7 @@ class LayerHooks:
             # fails where a model changes them in place.
             output.register_hook(backward)
 
-        # A compiler would trace the state at the time of compilation.
+        # A compiler would trace the hook with the accumulator, and the flags, at the time of compilation.
         return cast("Callable[..., None]", torch.compiler.disable(forward)) if self._compiled else forward
 
 

@@ -149,13 +149,10 @@ class Traces(ABC):
         """
 
     def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
-        """Add the gradients of a mixed batch whose forward and backward pass run inside the context.
+        """Add the gradients of a mixed batch; its forward and backward pass run inside the context.
 
         Args:
             weights: the factors of the rows' losses by domain, positive, shape ``(m,)``.
-
-        Raises:
-            ValueError: these traces need one batch per domain.
         """
         raise ValueError(
             f"{self!r} cannot separate a mixed batch by domain: give one batch per domain (mixer.domain), or use "
@@ -191,12 +188,12 @@ class TraceSettings(Protocol):
 
     @property
     def rank(self) -> int:
-        """Of projected traces."""
+        """The rank of projected traces."""
         ...
 
     @property
     def sketch_size(self) -> int:
-        """Numbers per domain of sketched traces."""
+        """The numbers per domain of sketched traces."""
         ...
 
 

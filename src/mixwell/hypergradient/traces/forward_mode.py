@@ -83,6 +83,7 @@ class ForwardModeTraces(Traces):
             source = self._source[domain]
             if combined.clip < 1 and combined.norm:
                 along = sum(inner_products(combined.gradients, source)) / combined.clip
+                # 1e-6 is that of torch.nn.utils.clip_grad_norm_.
                 pulled = along / (combined.norm * (combined.norm + 1e-6))
                 for s, g in zip(source, combined.gradients, strict=True):
                     s.mul_(combined.clip)
@@ -119,7 +120,7 @@ class ForwardModeTraces(Traces):
                 tensor.copy_(distributed.distribute_like(tensors[name], tensor))
 
     def _hessian(self, step: StepModel, index: int) -> float | Tensor:
-        """The curvature as a part of H: the coefficient stands for ``P H``, so it is divided by P."""
+        """Return the curvature as a part of H: the coefficient stands for ``P H``, so it is divided by P."""
         coefficient, response = step.curvature[index], step.responses[index]
         if coefficient and not response.elementwise:
             raise ValueError(
