@@ -92,7 +92,7 @@ class LayerHooks:
         self.unsupported: dict[int, str] = {}
         """The reason for each parameter, by index, whose gradients cannot be separated."""
         for name, module in parameters.model.named_modules():
-            # With duplicates, since a rule asks for its parameters by name, and a layer may have two for one tensor.
+            # With duplicates: a rule asks by name, and a layer may have two names for one tensor.
             named = module.named_parameters(recurse=False, remove_duplicate=False)
             param_indices = {key: trained[id(p)] for key, p in named if id(p) in trained}
             if not param_indices:
