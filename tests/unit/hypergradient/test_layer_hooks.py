@@ -195,6 +195,32 @@ def test_unsupported_parameters_by_one_pass_per_domain(traces: mixwell.Traces) -
     np.testing.assert_allclose(last_scores(right), last_scores(left), rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "make_traces", [lambda: ProjectedTraces(4), mixwell.DenseTraces], ids=["projected", "dense"]
+)
+def test_unsupported_parameters_are_known_after_resuming_in_mid_round(tmp_path, make_traces) -> None:
+    steps, validation = draw_steps(tokens, 5)
+
+    def start() -> tuple[nn.Module, mixwell.Mixer]:
+        torch.manual_seed(0)
+        model = Loose()
+        return model, new_mixer(model, traces=make_traces(), horizon=5)
+
+    model, undisturbed = start()
+    first, stopped = start()
+    second, resumed = start()
+    with pytest.warns(UserWarning, match="of the parameters are"):
+        train_steps(undisturbed, model, steps, validation)
+    with pytest.warns(UserWarning, match="of the parameters are"):
+        train_steps(stopped, first, steps[:3], validation)
+    stopped.save(tmp_path / "mixer.safetensors")
+    second.load_state_dict(first.state_dict())
+    resumed.load(tmp_path / "mixer.safetensors")
+    with pytest.warns(UserWarning, match="of the parameters are"):
+        train_steps(resumed, second, steps[3:], validation)
+    assert resumed.rounds == undisturbed.rounds
+
+
 class LengthFirst(nn.Module):
     """Has the positions first and the rows second, as recurrent networks often do."""
 

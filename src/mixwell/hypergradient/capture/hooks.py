@@ -12,7 +12,7 @@ hooks see the whole gradient (no parameter is used outside of its layer).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, cast, final
 
@@ -67,8 +67,7 @@ class LayerHooks:
         unsupported: ``"ignore"`` parameters that hooks do not support, or handle them ``"per_domain"`` by one more
             backward pass for each domain. Either way a warning names them.
         check: differentiate the first batch twice, to verify that rows are independent and hooks see everything.
-        known: the parameters that an earlier verification of the same model found unsupported, which is then not
-            repeated.
+        known: the result of :attr:`verified` for the same model; the verification is then not repeated.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class LayerHooks:
         *,
         unsupported: Unsupported,
         check: bool,
-        known: dict[int, str] | None = None,
+        known: Mapping[str, str] | None = None,
     ) -> None:
         assert parameters.model is not None
         # A second backward pass is too expensive for sharded parameters.
@@ -103,16 +102,18 @@ class LayerHooks:
                 self.unsupported |= dict.fromkeys(param_indices.values(), reason)
             else:
                 self._layers.append((module, rule, self._hook(name, rule)))
-        self.unsupported |= known or {}
+        self.unsupported |= {parameters.names.index(name): reason for name, reason in (known or {}).items()}
         self._accumulator: GradientAccumulator | None = None
         self._hooked = False
         self._probe: Callable[[str, LayerRule, Any, Tensor], None] | None = None
         self.warn_unsupported()
 
     @property
-    def verified(self) -> dict[int, str] | None:
-        """The unsupported parameters, once a batch was verified."""
-        return None if self._unverified else self.unsupported
+    def verified(self) -> dict[str, str] | None:
+        """The reason for each unsupported parameter, by name, once a batch was verified."""
+        if self._unverified:
+            return None
+        return {self._parameters.names[index]: reason for index, reason in self.unsupported.items()}
 
     @contextmanager
     def capture(self, accumulator: GradientAccumulator) -> Generator[CaptureContext]:

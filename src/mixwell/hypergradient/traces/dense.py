@@ -77,7 +77,7 @@ class DenseTraces(Traces):
         self._empty = True
         self._step = self._selection.step(step)
         self._hooks: LayerHooks | None = None
-        self._verified: dict[int, str] | None = None
+        self._verified: dict[str, str] | None = None
         self._generators = {
             # Processes round independently, so that their errors average out.
             device: torch.Generator(device).manual_seed(self.seed + distributed.rank())
@@ -211,10 +211,9 @@ class DenseTraces(Traces):
         for device, generator in self._generators.items():
             tensors[f"generator.{device}"] = generator.get_state()
         # The sums of a batch that is being verified run in another order, so a resumed run must not verify again.
-        found = self._verified if self._hooks is None else self._hooks.verified
-        unsupported = None if found is None else {names[index]: reason for index, reason in found.items()}
+        verified = self._verified if self._hooks is None else self._hooks.verified
         scale = dict(zip(names, self._scale, strict=True))
-        return {"scale": scale, "empty": self._empty, "unsupported": unsupported}, tensors
+        return {"scale": scale, "empty": self._empty, "unsupported": verified}, tensors
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
@@ -222,9 +221,7 @@ class DenseTraces(Traces):
         scale = cast("dict[str, float]", values["scale"])
         self._scale = [float(scale[name]) for name in names]
         self._empty = bool(values["empty"])
-        found = cast("dict[str, str] | None", values["unsupported"])
-        self._hooks = None
-        self._verified = None if found is None else {names.index(name): why for name, why in found.items()}
+        self._hooks, self._verified = None, cast("dict[str, str] | None", values["unsupported"])
         for domain, trace in enumerate(self._stored):
             for name, stored in zip(names, trace, strict=True):
                 stored.copy_(distributed.distribute_like(tensors[f"{domain}.{name}"], stored))

@@ -97,6 +97,7 @@ class ProjectedTraces(Traces):
         self._gathered = self._projections.empty_rows(domains)
         self._row_weights: Vector | None = None
         self._hooks: LayerHooks | None = None
+        self._verified: dict[str, str] | None = None
         self._accumulator: ProjectedAccumulator | None = None
         self.reset(0)
         self._factors(1.0)  # refuses an optimizer that these traces cannot follow
@@ -127,7 +128,9 @@ class ProjectedTraces(Traces):
     @contextmanager
     def capture(self, row_groups: RowGroups, weights: Vector) -> Generator[CaptureContext]:
         if self._hooks is None:
-            self._hooks = LayerHooks(self._parameters, unsupported=self._unsupported, check=self.check)
+            self._hooks = LayerHooks(
+                self._parameters, unsupported=self._unsupported, check=self.check, known=self._verified
+            )
         if self._accumulator is None:  # kept, with its views of the sums
             self._accumulator = ProjectedAccumulator(self._projections, row_groups, rows=self._gathered)
         self._accumulator.row_groups = row_groups
@@ -181,8 +184,9 @@ class ProjectedTraces(Traces):
     @property
     def unsupported(self) -> dict[str, str]:
         """The parameters whose gradients hooks cannot separate, and why; known after the first mixed batch."""
-        found = {} if self._hooks is None else self._hooks.unsupported
-        return {self._parameters.names[index]: reason for index, reason in found.items()}
+        if self._hooks is None:
+            return self._verified or {}
+        return {self._parameters.names[index]: reason for index, reason in self._hooks.unsupported.items()}
 
     @property
     @override
@@ -192,7 +196,9 @@ class ProjectedTraces(Traces):
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """Return the traces and the exact directions; the random columns follow from the seed and the round."""
-        values: Json = {"round": self._round, "empty": self._empty}
+        # A resumed run looks for unsupported parameters only in the first step of the next round.
+        verified = self._verified if self._hooks is None else self._hooks.verified
+        values: Json = {"round": self._round, "empty": self._empty, "unsupported": verified}
         bases = {f"{name}.{side}": basis for name, one in self._named() for side, basis in one.bases.items()}
         return values, {"stored": self._stored, **bases}
 
@@ -203,6 +209,7 @@ class ProjectedTraces(Traces):
             one.bases = {side: tensors[f"{name}.{side}"] for side in one.bases}
         self._projections.resample(self._round)
         self._empty = bool(values["empty"])
+        self._hooks, self._verified = None, cast("dict[str, str] | None", values.get("unsupported"))
         self._stored.copy_(tensors["stored"])
 
     def _named(self) -> Iterator[tuple[str, Projection]]:
