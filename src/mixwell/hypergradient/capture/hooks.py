@@ -28,7 +28,7 @@ from mixwell.typing import Gradients
 
 Unsupported = Literal["ignore", "per_domain"]
 
-# The largest trace of a row in another row's gradient, relative to its own, before they count as mixed.
+# The largest gradient of a row's loss in another row, relative to that in its own, before rows count as mixed.
 MIXED = 1e-6
 # The largest difference between the hooks' sum and the gradient itself, before a parameter counts as unsupported.
 # bfloat16 stays well below it.
