@@ -117,10 +117,10 @@ def test_messages_for_wrong_labels_losses_and_order() -> None:
     with pytest.raises(RuntimeError, match="between steps"):
         mixer.state_dict()
     model.zero_grad()
-    carried = new_mixer(model, traces=mixwell.ForwardModeTraces())
+    forward_mode = new_mixer(model, traces=mixwell.ForwardModeTraces())
     with (
         pytest.raises(ValueError, match=r"ForwardModeTraces\(\) cannot separate a mixed batch by domain"),
-        carried.batch(LABELS),
+        forward_mode.batch(LABELS),
     ):
         pass
     with pytest.raises(ValueError, match="at least 1"):
