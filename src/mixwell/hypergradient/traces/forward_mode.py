@@ -52,9 +52,8 @@ class ForwardModeTraces(Traces):
 
     @override
     def reset(self, round_index: int, validation: Gradients | None = None) -> None:
-        for tensors in (*self.z, *self._source, *(k for domain in self._moments for k in domain)):
-            for tensor in tensors:
-                tensor.zero_()
+        for tensor in self._tensors().values():
+            tensor.zero_()
 
     @override
     def begin_step(self, step: StepModel) -> None:
@@ -107,15 +106,16 @@ class ForwardModeTraces(Traces):
     @property
     @override
     def nbytes(self) -> int:
-        return sum(distributed.to_local(tensor).nbytes for tensor in self._all().values())
+        return sum(distributed.to_local(tensor).nbytes for tensor in self._tensors().values())
 
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        return {}, {name: t for name, t in self._all().items() if not name.startswith("source.")}
+        # The sources are those of one step, and a state is taken between steps.
+        return {}, {name: t for name, t in self._tensors().items() if not name.startswith("source.")}
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in self._all().items():
+        for name, tensor in self._tensors().items():
             if name in tensors:
                 tensor.copy_(distributed.distribute_like(tensors[name], tensor))
 
@@ -129,7 +129,7 @@ class ForwardModeTraces(Traces):
             )
         return coefficient if response.diagonal is None else coefficient / response.diagonal
 
-    def _all(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
         for domain in range(self._domains):
             for index, name in enumerate(self._parameters.names):
