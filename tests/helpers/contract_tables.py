@@ -23,7 +23,7 @@ ESTIMATORS: dict[str, Callable[[], Hypergradient]] = {
     "dense": lambda: Hypergradient(0.3),
     "per-tensor": lambda: Hypergradient(GivenCurvature({"0.weight": 0.5}, default=0.1)),
     "exact": lambda: Hypergradient(mixwell.ExactCurvature()),
-    "carried": lambda: Hypergradient(0.3, mixwell.ForwardModeTraces()),
+    "forward mode": lambda: Hypergradient(0.3, mixwell.ForwardModeTraces()),
     # Less than every side of the weight matrices, so that all of them are projected at random.
     "projected": lambda: Hypergradient(0.3, mixwell.ProjectedTraces(3)),
     # More than every side, so that nothing is random.
@@ -34,7 +34,7 @@ ESTIMATORS: dict[str, Callable[[], Hypergradient]] = {
     "bfloat16": lambda: Hypergradient(0.3, mixwell.DenseTraces(dtype=torch.bfloat16)),
 }
 # Exact products and forward-mode traces need the graph or the whole gradient of a domain, a sketch its gradient.
-BY_DOMAIN_ONLY = {"exact", "carried", "sketched"}
+BY_DOMAIN_ONLY = {"exact", "forward mode", "sketched"}
 ONE_STEP = {"by domain": step_by_domain, "mixed batches": step_mixed}
 LOOPS = {"by domain": train, "mixed batches": train_mixed}
 FORMS = [
@@ -99,14 +99,18 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
     ),
     "unknown": lambda p: OwnDescent(p, lr=0.05),
 }
-NOT_CARRIED = {"amsgrad"}
-"""Its running maximum is not differentiated; carried traces refuse it."""
+NOT_DIFFERENTIATED = {"amsgrad"}
+"""Its running maximum is not differentiated; forward-mode traces refuse it."""
 NOT_PROJECTED = {"adam with decay", "maximizing adam"}
 """The decay is divided by the root of the second moments, element by element; projected traces refuse it."""
 TRACED = [
     (optimizer, estimator)
     for optimizer in OPTIMIZERS
-    for estimator, refused in (("dense", set[str]()), ("carried", NOT_CARRIED), ("projected", NOT_PROJECTED))
+    for estimator, refused in (
+        ("dense", set[str]()),
+        ("forward mode", NOT_DIFFERENTIATED),
+        ("projected", NOT_PROJECTED),
+    )
     if optimizer not in refused
 ]
 """Every optimizer with the three ways to follow one."""

@@ -1,4 +1,7 @@
-"""The H of a round (Eq. 7): how the effect of a gradient fades over the steps that follow it."""
+"""The H of a round (Eq. 7): how the effect of a gradient fades over the steps that follow it.
+
+In ``z_j <- (1 - eta gamma) z_j + eta P g_j`` the coefficient gamma stands for ``P H``, one number per parameter.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,7 @@ class IsotropicCurvature(Curvature):
     """``H = gamma I``, the paper's practical choice (appendix "A Practically-Usable Hessian Approximation").
 
     Args:
-        gamma: the curvature; the paper's experiments use 0.01.
-
-    Raises:
-        ValueError: gamma is negative or not finite.
+        gamma: the paper's experiments use 0.01.
     """
 
     def __init__(self, gamma: float) -> None:

@@ -1,4 +1,4 @@
-"""The parameters that a run trains, with their names, and operations on all of their gradients."""
+"""theta: the parameters that a run trains, with their names, and operations on all of their gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast, final
+from typing import final
 
 import numpy as np
 import torch
@@ -34,18 +34,12 @@ class Parameters:
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer) -> Parameters:
-        """Return the parameters in the optimizer's order, with the model's names; tied weights are one tensor.
-
-        Raises:
-            ValueError: the optimizer has a parameter that the model has not, or one of complex numbers, or the
-                model has a wrapper that hides its gradients.
-        """
+        """Return the parameters in the optimizer's order, with the model's names; tied weights are one tensor."""
         _expect_readable(model)
+        # Parameters that FSDP2 has gathered are other tensors than those of the optimizer.
         distributed.reshard(model)
         known = {id(p): name for p, name in _named(model)}
-        names: list[str] = []
-        tensors: list[Tensor] = []
-        groups: list[int] = []
+        found: list[tuple[str, Tensor, int]] = []
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if id(parameter) not in known:
@@ -55,19 +49,14 @@ class Parameters:
                     )
                 if parameter.is_complex():
                     raise ValueError(f"parameter {known[id(parameter)]} is complex, which is not supported")
-                names.append(known[id(parameter)])
-                tensors.append(parameter)
-                groups.append(index)
-        if not tensors:
+                found.append((known[id(parameter)], parameter, index))
+        if not found:
             raise ValueError("the optimizer has no parameters")
-        return cls(tuple(names), tuple(tensors), tuple(groups), model)
+        names, tensors, groups = zip(*found, strict=True)
+        return cls(names, tensors, groups, model)
 
     def expect_all_of(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer that trains other tensors by now.
-
-        Raises:
-            RuntimeError: parameters were added or taken away.
-        """
+        """Raise ``RuntimeError`` where parameters were added to the optimizer or removed from it."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if count != len(self):
             raise RuntimeError(
@@ -151,7 +140,7 @@ class Parameters:
     @contextmanager
     def full_precision(self) -> Generator[None]:
         """Disable gradient computation, and the autocast of the user's loop."""
-        with torch.no_grad(), torch.autocast(self.tensors[0].device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield
 
     @contextmanager
@@ -199,15 +188,14 @@ def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]
     Both tensors of a pair are sharded in the same way. Where tensors are sharded, all processes must call it.
     """
     products = local_products(left, right)
-    both = [a if b is not None else None for a, b in zip(left, right, strict=True)]
-    parts = [i for i, one in enumerate(both) if one is not None and distributed.is_sharded(one)]
-    if not parts:
-        return products
-    first = cast("Tensor", both[parts[0]])
-    shares = [distributed.replication_weight(cast("Tensor", both[i])) for i in parts]
-    summed = distributed.all_reduce_sum(np.array([products[i] for i in parts]) * shares, first.device)
-    for i, product in zip(parts, summed.tolist(), strict=True):
-        products[i] = product
+    pairs = enumerate(zip(left, right, strict=True))
+    present = [(i, a) for i, (a, b) in pairs if a is not None and b is not None]
+    sharded = [(i, a) for i, a in present if distributed.is_sharded(a)]
+    if sharded:
+        local = np.array([products[i] * distributed.replication_weight(a) for i, a in sharded])
+        summed = distributed.all_reduce_sum(local, sharded[0][1].device)
+        for (i, _), product in zip(sharded, summed.tolist(), strict=True):
+            products[i] = product
     return products
 
 
@@ -217,8 +205,8 @@ def cuda_devices(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def _expect_readable(model: nn.Module) -> None:
-    """Refuse wrappers that flatten parameters or keep gradients to themselves."""
-    # By name, since they take long to import.
+    """Raise ``ValueError`` for wrappers that flatten parameters or keep gradients to themselves."""
+    # By name, since their modules take long to import.
     kinds = {type(module).__name__ for module in model.modules()}
     if "FullyShardedDataParallel" in kinds:
         raise ValueError(

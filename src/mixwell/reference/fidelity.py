@@ -163,11 +163,9 @@ def measure_fidelity(
     Model and optimizer are copied and not changed.
 
     Args:
-        model: at any point of its training.
-        optimizer: with its state at that point.
+        model: at any point of its training, with its optimizer.
         loss: ``loss(model, batch)`` returns the mean loss of a batch.
         batches: for each of the T steps the batch of every domain, by name.
-        validation: the validation batch.
         signal: a factory of the estimator; by default :class:`mixwell.Hypergradient` with its defaults.
         weights: uniform by default (``mixer.weights.last`` in mid-run).
         clip_norm: as in :class:`mixwell.Mixer`.
@@ -193,29 +191,22 @@ def measure_fidelity(
                 f"a replicate has {len(other)} steps of {_domains_of(other)}, the batches have {len(batches)} of "
                 f"{names}; they must agree"
             )
-    start = _Start(getattr(model, "_orig_mod", model), optimizer, double=double)
+    experiment = _Experiment(getattr(model, "_orig_mod", model), optimizer, loss, clip_norm, double=double)
     point = Weights(names, weights)
     made = signal or Hypergradient
     due = made().validation_points(len(batches)) or (len(batches),)
-
-    def estimated(steps: Batches, wanted: Any) -> Vector:
-        return _estimate(start, loss, steps, wanted, point, made, clip_norm)
-
-    estimate = estimated(batches, validation)
+    estimate = experiment.estimate(batches, validation, point, made())
     exact = _differences(
-        lambda moved: _train(start, loss, batches, [validation], moved, clip_norm, due=due),
-        point.values,
-        difference,
+        lambda moved: experiment.train(batches, [validation], moved, due=due), point.values, difference
     )
     replication = None
     if replicates:
-        estimates = np.stack([estimated(*one) for one in replicates])
+        estimates = np.stack([experiment.estimate(*one, point, made()) for one in replicates])
         pairs = [tangent_cosine(a, b) for k, a in enumerate(estimates) for b in estimates[:k]]
         wanted = held_out or [validation, *(one for _, one in replicates)]
-        end = (len(batches),)
         effects = [
             _differences(
-                lambda moved, steps=steps: _train(start, loss, steps, wanted, moved, clip_norm, due=end),
+                lambda moved, steps=steps: experiment.train(steps, wanted, moved, due=(len(batches),)),
                 point.values,
                 effect_difference,
             )
@@ -224,10 +215,10 @@ def measure_fidelity(
         effect = np.mean(effects, axis=0)
         replication = Replication(
             estimates,
-            float(np.mean(pairs)),
-            float(np.min(pairs)),
-            effect,
-            float(np.mean([tangent_cosine(one, effect) for one in estimates])),
+            agreement=float(np.mean(pairs)),
+            worst=float(np.min(pairs)),
+            effect=effect,
+            effect_cosine=float(np.mean([tangent_cosine(one, effect) for one in estimates])),
         )
     return Fidelity(
         domains=names,
@@ -264,12 +255,15 @@ def _differences(value: Callable[[Vector], float], weights: Vector, difference: 
 
 
 @final
-class _Start:
-    """A model and its optimizer at one moment, from which copies are made."""
+class _Experiment:
+    """Runs of the same T steps from one moment of a training, each on a copy of the model and the optimizer."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, double: bool) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, loss: LossFn, clip_norm: float | None, *, double: bool
+    ) -> None:
         # Copied together, so that the copied optimizer trains the copied parameters.
         self._model, self._optimizer = copy.deepcopy((model, optimizer))
+        self._loss, self._clip_norm = loss, clip_norm
         if double:
             self._model.double()
             for state in self._optimizer.state.values():
@@ -277,71 +271,52 @@ class _Start:
                     if isinstance(value, Tensor) and value.is_floating_point():
                         state[key] = value.double()
 
-    def copy(self) -> tuple[nn.Module, Optimizer]:
-        return copy.deepcopy((self._model, self._optimizer))
+    def estimate(self, batches: Batches, validation: Any, weights: Weights, signal: Signal) -> Vector:
+        """Return the scores of a signal."""
+        model, optimizer = copy.deepcopy((self._model, self._optimizer))
+        mixer = Mixer(
+            model,
+            optimizer,
+            weights.names,
+            horizon=len(batches),
+            signal=signal,
+            update=1.0,
+            weights=weights.last,
+            clip_norm=self._clip_norm,
+        )
+        with torch.random.fork_rng(cuda_devices(model.parameters())), warnings.catch_warnings():
+            # The batches are given, whatever the weights are.
+            warnings.filterwarnings("ignore", ROWS_IGNORE_WEIGHTS)
+            torch.manual_seed(0)
+            for step in batches:
+                for name, batch in step.items():
+                    with mixer.domain(name):
+                        self._loss(model, batch).backward(create_graph=mixer.needs_graph)
+                mixer.step()
+                if mixer.validation_due:
+                    with mixer.validation():
+                        self._loss(model, validation).backward()
+        return np.array(list(mixer.rounds[-1].scores.values()))
 
-
-def _estimate(
-    start: _Start,
-    loss: LossFn,
-    batches: Batches,
-    validation: Any,
-    weights: Weights,
-    signal: Callable[[], Signal],
-    clip_norm: float | None,
-) -> Vector:
-    model, optimizer = start.copy()
-    mixer = Mixer(
-        model,
-        optimizer,
-        weights.names,
-        horizon=len(batches),
-        signal=signal(),
-        update=1.0,
-        weights=weights.last,
-        clip_norm=clip_norm,
-    )
-    with torch.random.fork_rng(cuda_devices(model.parameters())), warnings.catch_warnings():
-        # The batches are given, whatever the weights are.
-        warnings.filterwarnings("ignore", ROWS_IGNORE_WEIGHTS)
-        torch.manual_seed(0)
-        for step in batches:
-            for name, batch in step.items():
-                with mixer.domain(name):
-                    loss(model, batch).backward(create_graph=mixer.needs_graph)
-            mixer.step()
-            if mixer.validation_due:
-                with mixer.validation():
-                    loss(model, validation).backward()
-    return np.array(list(mixer.rounds[-1].scores.values()))
-
-
-def _train(
-    start: _Start,
-    loss: LossFn,
-    batches: Batches,
-    validation: Sequence[Any],
-    weights: Vector,
-    clip_norm: float | None,
-    *,
-    due: Sequence[int],
-) -> float:
-    """Return the mean validation loss after the due ones of T plain training steps with fixed weights."""
-    model, optimizer = start.copy()
-    parameters = Parameters.of(model, optimizer)
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
-    found: list[float] = []
-    with torch.random.fork_rng(cuda_devices(model.parameters())):
-        torch.manual_seed(0)
-        for done, step in enumerate(batches, start=1):
-            optimizer.zero_grad()
-            for weight, batch in zip(weights, step.values(), strict=True):
-                (float(weight) * loss(model, batch)).backward()
-            if clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(trained, clip_norm)
-            optimizer.step()
-            if done in due:
-                # As in mixer.validation(): running statistics remain those of training.
-                with torch.no_grad(), parameters.buffers_kept():
-                    found += [float(loss(model, batch).double()) for batch in validation]
-    return float(np.mean(found))
+    def train(
+        self, batches: Batches, validation: Sequence[Any], weights: Vector, *, due: Sequence[int]
+    ) -> float:
+        """Return the mean validation loss after the due ones of T plain training steps with fixed weights."""
+        model, optimizer = copy.deepcopy((self._model, self._optimizer))
+        parameters = Parameters.of(model, optimizer)
+        found: list[float] = []
+        with torch.random.fork_rng(cuda_devices(model.parameters())):
+            # The same dropout in all runs, so that their difference is due to the weights.
+            torch.manual_seed(0)
+            for done, step in enumerate(batches, start=1):
+                optimizer.zero_grad()
+                for weight, batch in zip(weights, step.values(), strict=True):
+                    (float(weight) * self._loss(model, batch)).backward()
+                if self._clip_norm is not None:
+                    torch.nn.utils.clip_grad_norm_(parameters.tensors, self._clip_norm)
+                optimizer.step()
+                if done in due:
+                    # As in mixer.validation(): running statistics remain those of training.
+                    with torch.no_grad(), parameters.buffers_kept():
+                        found += [float(self._loss(model, batch).double()) for batch in validation]
+        return float(np.mean(found))

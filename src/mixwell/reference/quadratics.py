@@ -86,12 +86,7 @@ class Quadratic:
             ``[Q^T u_j]_a = sum_b B_ab y_b (r_a^T - r_b^T) / (r_a - r_b) + b_a (1 - r_a^T) / (1 - r_a)``
 
         (``T r_a^(T-1)`` in place of the quotient where the two are equal), and ``h_j = -eta <grad L_V, u_j>``.
-
-        Args:
-            theta: ``theta_0``, shape ``(d,)``.
-            weights: w, shape ``(m,)``.
-            learning_rate: eta.
-            horizon: T.
+        ``theta`` is ``theta_0``, ``learning_rate`` eta and ``horizon`` T.
         """
         values, basis = torch.linalg.eigh(self.hessian(weights))
         ratio = 1 - learning_rate * values
@@ -99,6 +94,7 @@ class Quadratic:
         star = self.minimizer(weights)
         start = basis.T @ (theta - star)
         gap = ratio[:, None] - ratio[None, :]
+        # The quotient of two small differences would lose all digits.
         near = gap.abs() < 1e-9
         same = horizon * ((ratio[:, None] + ratio[None, :]) / 2) ** (horizon - 1)
         quotient = torch.where(

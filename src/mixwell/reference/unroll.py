@@ -3,7 +3,7 @@
 All functions take a :class:`Problem`, which has its parameters in one flat vector, and share these arguments: the
 initial parameters (or the minimizer) ``theta``, shape ``(d,)``; the ``weights`` w of the domains, shape ``(m,)``,
 not necessarily on the simplex; the ``learning_rate`` eta; and the ``horizon`` T. They return the hypergradient,
-shape ``(m,)``. They differentiate twice, so they need an uncompiled model without flash attention
+shape ``(m,)``. Most differentiate twice, so they need an uncompiled model without flash attention
 (:func:`problem_from_model` disables it).
 
 =====================  ==============================================================================
@@ -44,16 +44,10 @@ class Problem:
     validation: Callable[[Tensor], Tensor]
 
 
-def descend(
-    problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, steps: int, first: int = 0
-) -> Tensor:
-    """Take steps of SGD on the weighted loss (Eq. 3), without derivatives, and return the parameters.
-
-    Args:
-        first: the index of the first step.
-    """
+def descend(problem: Problem, theta: Tensor, weights: Tensor, *, learning_rate: float, steps: int) -> Tensor:
+    """Take steps of SGD on the weighted loss (Eq. 3), without derivatives, and return the parameters."""
     weights = weights.detach()
-    for t in range(first, first + steps):
+    for t in range(steps):
         theta = theta.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(weights @ problem.losses(theta, t), theta)
         theta = theta - learning_rate * gradient
@@ -87,7 +81,7 @@ def truncated_reverse(
         raise ValueError(f"window must be between 1 and the horizon of {horizon}, got {window}")
     start = horizon - window
     theta = descend(problem, theta, weights, learning_rate=learning_rate, steps=start)
-    theta = theta.requires_grad_()
+    theta = theta.requires_grad_()  # a leaf: the steps before the window do not depend on w
     weights = weights.detach().clone().requires_grad_()
     for t in range(start, horizon):
         (gradient,) = torch.autograd.grad(weights @ problem.losses(theta, t), theta, create_graph=True)
@@ -116,7 +110,7 @@ def forward_unroll(
             for z, g in zip(sensitivity, gradients, strict=True)
         ]
         theta = theta - learning_rate * total
-    (target,) = _gradient(problem.validation, theta)
+    target = _gradient(problem.validation, theta)
     return torch.stack([target @ z for z in sensitivity])
 
 
@@ -141,14 +135,14 @@ def implicit_cg(
     Raises:
         ValueError: the Hessian is not positive definite along a search direction, or there is no convergence.
     """
-    (target,) = _gradient(problem.validation, theta)
+    target = _gradient(problem.validation, theta)
     gradients, product = _gradients_and_hvp(problem, theta, weights)
     solution = torch.zeros_like(target)
     residual = target.clone()
     direction = residual.clone()
     squared = float(residual @ residual)
     goal = tolerance * math.sqrt(squared)
-    limit = max_iterations if max_iterations is not None else 10 * len(theta)
+    limit = 10 * len(theta) if max_iterations is None else max_iterations
     for _ in range(limit):
         if math.sqrt(squared) <= goal:
             break
@@ -192,7 +186,7 @@ def implicit_neumann(
     References:
         Lorraine, Vicol, Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation" (2020).
     """
-    (power,) = _gradient(problem.validation, theta)
+    power = _gradient(problem.validation, theta)
     gradients, product = _gradients_and_hvp(problem, theta, weights)
     total = torch.zeros_like(power)
     for _ in range(terms):
@@ -209,11 +203,11 @@ def problem_from_model(
 ) -> tuple[Problem, Tensor]:
     """Return a model and its data as a :class:`Problem`, and its trained parameters, shape ``(d,)``.
 
+    The model itself is not changed.
+
     Args:
-        model: is not changed.
         loss: ``loss(model, batch)`` returns the mean loss of a batch; it calls its first argument like the model.
         batches: for every step the batch of every domain, in one order of domains.
-        validation: the validation batch.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
@@ -222,11 +216,13 @@ def problem_from_model(
     def value(vector: Tensor, batch: Any) -> Tensor:
         parts = vector.split([p.numel() for p in trained.values()])
         named = {n: v.view_as(p) for (n, p), v in zip(trained.items(), parts, strict=True)}
+        # Copies, so that running statistics do not change with the number of evaluations.
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return functional_call(model, {**named, **fixed, **buffers}, args, kwargs)
 
+        # The fused kernels of attention have no second derivative.
         with sdpa_kernel(SDPBackend.MATH):
             return loss(call, batch)
 
@@ -236,9 +232,9 @@ def problem_from_model(
     return Problem(losses, lambda vector: value(vector, validation)), theta
 
 
-def _gradient(function: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tensor]:
+def _gradient(function: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     theta = theta.detach().requires_grad_()
-    return torch.autograd.grad(function(theta), theta)  # pyright: ignore[reportReturnType]
+    return torch.autograd.grad(function(theta), theta)[0]
 
 
 def _hessian_vector_product(gradient: Tensor, theta: Tensor, vector: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mixwell
-from helpers.contract_tables import NOT_CARRIED, OPTIMIZERS, UNKNOWN
+from helpers.contract_tables import NOT_DIFFERENTIATED, OPTIMIZERS, UNKNOWN
 from helpers.toy_problems import GivenCurvature, mse, quadratic_round, regression_batches, train, two_layer
 from mixwell.reference import unroll
 from mixwell.reference.comparison import tangent_cosine
@@ -129,10 +129,10 @@ def test_isotropic_traces_are_the_literal_recursion(gamma: float) -> None:
     assert relative(got, literal(quadratic, theta, w, 40, lambda u: (1 - ETA * gamma) * u)) < 1e-9
 
 
-@pytest.mark.parametrize("carried", [False, True])
-def test_given_curvature_is_the_literal_recursion(carried: bool) -> None:
+@pytest.mark.parametrize("forward_mode", [False, True])
+def test_given_curvature_is_the_literal_recursion(forward_mode: bool) -> None:
     quadratic, theta, w = setting(2)
-    traces = mixwell.ForwardModeTraces() if carried else mixwell.DenseTraces()
+    traces = mixwell.ForwardModeTraces() if forward_mode else mixwell.DenseTraces()
     got = quadratic_round(
         quadratic,
         theta,
@@ -183,7 +183,7 @@ def warmed_up(kind: str, seed: int, steps: int) -> tuple[torch.nn.Module, torch.
 STARTS = [
     (kind, start)
     for kind in OPTIMIZERS
-    if kind not in NOT_CARRIED
+    if kind not in NOT_DIFFERENTIATED
     for start in (0, 3)
     if start or "adam" not in kind
 ]
@@ -192,7 +192,7 @@ STARTS = [
 @pytest.mark.filterwarnings(UNKNOWN)
 @pytest.mark.parametrize("clip_norm", [None, 0.1])
 @pytest.mark.parametrize(("kind", "start"), STARTS)
-def test_carried_traces_are_exact(kind: str, start: int, clip_norm: float | None) -> None:
+def test_forward_mode_traces_are_exact(kind: str, start: int, clip_norm: float | None) -> None:
     model, optimizer = warmed_up(kind, 5, start)
     batches, validation = regression_batches(5, steps=6)
     report = measure_fidelity(
@@ -211,7 +211,7 @@ def test_carried_traces_are_exact(kind: str, start: int, clip_norm: float | None
 
 @pytest.mark.parametrize("kind", ["momentum", "nesterov", "dampened", "adam", "adamw"])
 @pytest.mark.parametrize("start", [0, 20])
-def test_folded_traces_follow_the_real_optimizer(kind: str, start: int) -> None:
+def test_first_order_traces_follow_the_real_optimizer(kind: str, start: int) -> None:
     cosines = []
     for seed in range(6):
         model, optimizer = warmed_up(kind, seed, start)
@@ -221,7 +221,7 @@ def test_folded_traces_follow_the_real_optimizer(kind: str, start: int) -> None:
     assert statistics.median(cosines) >= 0.9
 
 
-def test_folded_clipping_follows_a_clipped_run() -> None:
+def test_first_order_clipping_follows_a_clipped_run() -> None:
     cosines = []
     for seed in range(6):
         model, optimizer = warmed_up("adamw", seed, 20)
@@ -264,7 +264,9 @@ def test_scores_of_several_points_are_the_derivative_of_the_mean_loss(
 
 @pytest.mark.parametrize(("points", "span"), SETS)
 @pytest.mark.parametrize(("kind", "start"), [("sgd", 0), ("momentum", 3), ("nesterov", 0), ("adamw", 3)])
-def test_carried_traces_are_exact_at_several_points(kind: str, start: int, points: int, span: float) -> None:
+def test_forward_mode_traces_are_exact_at_several_points(
+    kind: str, start: int, points: int, span: float
+) -> None:
     """Against differences of real training of a network, with the optimizer's moments and clipping."""
     model, optimizer = warmed_up(kind, 5, start)
     batches, validation = regression_batches(5, steps=6)
@@ -283,7 +285,7 @@ def test_carried_traces_are_exact_at_several_points(kind: str, start: int, point
 
 
 TRACES = {
-    "carried": (mixwell.ForwardModeTraces, 1e-9),
+    "forward mode": (mixwell.ForwardModeTraces, 1e-9),
     "projected": (lambda: mixwell.ProjectedTraces(1000), 1e-9),
     "sketched": (lambda: mixwell.SketchedTraces(100_000), 1e-9),
     "subset": (lambda: mixwell.DenseTraces(only=["*"]), 1e-12),

@@ -11,7 +11,7 @@ from helpers.toy_problems import Point, mse, names, regression_batches, train, t
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.responses import SgdModel
 from mixwell.hypergradient.traces.base import StepModel
-from mixwell.hypergradient.traces.rounding import round_stochastically
+from mixwell.hypergradient.traces.dense import round_stochastically
 from mixwell.hypergradient.traces.sketched import SketchedTraces
 from mixwell.reference.comparison import relative_error
 
@@ -210,7 +210,7 @@ def test_a_sketch_with_adamw_and_a_frozen_parameter() -> None:
 @pytest.mark.parametrize("warmup", [0, 4])
 @pytest.mark.parametrize("traces", [mixwell.DenseTraces, lambda: mixwell.SketchedTraces(2000)])
 def test_the_first_step_of_a_round_has_its_own_clipping_factor(warmup: int, traces) -> None:
-    """With one step to a round, folded traces know the factor exactly; only its derivative is left out."""
+    """With one step to a round, first-order traces know the factor exactly; only its derivative is left out."""
     batches, validation = regression_batches(0, steps=5)
     model = two_layer(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

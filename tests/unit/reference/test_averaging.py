@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mixwell.reference import theory
+from mixwell.reference import averaging
 from mixwell.simplex.rounds import validation_points
 
 
@@ -26,7 +26,7 @@ def test_noise_of_several_points_is_that_of_simulated_training(curvature: float,
     iterates = simulate(np.random.default_rng(0), eta, curvature, sigma, length)
     points = validation_points(length, points=count, span=0.5)
     measured = iterates[:, [point - 1 for point in points]].mean(axis=1).var()
-    expected = theory.iterate_variance(eta, curvature, sigma) * theory.averaging_factor(
+    expected = averaging.iterate_variance(eta, curvature, sigma) * averaging.averaging_factor(
         points, eta, curvature
     )
     assert measured == pytest.approx(expected, rel=0.05)
@@ -34,14 +34,14 @@ def test_noise_of_several_points_is_that_of_simulated_training(curvature: float,
 
 def test_eight_points_divide_the_noise_of_sharp_directions_by_eight() -> None:
     points = validation_points(84, points=8, span=0.5)
-    assert theory.averaging_factor(points, 0.1, 8.0) == pytest.approx(1 / 8, rel=0.02)
-    assert theory.averaging_factor(points, 0.1, 0.001) > 0.99
+    assert averaging.averaging_factor(points, 0.1, 8.0) == pytest.approx(1 / 8, rel=0.02)
+    assert averaging.averaging_factor(points, 0.1, 0.001) > 0.99
 
 
 def test_what_is_left_at_the_points_is_between_that_of_half_the_round_and_of_its_end() -> None:
     points = validation_points(84, points=8, span=0.5)
     for curvature in (0.05, 0.5, 2.0):
-        left = theory.unconverged_part(points, 0.1, curvature)
+        left = averaging.unconverged_part(points, 0.1, curvature)
         assert (1 - 0.1 * curvature) ** 84 <= left <= (1 - 0.1 * curvature) ** 42
 
 
@@ -54,4 +54,4 @@ def test_persistence_is_what_a_perturbed_run_keeps() -> None:
             theta -= eta * (curvature * (theta - 2.0) + xi)
         return theta
 
-    assert (end(1.5) - end(1.0)) / 0.5 == pytest.approx(theory.persistence(further, eta, curvature))
+    assert (end(1.5) - end(1.0)) / 0.5 == pytest.approx(averaging.persistence(further, eta, curvature))

@@ -1,4 +1,8 @@
-"""Sums of the gradients of a mixed batch, domain by domain."""
+"""Where the gradients of a mixed batch go, domain by domain: to full traces, or to projected sums.
+
+Losses are weighted before the backward pass, so what arrives is ``w_j G_j``. A layer's rule adds to an accumulator
+by parameter index; the accumulator sums over the rows of each domain.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 from typing import final
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 from typing_extensions import override
 
 from mixwell.hypergradient.capture.projections import Projection, Projections
@@ -16,8 +18,6 @@ from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.typing import Vector
 
-# A block of a gradient of this size stays in a core's cache while it is added to the trace and to the sum.
-BLOCK = 1 << 17
 # Sufficient to see whether two gradients are the same.
 CHECK_RANK = 4
 
@@ -35,9 +35,9 @@ class GradientAccumulator(ABC):
     def __init__(self, row_groups: RowGroups) -> None:
         self.row_groups = row_groups
         self.ignored: Container[int] = ()
-        """Parameters of which the layers do not see the whole gradient; it is not taken from them."""
+        """Parameters whose gradients are not added, because hooks do not see all of them."""
         self.paused = False
-        """Whether a backward pass is not to be added."""
+        """Whether forward and backward passes are not captured."""
         self.touched = False
         """Whether a layer was run."""
 
@@ -56,11 +56,8 @@ class GradientAccumulator(ABC):
         return values if projection is None else projection.project_outputs(values)
 
     @abstractmethod
-    def checking(self) -> tuple[ProjectedAccumulator, Projections]:
-        """Return an empty accumulator that takes the same saved inputs, and its projections.
-
-        It serves to compare the sums of one batch with gradients.
-        """
+    def checking(self) -> ProjectedAccumulator:
+        """Return an empty accumulator that takes the same saved inputs, to compare one batch with its gradient."""
 
     @abstractmethod
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
@@ -69,15 +66,6 @@ class GradientAccumulator(ABC):
         Args:
             outputs: the result of :meth:`project_outputs`, shape ``(rows, length, a)``.
             inputs: the result of :meth:`project_inputs`, shape ``(rows, length, b)``.
-        """
-
-    @abstractmethod
-    def add_lookups(self, index: int, looked_up: Tensor, gradients: Tensor) -> None:
-        """Add the gradients of rows of a table.
-
-        Args:
-            looked_up: row indices, shape ``(rows, length)``; -1 for none.
-            gradients: of the rows that were looked up, shape ``(rows, length, inputs)``.
         """
 
     @abstractmethod
@@ -94,10 +82,9 @@ class DenseAccumulator(GradientAccumulator):
     """Passes the full gradient of every domain on.
 
     Args:
-        parameters: the trained parameters.
         weights: the factors of the rows' losses by domain, shape ``(m,)``; gradients are divided by them.
-        add: takes ``(domain, index, gradient, factor, rows)``; ``rows`` are the rows of the parameter
-            that the gradient belongs to, ``None`` for all.
+        add: takes ``(domain, index, gradient, factor, rows)``; the gradient is that of these rows of the
+            parameter, of all for ``None``.
         blockwise: whether a parameter's gradient may be passed on in blocks of rows.
     """
 
@@ -114,10 +101,10 @@ class DenseAccumulator(GradientAccumulator):
         self._factors: list[float] = (1 / weights).tolist()
 
     @override
-    def checking(self) -> tuple[ProjectedAccumulator, Projections]:
+    def checking(self) -> ProjectedAccumulator:
         projections = Projections(self._parameters, CHECK_RANK, seed=0)
         projections.resample(0)
-        return ProjectedAccumulator(projections, self.row_groups, late=True), projections
+        return ProjectedAccumulator(projections, self.row_groups, late=True)
 
     @override
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
@@ -130,48 +117,6 @@ class DenseAccumulator(GradientAccumulator):
             product = outputs[begin:end].flatten(0, 1).t() @ inputs[begin:end].flatten(0, 1)
             self.add_gradient(index, domain, product.view(parameter.shape))
 
-    def add_products_and_sum(self, index: int, outputs: Tensor, inputs: Tensor) -> Tensor:
-        """Add ``dY^T X`` over the rows of every domain, and return their sum, shape ``(a, b)``.
-
-        It proceeds by blocks, so that a product is still in the cache when it is added to the sum and the trace.
-
-        Args:
-            outputs: dY, shape ``(rows, length, a)``.
-            inputs: X, shape ``(rows, length, b)``.
-        """
-        groups = self.row_groups
-        outputs, inputs = (groups.sort_rows(one).flatten(0, 1) for one in (outputs, inputs))
-        length = len(outputs) // len(groups)
-        count, width = outputs.shape[1], inputs.shape[1]
-        whole = outputs.new_empty(count, width)
-        ignored = index in self.ignored
-        in_blocks = not outputs.is_cuda and (ignored or self._blockwise(index))
-        size = max(BLOCK // width, 1) if in_blocks else count
-        scratch = outputs.new_empty(min(size, count), width) if len(groups.slices) > 1 else whole
-        for start in range(0, count, size):
-            block = slice(start, min(start + size, count))
-            total = whole[block]
-            for position, (domain, begin, end) in enumerate(groups.slices):
-                product = scratch[: len(total)] if position else total
-                rows = slice(begin * length, end * length)
-                torch.mm(outputs[rows, block].t(), inputs[rows], out=product)
-                if position:
-                    total.add_(product)
-                if not ignored:
-                    self._add(domain, index, product, self._factors[domain], block)
-        return whole
-
-    @override
-    def add_lookups(self, index: int, looked_up: Tensor, gradients: Tensor) -> None:
-        if index in self.ignored:
-            return
-        looked_up, gradients = (self.row_groups.sort_rows(one) for one in (looked_up, gradients))
-        for domain, begin, end in self.row_groups.slices:
-            rows, local = looked_up[begin:end].flatten(), gradients[begin:end].flatten(0, 1)
-            local = local.masked_fill((rows < 0).unsqueeze(-1), 0.0)
-            table = torch.zeros_like(self._parameters.tensors[index], dtype=local.dtype)
-            self.add_gradient(index, domain, table.index_add_(0, rows.clamp_min(0), local))
-
     @override
     def add_vectors(self, index: int, gradients: Tensor) -> None:
         if index in self.ignored:
@@ -182,17 +127,23 @@ class DenseAccumulator(GradientAccumulator):
             self.add_gradient(index, domain, totals[domain].view(self._parameters.tensors[index].shape))
 
     @override
-    def add_gradient(self, index: int, domain: int, gradient: Tensor) -> None:
-        self._add(domain, index, gradient, self._factors[domain], None)
+    def add_gradient(self, index: int, domain: int, gradient: Tensor, rows: slice | None = None) -> None:
+        """Add a domain's gradient, or some of its rows."""
+        if index not in self.ignored:
+            self._add(domain, index, gradient, self._factors[domain], rows)
+
+    def blockwise(self, index: int) -> bool:
+        """Return whether a parameter's gradient may be added in blocks of rows."""
+        return index in self.ignored or self._blockwise(index)
 
 
 @final
 class ProjectedAccumulator(GradientAccumulator):
-    """Projected gradients, one row of numbers per domain.
+    """Adds up projected gradients, one row of numbers per domain.
 
     Args:
         rows: the sums, shape ``(m, size)``; by default new zeros.
-        late: project when gradients are added, not before.
+        late: whether rules give unprojected inputs and outputs, as a :class:`DenseAccumulator` wants them.
     """
 
     compared_with_gradient = True
@@ -206,18 +157,18 @@ class ProjectedAccumulator(GradientAccumulator):
         late: bool = False,
     ) -> None:
         super().__init__(row_groups)
-        self._projections, self._late = projections, late
+        self.projections, self._late = projections, late
         self.rows = projections.empty_rows(len(row_groups.counts)) if rows is None else rows
-        """Shape ``(m, size)``."""
+        # Views are cached: to make them for every layer costs more than the sums of a small layer.
         self._blocks: dict[int, Tensor] = {}
 
     @override
     def projection(self, index: int) -> Projection | None:
-        return None if self._late else self._projections.each[index]
+        return None if self._late else self.projections.each[index]
 
     @override
-    def checking(self) -> tuple[ProjectedAccumulator, Projections]:
-        return ProjectedAccumulator(self._projections, self.row_groups, late=self._late), self._projections
+    def checking(self) -> ProjectedAccumulator:
+        return ProjectedAccumulator(self.projections, self.row_groups, late=self._late)
 
     @override
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
@@ -225,22 +176,9 @@ class ProjectedAccumulator(GradientAccumulator):
         if index in self.ignored:
             return
         if self._late:
-            projection = self._projections.each[index]
+            projection = self.projections.each[index]
             outputs, inputs = projection.project_outputs(outputs), projection.project_inputs(inputs)
         self.row_groups.add_products(self._block(index), outputs, inputs)
-
-    @override
-    def add_lookups(self, index: int, looked_up: Tensor, gradients: Tensor) -> None:
-        """Add ``B[looked_up]^T (dY A)``: the inputs of an embedding are one-hot, so rows of B stand for them."""
-        if index in self.ignored:
-            return
-        projection = self._projections.each[index]
-        table = projection.matrix("outputs", projection.dtype)
-        if table is None:
-            table = torch.eye(projection.outputs, dtype=projection.dtype, device=gradients.device)
-        chosen = functional.embedding(looked_up.clamp_min(0), table)
-        chosen = chosen.masked_fill((looked_up < 0).unsqueeze(-1), 0.0)
-        self.row_groups.add_products(self._block(index), chosen, projection.project_inputs(gradients))
 
     @override
     def add_vectors(self, index: int, gradients: Tensor) -> None:
@@ -251,11 +189,12 @@ class ProjectedAccumulator(GradientAccumulator):
     @override
     def add_gradient(self, index: int, domain: int, gradient: Tensor) -> None:
         """Add ``B^T G A``."""
-        self._block(index)[domain].add_(self._projections.each[index].project(gradient))
+        if index not in self.ignored:
+            self._block(index)[domain].add_(self.projections.each[index].project(gradient))
 
     def _block(self, index: int) -> Tensor:
-        """The sums of a parameter, shape ``(m, r, r)``."""
+        """Return a view of the sums of a parameter, shape ``(m, r, r)``."""
         block = self._blocks.get(index)
         if block is None:
-            block = self._blocks[index] = self._projections.block(self.rows, index)
+            block = self._blocks[index] = self.projections.block(self.rows, index)
         return block

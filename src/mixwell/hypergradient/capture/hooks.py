@@ -1,15 +1,23 @@
-"""Hooks on a model's layers that separate the gradients of a mixed batch by domain."""
+"""Hooks on a model's layers that separate the gradients of a mixed batch by domain.
+
+The loss of a mixed batch is a weighted sum of its rows' losses. Where a layer treats rows independently, each
+row of the gradient dY of its output is due to that row's loss. Forward hooks save the part of the inputs X that
+the layer's rule needs, hooks on the outputs receive dY, and the rule adds the gradient of each domain to an
+accumulator.
+
+Two assumptions are verified: that rows are independent (no row's loss has a gradient in another row), and that the
+hooks see the whole gradient (no parameter is used outside of its layer).
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
@@ -20,7 +28,7 @@ from mixwell.typing import Gradients
 
 Unsupported = Literal["ignore", "per_domain"]
 
-# The largest trace of a row in another row's gradient, relative to its own, before they count as mixed.
+# The largest gradient of a row's loss in another row, relative to that in its own, before rows count as mixed.
 MIXED = 1e-6
 # The largest difference between the hooks' sum and the gradient itself, before a parameter counts as unsupported.
 # bfloat16 stays well below it.
@@ -29,11 +37,21 @@ TOLERANCE = 0.05
 SMALL = 1 << 13
 
 
+@final
 class CaptureContext:
-    """A mixed batch from which gradients are captured."""
+    """A mixed batch from which gradients are captured.
+
+    Args:
+        verify: receives the weighted losses; by default nothing is captured.
+    """
+
+    def __init__(self, verify: Callable[[Tensor], None] | None = None) -> None:
+        self._verify = verify
 
     def weighted(self, losses: Tensor) -> None:
         """Take the weighted losses of the rows, shape ``(rows,)``, before their sum is differentiated."""
+        if self._verify is not None:
+            self._verify(losses)
 
 
 @final
@@ -42,19 +60,14 @@ class LayerHooks:
 
     Hooks are registered only during the capture, so that the model stays as it was: it can be copied, saved and
     exported. (In a compiled model they stay: code that was compiled for a validation pass without them would also
-    run in the next training step.)
-    A forward hook saves the part of its inputs that a layer's rule needs, and a hook on the output accumulates its
-    gradients. Activation checkpointing, autocast, shared modules and data parallelism need nothing more.
+    run in the next training step.) Activation checkpointing, autocast, shared modules and data parallelism need
+    nothing more.
 
     Args:
         unsupported: ``"ignore"`` parameters that hooks do not support, or handle them ``"per_domain"`` by one more
             backward pass for each domain. Either way a warning names them.
         check: differentiate the first batch twice, to verify that rows are independent and hooks see everything.
-        known: the parameters that an earlier verification of the same model found unsupported, which is then not
-            repeated.
-
-    Raises:
-        ValueError: no layer is supported.
+        known: the result of :attr:`verified` for the same model; the verification is then not repeated.
     """
 
     def __init__(
@@ -63,12 +76,13 @@ class LayerHooks:
         *,
         unsupported: Unsupported,
         check: bool,
-        known: dict[int, str] | None = None,
+        known: Mapping[str, str] | None = None,
     ) -> None:
         assert parameters.model is not None
         # A second backward pass is too expensive for sharded parameters.
         self._unverified = check and known is None and not parameters.sharded
         self._parameters, self._mode = parameters, unsupported
+        # Layers hold the tensors that the optimizer trains only while FSDP2 has not gathered them.
         distributed.reshard(parameters.model)
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
         self._layers: list[tuple[nn.Module, LayerRule, Callable[..., None]]] = []
@@ -77,6 +91,7 @@ class LayerHooks:
         self.unsupported: dict[int, str] = {}
         """The reason for each parameter, by index, whose gradients cannot be separated."""
         for name, module in parameters.model.named_modules():
+            # With duplicates: a rule asks by name, and a layer may have two names for one tensor.
             named = module.named_parameters(recurse=False, remove_duplicate=False)
             param_indices = {key: trained[id(p)] for key, p in named if id(p) in trained}
             if not param_indices:
@@ -87,17 +102,18 @@ class LayerHooks:
                 self.unsupported |= dict.fromkeys(param_indices.values(), reason)
             else:
                 self._layers.append((module, rule, self._hook(name, rule)))
-        self.unsupported |= known or {}
+        self.unsupported |= {parameters.names.index(name): reason for name, reason in (known or {}).items()}
         self._accumulator: GradientAccumulator | None = None
         self._hooked = False
-        self._paused = False
         self._probe: Callable[[str, LayerRule, Any, Tensor], None] | None = None
         self.warn_unsupported()
 
     @property
-    def verified(self) -> dict[int, str] | None:
-        """The unsupported parameters, once a batch was verified."""
-        return None if self._unverified else self.unsupported
+    def verified(self) -> dict[str, str] | None:
+        """The reason for each unsupported parameter, by name, once a batch was verified."""
+        if self._unverified:
+            return None
+        return {self._parameters.names[index]: reason for index, reason in self.unsupported.items()}
 
     @contextmanager
     def capture(self, accumulator: GradientAccumulator) -> Generator[CaptureContext]:
@@ -105,15 +121,14 @@ class LayerHooks:
 
         Yields:
             The context, which takes the weighted losses.
-
-        Raises:
-            ValueError: no layer was run.
         """
         accumulator.ignored = self.unsupported
         accumulator.touched = False
+        # The verification needs hooks, and replacing `forward` would compile the model again.
         fusable = not (self._unverified or self._compiled)
         with ExitStack() as stack:
             self._accumulator = accumulator
+            # Undone last: the exit stack first removes the hooks that use it.
             stack.callback(setattr, self, "_accumulator", None)
             for module, rule, hook in self._layers:
                 fused = rule.fuse(accumulator) if fusable else None
@@ -124,25 +139,12 @@ class LayerHooks:
                     if not self._compiled:
                         stack.callback(handle.remove)
             self._hooked = self._compiled
-            yield _LayerCapture(self, accumulator)
+            yield CaptureContext(lambda losses: self._verify(losses, accumulator))
         if not accumulator.touched:
             compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
             raise ValueError(
                 f"no layer of the model was run: call it inside `with mixer.batch(...)`{compiled}"
             )
-
-    def verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
-        """Verify the first batch that has rows of two domains, and handle unsupported parameters.
-
-        Args:
-            losses: the weighted losses of the rows.
-        """
-        if self._unverified and len(accumulator.row_groups.slices) > 1:
-            self._unverified = False
-            self._check(losses, accumulator)
-            self.warn_unsupported()
-        if self._mode == "per_domain" and self.unsupported:
-            self._add_unsupported(losses, accumulator)
 
     def compare(self, seen: Tensor, gradient: Tensor, projections: Projections) -> list[int]:
         """Find parameters whose gradient the hooks did not see: they are used outside their layer.
@@ -156,20 +158,18 @@ class LayerHooks:
         """
         fresh: list[int] = []
         for index, columns in enumerate(projections.slices):
+            if index in self.unsupported:
+                continue
             parts, whole = seen[:, columns], gradient[columns]
             apart = float((parts.sum(dim=0) - whole).norm())
-            limit = TOLERANCE * float(parts.norm(dim=1).sum() + whole.norm())
-            if index not in self.unsupported and apart > limit:
+            # Relative to the parts as well: gradients of domains may cancel in the sum.
+            if apart > TOLERANCE * float(parts.norm(dim=1).sum() + whole.norm()):
                 fresh.append(index)
         self.unsupported |= dict.fromkeys(fresh, "is used outside its own layer's forward pass")
         return fresh
 
     def warn_unsupported(self) -> None:
-        """Warn of the unsupported parameters, once of each.
-
-        Raises:
-            ValueError: there are no others.
-        """
+        """Warn of the unsupported parameters, once of each; raise ``ValueError`` where there are no others."""
         fresh = [i for i in self.unsupported if i not in self._warned]
         if not fresh:
             return
@@ -189,13 +189,23 @@ class LayerHooks:
             f"{share:.2%} of the parameters are {handling}: {', '.join(names + more)}", stacklevel=2
         )
 
+    def _verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
+        """Verify the first batch that has rows of two domains, and handle unsupported parameters."""
+        if self._unverified and len(accumulator.row_groups.slices) > 1:
+            self._unverified = False
+            self._check(losses, accumulator)
+            self.warn_unsupported()
+        if self._mode == "per_domain" and self.unsupported:
+            self._add_unsupported(losses, accumulator)
+
     def _check(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Run a backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?"""
         groups = accumulator.row_groups
         chosen = torch.from_numpy(groups.labels == groups.slices[0][0]).to(losses.device)
         mixed: list[str] = []
+        # Projected traces compare by themselves at the end of the step, which is too late for a pass per domain.
         compares = not accumulator.compared_with_gradient or self._mode == "per_domain"
-        seen, projections = accumulator.checking()
+        seen = accumulator.checking()
         seen.ignored = self.unsupported
 
         def probe(name: str, rule: LayerRule, saved: Any, gradient: Tensor) -> None:
@@ -235,14 +245,14 @@ class LayerHooks:
             gradients: Gradients = [None] * len(self._parameters)
             for (index, _), gradient in zip(trained, found, strict=True):
                 gradients[index] = gradient
-            self.compare(seen.rows, projections.project(gradients), projections)
+            self.compare(seen.rows, seen.projections.project(gradients), seen.projections)
 
     def _add_unsupported(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Run one backward pass per domain over the unsupported parameters."""
         wanted = [(i, self._parameters.tensors[i]) for i in self.unsupported]
         wanted = [(i, p) for i, p in wanted if p.requires_grad]
         ordered = accumulator.row_groups.sort_rows(losses)
-        self._paused = accumulator.paused = True
+        accumulator.paused, accumulator.ignored = True, ()
         try:
             for domain, begin, end in accumulator.row_groups.slices:
                 found = torch.autograd.grad(
@@ -253,17 +263,14 @@ class LayerHooks:
                     if gradient is not None:
                         accumulator.add_gradient(index, domain, gradient)
         finally:
-            self._paused = accumulator.paused = False
+            accumulator.paused, accumulator.ignored = False, self.unsupported
 
     def _hook(self, name: str, rule: LayerRule) -> Callable[..., None]:
         def forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             accumulator = self._accumulator
-            if (
-                accumulator is None
-                or self._paused
-                or not isinstance(output, Tensor)
-                or not output.requires_grad
-            ):
+            if accumulator is None or accumulator.paused:
+                return
+            if not isinstance(output, Tensor) or not output.requires_grad:
                 return
             accumulator.touched = True
             try:
@@ -274,33 +281,25 @@ class LayerHooks:
                 return
 
             def backward(gradient: Tensor) -> None:
-                if self._paused:
+                if accumulator.paused:
                     return
                 with torch.no_grad():
-                    self._paused = True  # a layer that is run again is not captured
+                    accumulator.paused = True  # a layer that the rule runs again is not captured
                     try:
                         if self._probe is not None:
                             self._probe(name, rule, saved, gradient)
-                        else:
+                        elif any(index not in self.unsupported for index in rule.param_indices.values()):
                             rule.accumulate(saved, gradient, accumulator)
                     finally:
-                        self._paused = False
+                        accumulator.paused = False
 
+            # On the tensor, not register_full_backward_hook, which wraps the outputs in a function of its own and
+            # fails where a model changes them in place.
             output.register_hook(backward)
 
-        # A compiler would trace the state at the time of compilation.
+        # A compiler would trace the hook with the accumulator, and the flags, at the time of compilation.
         return cast("Callable[..., None]", torch.compiler.disable(forward)) if self._compiled else forward
 
 
 def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-@final
-class _LayerCapture(CaptureContext):
-    def __init__(self, hooks: LayerHooks, accumulator: GradientAccumulator) -> None:
-        self._hooks, self._accumulator = hooks, accumulator
-
-    @override
-    def weighted(self, losses: Tensor) -> None:
-        self._hooks.verify(losses, self._accumulator)

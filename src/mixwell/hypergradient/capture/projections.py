@@ -53,6 +53,7 @@ class Projection:
         self.inputs = parameter.numel() // max(self.outputs, 1)
         self.shape = (min(self.outputs, rank), self.inputs if flat else min(self.inputs, rank))
         """The shape of the projected gradient."""
+        # Sums over many tokens and steps, which half precision would round away.
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._device = parameter.device
         lengths = {"outputs": (self.outputs, self.shape[0]), "inputs": (self.inputs, self.shape[1])}
@@ -62,6 +63,7 @@ class Projection:
             if length > r
         }
         most = min(self.outputs, self.inputs)
+        # Views of half of the columns. The other half stay random, for the part outside of these directions.
         self._bases = {
             side: whole[:, : min(whole.shape[1] // 2, most)] for side, whole in self._matrices.items()
         }
@@ -91,16 +93,17 @@ class Projection:
             self._bases[side].copy_(basis)
 
     def align(self, gradient: Tensor | None) -> None:
-        """Keep the leading directions of a gradient exactly; of none for ``None``."""
+        """Keep the leading directions of a gradient exactly; none for ``None``."""
         warm, self.aligned = self.aligned, False
         if gradient is None or not self.alignable:
             return
         matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
-        # Subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011). The directions
-        # of the last round are a good start.
+        # Subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011). Few iterations
+        # suffice, because any directions leave the estimate unbiased; those of the last round are a good start.
         start = self._bases.get("inputs")
         if start is None or not warm:
             columns = max(basis.shape[1] for basis in self._bases.values())
+            # A fixed seed: these directions must be the same on every process and after resuming.
             start = random_signs((self.inputs, columns), random_stream(0), dtype=self.dtype)
             start = start.to(self._device)
             start = matrix.t() @ torch.linalg.qr(matrix @ start).Q
@@ -124,21 +127,15 @@ class Projection:
             drawn = whole[:, basis.shape[1] :] if self.aligned else whole
             drawn.copy_(random_signs(drawn.shape, generator, dtype=torch.int8))
             drawn.mul_(1 / math.sqrt(drawn.shape[1]))
-            if self.aligned:
+            if self.aligned:  # (I - Q Q^T) S: the exact directions must not be counted again
                 drawn.addmm_(basis, basis.t() @ drawn, alpha=-1.0)
 
     def matrix(self, side: str, dtype: torch.dtype) -> Tensor | None:
-        """Return A (for ``"inputs"``) or B (``"outputs"``), shape ``(length, r)``.
-
-        Args:
-            dtype: of the result; a copy in it is cached.
-
-        Returns:
-            ``None`` where that side is not projected.
-        """
+        """Return A (for ``"inputs"``) or B (``"outputs"``), ``None`` where that side is not projected."""
         found = self._matrices.get(side)
         if found is None or dtype == self.dtype:
             return found
+        # Under autocast every batch wants a copy in half precision.
         if (side, dtype) not in self._copies:
             self._copies[side, dtype] = found.to(dtype)
         return self._copies[side, dtype]

@@ -1,4 +1,4 @@
-"""Sums over the rows of each domain in a mixed batch."""
+"""Sums over the rows of each domain in a mixed batch: ``sum_{i in j} y_i^T x_i`` and ``sum_{i in j} y_i``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ Labels = NDArray[np.int64]
 class RowGroups:
     """The rows of a batch, grouped by domain.
 
-    Args:
-        labels: the index of each row's domain.
-        domains: the number m of domains.
-
     Example:
         >>> groups = RowGroups(np.array([1, 0, 1]), 2)
         >>> total = torch.zeros(2, 1)
@@ -39,6 +35,7 @@ class RowGroups:
         self.slices = [(j, begins[j], begins[j + 1]) for j, n in enumerate(counts) if n]
         """``(domain, begin, end)`` of the rows of each domain in the batch, once they are sorted."""
         self._in_order = bool((labels[1:] >= labels[:-1]).all())
+        # Stable, so that the order (and rounding) of a domain's sum does not depend on the rows of other domains.
         self._order = torch.from_numpy(np.argsort(labels, kind="stable"))
         self._begins = torch.tensor(begins[:-1])
         self._even = min(counts) == max(counts)
@@ -58,9 +55,6 @@ class RowGroups:
 
         Args:
             values: shape ``(rows, ..., n)``, or ``(rows * length, n)`` where a layer sees them flattened.
-
-        Raises:
-            ValueError: the first dimension is not that of the rows.
         """
         if values.dim() < 2 or values.shape[0] % len(self):
             raise ValueError(
@@ -78,7 +72,7 @@ class RowGroups:
             right: shape ``(rows, length, b)``.
         """
         left, right = (self.sort_rows(side).to(total.dtype) for side in (left, right))
-        if self._even:
+        if self._even:  # one batched product for all domains
             first, second = (side.reshape(len(total), -1, side.shape[-1]) for side in (left, right))
             total.baddbmm_(first.transpose(1, 2), second)
             return
@@ -93,7 +87,7 @@ class RowGroups:
             values: shape ``(rows, length, n)``.
         """
         self._move_to(values.device)
-        if values.shape[1] > 1:
+        if values.shape[1] > 1:  # in the dtype of the total: bfloat16 loses terms of a long sum
             values = values.sum(dim=1, keepdim=True, dtype=total.dtype)
         # embedding_bag sums selected rows, which are read once and not copied.
         total.add_(torch.embedding_bag(values.squeeze(1).to(total.dtype), self._order, self._begins)[0])

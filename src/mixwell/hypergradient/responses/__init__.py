@@ -10,28 +10,13 @@ rule. P is any linear map on the gradient of one parameter (:class:`Precondition
 ``@OPTIMIZERS.registering(MyOptimizer)`` on a subclass of :class:`OptimizerModel`.
 """
 
-from mixwell.hypergradient.responses.adam import AdamModel
-from mixwell.hypergradient.responses.base import (
-    OPTIMIZERS,
-    DiagonalPreconditioner,
-    OptimizerModel,
-    PlainModel,
-    Preconditioner,
-    StepResponse,
-    response_for,
-    unwrap_optimizer,
-)
-from mixwell.hypergradient.responses.sgd import SgdModel
-
-__all__ = [
-    "OPTIMIZERS",
-    "AdamModel",
-    "DiagonalPreconditioner",
-    "OptimizerModel",
-    "PlainModel",
-    "Preconditioner",
-    "SgdModel",
-    "StepResponse",
-    "response_for",
-    "unwrap_optimizer",
-]
+from mixwell.hypergradient.responses.adam import AdamModel as AdamModel
+from mixwell.hypergradient.responses.base import OPTIMIZERS as OPTIMIZERS
+from mixwell.hypergradient.responses.base import DiagonalPreconditioner as DiagonalPreconditioner
+from mixwell.hypergradient.responses.base import OptimizerModel as OptimizerModel
+from mixwell.hypergradient.responses.base import PlainModel as PlainModel
+from mixwell.hypergradient.responses.base import Preconditioner as Preconditioner
+from mixwell.hypergradient.responses.base import StepResponse as StepResponse
+from mixwell.hypergradient.responses.base import response_for as response_for
+from mixwell.hypergradient.responses.base import unwrap_optimizer as unwrap_optimizer
+from mixwell.hypergradient.responses.sgd import SgdModel as SgdModel

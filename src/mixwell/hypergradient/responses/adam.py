@@ -1,4 +1,4 @@
-"""The response of `torch.optim.Adam` and `torch.optim.AdamW`."""
+"""The response of `torch.optim.Adam` and `torch.optim.AdamW`: ``P = 1 / (sqrt(v^) + eps)``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AdamModel(OptimizerModel):
         lr, decay = float(group["lr"]), float(group["weight_decay"])
         decoupled = self._decoupled(group)
         decoupled_share = lr * decay if decoupled else 0.0
-        if not state:
+        if not state:  # the first step moves by lr sign(g), which has no derivative
             coupled = 0.0 if decoupled else decay
             return StepResponse(rate=0.0, folded=True, decoupled=decoupled_share, coupled=coupled)
         sign = -1.0 if group["maximize"] else 1.0
@@ -105,7 +105,7 @@ class AdamModel(OptimizerModel):
         return bool(group.get("decoupled_weight_decay", isinstance(self.optimizer, AdamW)))
 
     def _inverse_root(self, index: int) -> Tensor:
-        """The diagonal of P: the inverse root of the corrected second moment."""
+        """Return the diagonal of P: the inverse root of the corrected second moment."""
         group, state = self.group(index), self.state(index)
         raw, correction = self._second_moment(index), 1 - float(group["betas"][1]) ** int(state["step"])
         mean = self._sharded_means()[index] / correction if distributed.is_sharded(raw) else None

@@ -1,4 +1,4 @@
-"""The interface to an optimizer, its registry, and the fallback for optimizers that are not registered."""
+"""eta, P and lambda of a step: the interface to optimizers, their registry, and a fallback for the others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class StepResponse:
 
     @cached_property
     def _current(self) -> Preconditioner | None:
-        """P from the state at the first use, ``None`` for the identity."""
+        # At the first use: P is as large as the parameter, and projected traces need it once in a round.
         return None if self.preconditioner is None else self.preconditioner()
 
     @property
@@ -110,9 +110,6 @@ class StepResponse:
 
         Returns:
             A number, or a tensor of the parameter's shape where P multiplies the weight decay.
-
-        Raises:
-            ValueError: weight decay is multiplied by a P that is not diagonal.
         """
         factor: float | Tensor = 1.0 - self.decoupled - self.rate * clip * curvature
         if self.coupled and not self.elementwise:
@@ -167,13 +164,10 @@ class OptimizerModel(ABC):
         """Drop cached values, because the optimizer may have stepped."""
 
     def check_differentiable(self, moments: int) -> None:
-        """Refuse settings that :meth:`differentiate_step` does not support.
+        """Raise ``ValueError`` for settings that :meth:`differentiate_step` does not support.
 
         Args:
             moments: the number of derivatives of moments that there is memory for.
-
-        Raises:
-            ValueError: the step cannot be differentiated, or there are more moments now, since a setting changed.
         """
         if type(self).differentiate_step is OptimizerModel.differentiate_step:
             raise ValueError(

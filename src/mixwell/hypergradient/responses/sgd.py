@@ -1,4 +1,4 @@
-"""The response of `torch.optim.SGD`."""
+"""The response of `torch.optim.SGD`: P is the identity, eta that of the momentum's remaining steps."""
 
 from __future__ import annotations
 
@@ -51,9 +51,11 @@ class SgdModel(OptimizerModel):
         """Update the trace and ``moments = [d b / d w_j]``. The step is linear in the gradient."""
         group = self.group(index)
         mu, lr = float(group["momentum"]), float(group["lr"])
+        # A copy: the caller keeps d gradient / d w_j.
         change = source.neg() if group["maximize"] else source.clone()
         change.sub_(trace, alpha=float(group["weight_decay"]))
         if mu:
+            # torch starts the buffer with the gradient itself, without dampening.
             first = self.state(index).get("momentum_buffer") is None
             moments[0].mul_(mu).add_(change, alpha=1.0 if first else 1 - float(group["dampening"]))
             change = change.add_(moments[0], alpha=mu) if group["nesterov"] else moments[0]

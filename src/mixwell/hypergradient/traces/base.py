@@ -1,4 +1,8 @@
-"""The interface of every kind of traces, and their registry."""
+"""The interface of every kind of traces, and their registry.
+
+A trace follows ``z_j <- shrink * z_j + rate * P g_j`` with ``shrink = 1 - eta lambda - eta P H`` and ``rate = eta
+c``, where c is the factor of gradient clipping; :class:`StepModel` has them for one step.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mixwell import distributed
 from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
-from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.parameters import Parameters, local_products
 from mixwell.hypergradient.responses import OptimizerModel, StepResponse
 from mixwell.typing import Gradients, Json, Vector
 from mixwell.utils.registry import Registry
@@ -42,6 +48,18 @@ class StepModel:
     def shrink(self, index: int) -> float | Tensor:
         """Return the factor of the old trace of a parameter: ``1 - eta lambda - eta P H``."""
         return self.responses[index].shrink(self.curvature[index], clip=self.clip)
+
+    def scalar_shrinks(self, indices: Sequence[int]) -> list[float] | None:
+        """Return the factors of some parameters, ``None`` where one differs from element to element.
+
+        It does where P multiplies the weight decay (Adam, not AdamW).
+        """
+        # Before its first step an optimizer has no P, and the factor would still be a number.
+        if self.optimizer.preconditions and any(self.responses[i].coupled for i in indices):
+            return None
+        shrinks = [self.shrink(i) for i in indices]
+        numbers = [float(shrink) for shrink in shrinks if not isinstance(shrink, Tensor)]
+        return numbers if len(numbers) == len(shrinks) else None
 
     def rate(self, index: int) -> float:
         """Return eta with clipping, the factor of a new gradient before the preconditioner."""
@@ -78,10 +96,21 @@ class Combined:
     norm: float | None = None
 
 
-def empty_trace(parameter: Tensor) -> Tensor:
-    """Return zeros of a parameter's shape and layout, in float32 or better."""
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
+def empty_trace(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return zeros of a parameter's shape and layout, by default in float32 or better."""
+    # A sum over many steps loses its small terms in half precision.
+    dtype = dtype or torch.promote_types(parameter.dtype, torch.float32)
     return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+
+
+def full_products(
+    parameters: Parameters, vector: Gradients, traces: Sequence[Sequence[Tensor]], scale: Sequence[float]
+) -> Vector:
+    """Return ``sum_p scale_p <vector_p, z_jp>`` over all parameters p and processes, shape ``(m,)``."""
+    # Each process has the trace of its local gradients, and all of this is linear in them.
+    factors = np.multiply(scale, [distributed.replication_weight(p) for p in parameters.tensors])
+    local = np.array([np.dot(local_products(vector, trace), factors) for trace in traces])
+    return distributed.all_reduce_sum(local, parameters.device)
 
 
 class Traces(ABC):
@@ -120,13 +149,10 @@ class Traces(ABC):
         """
 
     def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
-        """Add the gradients of a mixed batch whose forward and backward pass run inside the context.
+        """Add the gradients of a mixed batch; its forward and backward pass run inside the context.
 
         Args:
             weights: the factors of the rows' losses by domain, positive, shape ``(m,)``.
-
-        Raises:
-            ValueError: these traces need one batch per domain.
         """
         raise ValueError(
             f"{self!r} cannot separate a mixed batch by domain: give one batch per domain (mixer.domain), or use "
@@ -162,12 +188,12 @@ class TraceSettings(Protocol):
 
     @property
     def rank(self) -> int:
-        """Of projected traces."""
+        """The rank of projected traces."""
         ...
 
     @property
     def sketch_size(self) -> int:
-        """Numbers per domain of sketched traces."""
+        """The numbers per domain of sketched traces."""
         ...
 
 

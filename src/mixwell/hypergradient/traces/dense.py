@@ -1,4 +1,4 @@
-"""Traces as full tensors, one per domain and parameter."""
+"""Traces as full tensors: ``z_j <- shrink * z_j + rate * P g_j`` for each domain and parameter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import cast, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -15,9 +14,15 @@ from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import DenseAccumulator
 from mixwell.hypergradient.capture.hooks import CaptureContext, LayerHooks
 from mixwell.hypergradient.capture.row_groups import RowGroups
-from mixwell.hypergradient.parameters import Parameters, local_products
-from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, empty_trace
-from mixwell.hypergradient.traces.rounding import round_stochastically
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.traces.base import (
+    TRACES,
+    Combined,
+    StepModel,
+    Traces,
+    empty_trace,
+    full_products,
+)
 from mixwell.hypergradient.traces.selection import Only, Selection
 from mixwell.typing import Gradients, Json, Vector
 
@@ -27,7 +32,7 @@ SMALLEST_SCALE = 1e-6
 
 @final
 class DenseTraces(Traces):
-    """``z_j <- shrink * z_j + rate * P g_j``, one stored tensor per domain and parameter.
+    """One tensor per domain and parameter.
 
     By default in float32 (float64 for float64 parameters): exact up to rounding, m times the parameters. In
     bfloat16 they take half of the memory; stochastic rounding keeps them unbiased, where rounding to nearest would
@@ -38,16 +43,13 @@ class DenseTraces(Traces):
     its gradient is added.
 
     In distributed training each process holds the trace of its local gradients, and ``dot`` averages over
-    processes (all of this is linear in them). Traces of sharded parameters are sharded in the same way.
+    processes. Traces of sharded parameters are sharded in the same way.
 
     Args:
         dtype: ``torch.bfloat16``, or ``None`` for float32 or better.
         only: the parameters that have traces, by names or shell patterns (``"head.*"``) or a function of the name;
             the others count as if they did not depend on the weights.
         seed: of the stochastic rounding.
-
-    Raises:
-        ValueError: the dtype is another.
 
     Example:
         >>> DenseTraces(dtype=torch.bfloat16, only=["head.*", "*.bias"])
@@ -69,15 +71,15 @@ class DenseTraces(Traces):
     @override
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         self._parameters = parameters = self._selection.bind(parameters)
-        self._stored = [[self._zeros(p) for p in parameters.tensors] for _ in range(domains)]
+        self._stored = [[empty_trace(p, self.dtype) for p in parameters.tensors] for _ in range(domains)]
         self._scale = [1.0] * len(parameters)
         self._shrunk = [1.0] * len(parameters)
         self._empty = True
         self._step = self._selection.step(step)
         self._hooks: LayerHooks | None = None
-        self._verified: dict[int, str] | None = None
+        self._verified: dict[str, str] | None = None
         self._generators = {
-            # Each process rounds on its own.
+            # Processes round independently, so that their errors average out.
             device: torch.Generator(device).manual_seed(self.seed + distributed.rank())
             for device in sorted({p.device for p in parameters.tensors}, key=str)
             if self.dtype is not None and device.type != "meta"  # where memory is only counted
@@ -97,6 +99,7 @@ class DenseTraces(Traces):
         for index in range(len(self._parameters)):
             shrink = step.shrink(index)
             self._shrunk[index] = 1.0
+            # Only a positive number can be kept apart from the tensor: later terms are divided by it.
             if not isinstance(shrink, Tensor) and shrink > 0:
                 self._shrunk[index] = shrink
                 self._scale[index] *= shrink
@@ -123,6 +126,7 @@ class DenseTraces(Traces):
         self, domain: int, index: int, gradient: Tensor, scale: float, rows: slice | None = None
     ) -> None:
         """``stored_j += rate * scale * P g_j / decay`` for one parameter, or some of its rows."""
+        # z = self._scale * stored, so a new term is divided by the decay that it will be multiplied by.
         rate = self._step.rate(index) * scale / self._scale[index]
         if not rate:
             return
@@ -130,7 +134,7 @@ class DenseTraces(Traces):
         diagonal = response.diagonal
         if diagonal is None:  # the identity, or a map that needs the whole gradient
             gradient = response.precondition(gradient)
-        else:
+        else:  # multiplied while the gradient is added, without a tensor for the product
             diagonal = distributed.to_local(diagonal)
         stored, gradient = distributed.to_local(self._stored[domain][index]), distributed.to_local(gradient)
         if rows is not None:
@@ -153,10 +157,8 @@ class DenseTraces(Traces):
 
         Yields:
             The context, which takes the weighted losses.
-
-        Raises:
-            ValueError: the parameters are sharded, so that no layer sees its own gradient.
         """
+        # Layers of sharded parameters see the gradients of gathered copies, which are not traced.
         if self._parameters.sharded:
             raise ValueError(
                 f"{self!r} cannot separate a mixed batch of sharded parameters (fully_shard) by domain: use "
@@ -191,10 +193,7 @@ class DenseTraces(Traces):
     @override
     def dot(self, vector: Gradients) -> Vector:
         vector = self._selection.gradients(vector)
-        shares = [distributed.replication_weight(p) for p in self._parameters.tensors]
-        factors = np.multiply(self._scale, shares)
-        local = np.array([np.dot(local_products(vector, trace), factors) for trace in self._stored])
-        return distributed.all_reduce_sum(local, self._parameters.device)
+        return full_products(self._parameters, vector, self._stored, self._scale)
 
     @property
     @override
@@ -212,10 +211,9 @@ class DenseTraces(Traces):
         for device, generator in self._generators.items():
             tensors[f"generator.{device}"] = generator.get_state()
         # The sums of a batch that is being verified run in another order, so a resumed run must not verify again.
-        found = self._verified if self._hooks is None else self._hooks.verified
-        unsupported = None if found is None else {names[index]: reason for index, reason in found.items()}
+        verified = self._verified if self._hooks is None else self._hooks.verified
         scale = dict(zip(names, self._scale, strict=True))
-        return {"scale": scale, "empty": self._empty, "unsupported": unsupported}, tensors
+        return {"scale": scale, "empty": self._empty, "unsupported": verified}, tensors
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
@@ -223,22 +221,28 @@ class DenseTraces(Traces):
         scale = cast("dict[str, float]", values["scale"])
         self._scale = [float(scale[name]) for name in names]
         self._empty = bool(values["empty"])
-        found = cast("dict[str, str] | None", values["unsupported"])
-        self._hooks = None
-        self._verified = None if found is None else {names.index(name): why for name, why in found.items()}
+        self._hooks, self._verified = None, cast("dict[str, str] | None", values["unsupported"])
         for domain, trace in enumerate(self._stored):
             for name, stored in zip(names, trace, strict=True):
                 stored.copy_(distributed.distribute_like(tensors[f"{domain}.{name}"], stored))
         for device, generator in self._generators.items():
             generator.set_state(tensors[f"generator.{device}"].cpu())
 
-    def _zeros(self, parameter: Tensor) -> Tensor:
-        if self.dtype is None:
-            return empty_trace(parameter)
-        return torch.zeros_like(parameter, dtype=self.dtype, requires_grad=False)
-
     def _round_into(self, stored: Tensor, value: Tensor) -> None:
         stored.copy_(round_stochastically(value, self._generators[stored.device]))
+
+
+def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Round float32 to bfloat16 so that the expectation is the value.
+
+    The lower 16 bits of a float32 are the part that bfloat16 cuts off. Adding a uniform 16-bit number carries
+    into the upper bits with the probability of the value's distance from the lower of its two neighbors.
+    """
+    noise = torch.randint(
+        0, 1 << 16, value.shape, generator=generator, device=value.device, dtype=torch.int32
+    )
+    bits = value.contiguous().view(torch.int32) + noise
+    return bits.bitwise_and_(-(1 << 16)).view(torch.float32).to(torch.bfloat16)
 
 
 TRACES.register("dense", lambda settings: DenseTraces())

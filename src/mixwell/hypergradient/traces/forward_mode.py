@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from mixwell import distributed
-from mixwell.hypergradient.parameters import Parameters, inner_products, local_products
-from mixwell.hypergradient.traces.base import Combined, StepModel, Traces, empty_trace
+from mixwell.hypergradient.parameters import Parameters, inner_products
+from mixwell.hypergradient.traces.base import Combined, StepModel, Traces, empty_trace, full_products
 from mixwell.typing import Gradients, Json, Vector
 
 
@@ -53,9 +52,8 @@ class ForwardModeTraces(Traces):
 
     @override
     def reset(self, round_index: int, validation: Gradients | None = None) -> None:
-        for tensors in (*self.z, *self._source, *(k for domain in self._moments for k in domain)):
-            for tensor in tensors:
-                tensor.zero_()
+        for tensor in self._tensors().values():
+            tensor.zero_()
 
     @override
     def begin_step(self, step: StepModel) -> None:
@@ -74,13 +72,7 @@ class ForwardModeTraces(Traces):
                 source.add_(gradient, alpha=scale)
 
     def add_product(self, domain: int, products: Gradients, scale: float) -> None:
-        """``source_j -= scale * H z_j`` for an exact Hessian product.
-
-        Args:
-            domain: j.
-            products: ``H_i z_j`` of some domain i's loss.
-            scale: the factor of that loss.
-        """
+        """``source_j -= scale * H_i z_j`` for an exact Hessian product with the loss of some domain i."""
         self.add(domain, products, -scale)
 
     @override
@@ -90,6 +82,7 @@ class ForwardModeTraces(Traces):
             source = self._source[domain]
             if combined.clip < 1 and combined.norm:
                 along = sum(inner_products(combined.gradients, source)) / combined.clip
+                # 1e-6 is that of torch.nn.utils.clip_grad_norm_.
                 pulled = along / (combined.norm * (combined.norm + 1e-6))
                 for s, g in zip(source, combined.gradients, strict=True):
                     s.mul_(combined.clip)
@@ -108,27 +101,26 @@ class ForwardModeTraces(Traces):
 
     @override
     def dot(self, vector: Gradients) -> Vector:
-        shares = [distributed.replication_weight(p) for p in self._parameters.tensors]
-        local = np.array([np.dot(local_products(vector, trace), shares) for trace in self.z])
-        return distributed.all_reduce_sum(local, self._parameters.device)
+        return full_products(self._parameters, vector, self.z, [1.0] * len(self._parameters))
 
     @property
     @override
     def nbytes(self) -> int:
-        return sum(distributed.to_local(tensor).nbytes for tensor in self._all().values())
+        return sum(distributed.to_local(tensor).nbytes for tensor in self._tensors().values())
 
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        return {}, {name: t for name, t in self._all().items() if not name.startswith("source.")}
+        # The sources are those of one step, and a state is taken between steps.
+        return {}, {name: t for name, t in self._tensors().items() if not name.startswith("source.")}
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in self._all().items():
+        for name, tensor in self._tensors().items():
             if name in tensors:
                 tensor.copy_(distributed.distribute_like(tensors[name], tensor))
 
     def _hessian(self, step: StepModel, index: int) -> float | Tensor:
-        """The curvature as a part of H: the coefficient stands for ``P H``, so it is divided by P."""
+        """Return the curvature as a part of H: the coefficient stands for ``P H``, so it is divided by P."""
         coefficient, response = step.curvature[index], step.responses[index]
         if coefficient and not response.elementwise:
             raise ValueError(
@@ -137,7 +129,7 @@ class ForwardModeTraces(Traces):
             )
         return coefficient if response.diagonal is None else coefficient / response.diagonal
 
-    def _all(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
         for domain in range(self._domains):
             for index, name in enumerate(self._parameters.names):

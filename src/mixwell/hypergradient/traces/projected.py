@@ -1,4 +1,7 @@
-"""Traces from one ordinary backward pass on a mixed batch."""
+"""Traces from one ordinary backward pass on a mixed batch: ``B^T z_j A``, r x r numbers per layer.
+
+The recursion is linear, so it runs on projections: ``B^T z_j A <- shrink * B^T z_j A + rate * (dY B)^T (X A)``.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +61,6 @@ class ProjectedTraces(Traces):
             or handle them ``"per_domain"`` by one more backward pass for each domain.
         check: differentiate the first batch twice, to verify that the rows are independent in all layers.
         seed: of the random matrices.
-
-    Raises:
-        ValueError: the rank is below 1 or ``unsupported`` is unknown.
     """
 
     supports_mixed_batches = True
@@ -97,19 +97,18 @@ class ProjectedTraces(Traces):
         self._gathered = self._projections.empty_rows(domains)
         self._row_weights: Vector | None = None
         self._hooks: LayerHooks | None = None
+        self._verified: dict[str, str] | None = None
         self._accumulator: ProjectedAccumulator | None = None
-        self._clear(0)
-        self._factors(1.0)
+        self.reset(0)
+        self._factors(1.0)  # refuses an optimizer that these traces cannot follow
 
     @override
     def reset(self, round_index: int, validation: Gradients | None = None) -> None:
-        self._clear(round_index, None if validation is None else self._selection.gradients(validation))
-
-    def _clear(self, round_index: int, directions: Gradients | None = None) -> None:
         """Set all traces to zero and draw new projections around the leading directions of a gradient."""
         self._round = round_index
         self._stored.zero_()
         self._empty = True
+        directions = None if validation is None else self._selection.gradients(validation)
         self._projections.align([None] * len(self._parameters) if directions is None else directions)
         self._projections.resample(round_index)
 
@@ -129,8 +128,10 @@ class ProjectedTraces(Traces):
     @contextmanager
     def capture(self, row_groups: RowGroups, weights: Vector) -> Generator[CaptureContext]:
         if self._hooks is None:
-            self._hooks = LayerHooks(self._parameters, unsupported=self._unsupported, check=self.check)
-        if self._accumulator is None:
+            self._hooks = LayerHooks(
+                self._parameters, unsupported=self._unsupported, check=self.check, known=self._verified
+            )
+        if self._accumulator is None:  # kept, with its views of the sums
             self._accumulator = ProjectedAccumulator(self._projections, row_groups, rows=self._gathered)
         self._accumulator.row_groups = row_groups
         self._row_weights = weights
@@ -139,6 +140,7 @@ class ProjectedTraces(Traces):
 
     @override
     def non_finite(self) -> list[int]:
+        # A sum is finite only if all its terms are: one synchronization with an accelerator instead of m.
         if math.isfinite(float(self._gathered.sum())):
             return []
         return [j for j, row in enumerate(self._gathered) if not bool(row.isfinite().all())]
@@ -150,6 +152,7 @@ class ProjectedTraces(Traces):
         if self._row_weights is not None:
             if self._empty:
                 self._find_unsupported(gradients, combined.clip)
+            # The backward pass was that of the weighted losses; a trace is of the domain's own gradient.
             self._gathered.mul_(torch.from_numpy(1 / self._row_weights).to(self._gathered).unsqueeze(1))
         shrinks, rates = self._factors(combined.clip)
         for index, gradient in enumerate(gradients):
@@ -157,7 +160,8 @@ class ProjectedTraces(Traces):
                 shrinks[index], rates[index] = 1.0, 0.0
         dispensable = not any(rates) or self._step.remaining > SHORT_ROUND
         if self._round == 0 and self._projections.unaligned and dispensable:
-            # The first gradient shows which directions matter. Adam's leaves no trace anyway.
+            # The first gradient shows which directions matter, and the projections of this step's terms are not
+            # those of the next. Adam's first step leaves no trace anyway.
             self._projections.align(gradients)
             self._projections.resample(self._round)
             return
@@ -168,15 +172,21 @@ class ProjectedTraces(Traces):
     @override
     def dot(self, vector: Gradients) -> Vector:
         """``<B^T (P^T vector) A, z_j>``, the mean over the processes."""
-        row = self._projections.project(self._preconditioned(self._selection.gradients(vector)))
+        # One parameter at a time, so that only one preconditioned gradient is held in full.
+        preconditioned = (
+            None if gradient is None else self._step.precondition_adjoint(index, gradient)
+            for index, gradient in enumerate(self._selection.gradients(vector))
+        )
+        row = self._projections.project(preconditioned)
         local = (self._stored @ row).double().cpu().numpy()
         return distributed.all_reduce_sum(local, self._parameters.device) / distributed.world_size()
 
     @property
     def unsupported(self) -> dict[str, str]:
         """The parameters whose gradients hooks cannot separate, and why; known after the first mixed batch."""
-        found = {} if self._hooks is None else self._hooks.unsupported
-        return {self._parameters.names[index]: reason for index, reason in found.items()}
+        if self._hooks is None:
+            return self._verified or {}
+        return {self._parameters.names[index]: reason for index, reason in self._hooks.unsupported.items()}
 
     @property
     @override
@@ -186,42 +196,38 @@ class ProjectedTraces(Traces):
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """Return the traces and the exact directions; the random columns follow from the seed and the round."""
-        values: Json = {"round": self._round, "empty": self._empty}
+        # A resumed run looks for unsupported parameters only in the first step of the next round.
+        verified = self._verified if self._hooks is None else self._hooks.verified
+        values: Json = {"round": self._round, "empty": self._empty, "unsupported": verified}
         bases = {f"{name}.{side}": basis for name, one in self._named() for side, basis in one.bases.items()}
         return values, {"stored": self._stored, **bases}
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
-        self._clear(int(cast("int", values["round"])))
+        self.reset(int(cast("int", values["round"])))
         for name, one in self._named():
             one.bases = {side: tensors[f"{name}.{side}"] for side in one.bases}
         self._projections.resample(self._round)
         self._empty = bool(values["empty"])
+        self._hooks, self._verified = None, cast("dict[str, str] | None", values.get("unsupported"))
         self._stored.copy_(tensors["stored"])
 
     def _named(self) -> Iterator[tuple[str, Projection]]:
         return zip(self._parameters.names, self._projections.each, strict=True)
 
-    def _preconditioned(self, vector: Gradients) -> Iterator[Tensor | None]:
-        # One parameter at a time, so that only one is held in full.
-        for index, gradient in enumerate(vector):
-            yield None if gradient is None else self._step.precondition_adjoint(index, gradient)
-
     def _factors(self, clip: float) -> tuple[list[float], list[float]]:
-        """The decay and the rate of every parameter in this step."""
-        step = replace(self._step, clip=clip)
-        coupled = step.optimizer.preconditions and any(response.coupled for response in step.responses)
-        shrinks = [] if coupled else [step.shrink(index) for index in range(len(self._parameters))]
-        numbers = [float(shrink) for shrink in shrinks if not isinstance(shrink, Tensor)]
-        if len(numbers) < len(self._parameters):
+        """Return the decay and the rate of every parameter in this step."""
+        step, indices = replace(self._step, clip=clip), range(len(self._parameters))
+        shrinks = step.scalar_shrinks(indices)
+        if shrinks is None:
             raise ValueError(
                 "projected traces need one decay per parameter: use AdamW instead of Adam with weight decay; or "
                 "use DenseTraces"
             )
-        return numbers, [step.rate(index) for index in range(len(self._parameters))]
+        return shrinks, [step.rate(index) for index in indices]
 
     def _runs(self, shrinks: list[float], rates: list[float]) -> list[tuple[slice, float, float]]:
-        """Neighboring parameters with the same factors as one."""
+        """Return the columns of neighboring parameters with the same factors as one: fewer, larger operations."""
         runs: list[tuple[slice, float, float]] = []
         for columns, shrink, rate in zip(self._projections.slices, shrinks, rates, strict=True):
             if runs and runs[-1][1:] == (shrink, rate):

@@ -30,11 +30,7 @@ class Selection:
         return f"only={shown}"
 
     def bind(self, parameters: Parameters) -> Parameters:
-        """Return the selected parameters.
-
-        Raises:
-            ValueError: nothing is selected, or a pattern matches no parameter.
-        """
+        """Return the selected parameters; raise ``ValueError`` where a pattern, or the function, selects none."""
         only, names = self.only, parameters.names
         if only is None:
             return parameters

@@ -1,4 +1,4 @@
-"""Traces of a given size, whatever the model's."""
+"""Traces of a given size, whatever the model's: ``S z_j`` with a random linear map S."""
 
 from __future__ import annotations
 
@@ -36,10 +36,6 @@ class SketchedTraces(Traces):
 
     Args:
         size: numbers per domain.
-        seed: of the signs.
-
-    Raises:
-        ValueError: the size is below 1.
 
     References:
         Charikar, Chen, Farach-Colton, "Finding frequent items in data streams" (2002); Weinberger et al.,
@@ -152,7 +148,7 @@ class SketchedTraces(Traces):
         self._draw_signs(int(cast("int", values["round"])))
 
     def _shrink(self, group: int, step: StepModel) -> float:
-        """The decay of a group's sketch: one number, the greatest of its parameters'.
+        """Return the decay of a group's sketch: one number, the greatest of its parameters'.
 
         Parameters of one group differ by less than a thousandth where Adam has not stepped all of them
         equally often (experts, parameters that were frozen).
@@ -160,15 +156,13 @@ class SketchedTraces(Traces):
         members = [i for i, g in enumerate(self._parameters.groups) if g == group]
         # A parameter that does not respond to gradients has no trace that could decay.
         moved = [i for i in members if step.rate(i)] or members
-        coupled = step.optimizer.preconditions and any(step.responses[i].coupled for i in members)
-        shrinks = [] if coupled else [step.shrink(i) for i in moved]
-        numbers = [s for s in shrinks if not isinstance(s, Tensor)]
-        if len(numbers) < len(moved) or max(numbers) - min(numbers) > 1e-3:
+        shrinks = step.scalar_shrinks(moved)
+        if shrinks is None or max(shrinks) - min(shrinks) > 1e-3:
             raise ValueError(
                 "sketched traces need one decay per parameter group: use IsotropicCurvature, and AdamW instead of "
                 "Adam with weight decay; or use DenseTraces"
             )
-        return max(numbers)
+        return max(shrinks)
 
     def _draw_signs(self, round_index: int) -> None:
         self._round = round_index

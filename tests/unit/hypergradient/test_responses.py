@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.contract_tables import NOT_CARRIED, OPTIMIZERS
+from helpers.contract_tables import NOT_DIFFERENTIATED, OPTIMIZERS
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.responses import AdamModel, OptimizerModel, PlainModel, SgdModel, response_for
 
@@ -105,7 +105,7 @@ def test_every_model_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 4, STEPS - 1])
 @pytest.mark.parametrize("start", [fresh, stepped])
-@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind not in NOT_CARRIED])
+@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind not in NOT_DIFFERENTIATED])
 def test_differentiated_step_is_the_derivative_of_the_real_steps(kind: str, start: Start, at: int) -> None:
     """Of every step until the end, the optimizer's moments and a schedule of its learning rate included."""
     expected = difference(kind, start, at, decay=0.8)

@@ -2,7 +2,8 @@
 
 On quadratics: along a direction of curvature lambda, gradient steps with learning rate eta and gradient noise of
 standard deviation sigma are ``theta_{t+1} - a = rho (theta_t - a) - eta xi_t`` with ``rho = 1 - eta lambda``, an
-autoregression. The functions here are its moments.
+autoregression. The functions here are its moments. They take eta (``learning_rate``), lambda (``curvature``; ``eta
+lambda`` is in (0, 2)), sigma (``noise``), and the steps ``t_i`` after which iterates are taken (``points``).
 """
 
 from __future__ import annotations
@@ -19,11 +20,6 @@ def iterate_variance(learning_rate: float, curvature: float, noise: float) -> fl
     iterate has ``lambda_V^2`` times as much, most along the directions of high curvature, however many validation
     rows there are: this is the noise of a hypergradient that is taken at the last iterate of a round.
 
-    Args:
-        learning_rate: eta, with ``eta lambda`` in (0, 2).
-        curvature: lambda.
-        noise: sigma, of a stochastic gradient.
-
     Example:
         >>> round(iterate_variance(0.1, 2.0, 1.0), 4)
         0.0278
@@ -38,11 +34,6 @@ def averaging_factor(points: Sequence[int], learning_rate: float, curvature: flo
     ``1 / (eta lambda)`` steps, as they are along directions of high curvature, and nearly 1 along flat directions,
     whose iterates are less noisy.
 
-    Args:
-        points: the steps ``t_i`` after which the iterates are taken.
-        learning_rate: eta.
-        curvature: lambda.
-
     Example:
         >>> round(averaging_factor([53, 63, 74, 84], 0.1, 5.0), 4), round(averaging_factor([84], 0.1, 5.0), 4)
         (0.2503, 1.0)
@@ -53,15 +44,10 @@ def averaging_factor(points: Sequence[int], learning_rate: float, curvature: flo
 
 
 def unconverged_part(points: Sequence[int], learning_rate: float, curvature: float) -> float:
-    """Return the mean fraction of the way to the minimizer that is left at a round's validation points, in [0, 1).
+    """Return the mean fraction of the way to the minimizer that is left at the points, in [0, 1).
 
     ``mean_i rho^t_i``. It replaces the factor ``(1 - eta mu / 2)^(T - 1)`` of the theorems' second term, which
     averaging raises: with points in the second half of the round it is at most that of half the horizon.
-
-    Args:
-        points: the steps ``t_i``.
-        learning_rate: eta.
-        curvature: lambda.
 
     Example:
         >>> unconverged_part([1, 2], 0.5, 1.0)
@@ -71,15 +57,10 @@ def unconverged_part(points: Sequence[int], learning_rate: float, curvature: flo
 
 
 def persistence(steps: int, learning_rate: float, curvature: float) -> float:
-    """Return the fraction of a change that remains after further training, ``(1 - eta lambda)^steps``.
+    """Return the fraction of a change that remains after further steps, ``(1 - eta lambda)^steps``.
 
     So the effect of the weights of an early round along directions of high curvature is gone at the end of the
     run, and their effect along flat ones (``eta lambda steps`` below one) stays.
-
-    Args:
-        steps: the number of steps after the round.
-        learning_rate: eta.
-        curvature: lambda.
 
     Example:
         >>> round(persistence(100, 0.1, 0.5), 4), round(persistence(100, 0.1, 0.001), 4)
