@@ -36,7 +36,7 @@ from mixwell.reference.theory import stochastic_horizon
 from mixwell.training.models.gpt import Gpt
 
 DOMAINS, ROWS, PROCESSES, CONTEXT, RANK = 8, 16, 2, 32, 32
-ARMS = {
+SETUPS = {
     "plain DDP": ("ddp", "plain"),
     "DDP, by domain, dense": ("ddp", "dense"),
     "DDP, mixed, projected": ("ddp", "projected"),
@@ -124,14 +124,14 @@ def work(rank: int, port: int, steps: int, out: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
-    found = {name: train(kind, new_model(way), steps) for name, (way, kind) in ARMS.items()}
+    found = {name: train(kind, new_model(way), steps) for name, (way, kind) in SETUPS.items()}
     if rank == 0:
         Path(out).write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
 
 def expected(name: str, steps: int, model: nn.Module) -> tuple[Traffic, Traffic]:
-    way, kind = ARMS[name]
+    way, kind = SETUPS[name]
     parameters = Parameters.of(model, torch.optim.AdamW(model.parameters()))
     projected = Projections(parameters, RANK, 0).size if kind == "projected" else 0
     size = sum(p.nbytes for p in parameters.tensors)
@@ -171,7 +171,7 @@ def measure(steps: int) -> None:
         f"{'held MB':>9}"
     )
     for name, one in found.items():
-        plain = found[PLAIN[ARMS[name][0]]]
+        plain = found[PLAIN[SETUPS[name][0]]]
         step, ending = expected(name, steps, model)
         total = (one["step"]["total"] + one["round"]["total"]) / plain["step"]["total"]
         print(
@@ -202,7 +202,7 @@ def predict() -> None:
         f"(formula; float32, GB sent by each process)\n"
         f"{'':26}{'plain step':>11}{'step':>9}{'round':>9}{'in all':>9}{'traces held, GB':>17}"
     )
-    for name, (way, kind) in ARMS.items():
+    for name, (way, kind) in SETUPS.items():
         if kind == "plain":
             continue
         training = TrafficModel(

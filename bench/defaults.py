@@ -6,7 +6,7 @@ which continues where it was stopped, so this can be stopped and called again; f
 
     python bench/defaults.py --steps 300,own --seeds 5 --out results/problems
 
-Printed for every problem and number of steps: the mean test loss of uniform weights and of each other arm,
+Printed for every problem and number of steps: the mean test loss of uniform weights and of each other variant,
 the mean difference by seed with its 95% interval (Student's t), and in how many seeds it was lower. `own` are
 the steps of the problem's config. The same is written to `defaults.csv` and drawn in `defaults.png`. With
 --set other settings of the mixer can be tried, and --against compares with what another call left, by seed:
@@ -50,10 +50,10 @@ def compare(problem: str, steps: str, methods: str, given: argparse.Namespace) -
 
 
 def read(out: Path) -> dict[str, dict[int, float]]:
-    """Test losses by arm and seed."""
+    """Test losses by variant and seed."""
     losses: dict[str, dict[int, float]] = {}
     for row in tables.read(out / RUNS):
-        losses.setdefault(str(row["arm"]), {})[int(row["seed"])] = float(row["test_loss"])
+        losses.setdefault(str(row["variant"]), {})[int(row["seed"])] = float(row["test_loss"])
     return losses
 
 
@@ -71,11 +71,11 @@ def show_against(label: str, one: Path, other: Path) -> None:
 
 
 def summary(problem: str, steps: str, out: Path) -> list[tables.Row]:
-    """One row for each arm but uniform weights: means, the mean difference by seed and its interval."""
+    """One row for each variant but uniform weights: means, the mean difference by seed and its interval."""
     losses = read(out)
     uniform = losses.pop("uniform")
     rows: list[tables.Row] = []
-    for arm, own in losses.items():
+    for variant, own in losses.items():
         seeds = sorted(own.keys() & uniform.keys())
         differences = [own[seed] - uniform[seed] for seed in seeds]
         found = interval(differences)
@@ -84,7 +84,7 @@ def summary(problem: str, steps: str, out: Path) -> list[tables.Row]:
                 "problem": problem,
                 "half": "developed" if problem in DEVELOPMENT else "shown",
                 "steps": steps,
-                "arm": arm,
+                "variant": variant,
                 "seeds": len(seeds),
                 "lower": sum(difference < 0 for difference in differences),
                 "uniform": round(fmean(uniform[seed] for seed in seeds), 4),
@@ -100,7 +100,7 @@ def summary(problem: str, steps: str, out: Path) -> list[tables.Row]:
 
 def show(row: tables.Row) -> None:
     print(
-        f"{row['problem']:12}{row['half']:11}{row['steps']:>6}  {row['arm']:18}{row['uniform']:9.4f}"
+        f"{row['problem']:12}{row['half']:11}{row['steps']:>6}  {row['variant']:18}{row['uniform']:9.4f}"
         f"{row['loss']:9.4f}  {row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]  "
         f"{row['lower']} of {row['seeds']}  {row['verdict']}"
     )
@@ -149,7 +149,7 @@ def main() -> None:
             out = given.out / (problem if steps == "own" else f"{problem}-{steps}")
             if (out / RUNS).exists():
                 found += summary(problem, steps, out)
-    head = f"{'problem':12}{'half':11}{'steps':>6}  {'arm':18}{'uniform':>9}{'loss':>9}"
+    head = f"{'problem':12}{'half':11}{'steps':>6}  {'variant':18}{'uniform':>9}{'loss':>9}"
     print(f"{head}  difference to uniform [95%]")
     for row in found:
         show(row)
@@ -160,7 +160,7 @@ def main() -> None:
                 name = problem if steps == "own" else f"{problem}-{steps}"
                 show_against(name, given.out / name, given.against / name)
     tables.write(given.out / "defaults.csv", found)
-    draw([row for row in found if row["arm"] == "mixwell"], given.out / "defaults.png")
+    draw([row for row in found if row["variant"] == "mixwell"], given.out / "defaults.png")
 
 
 if __name__ == "__main__":

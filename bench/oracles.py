@@ -160,12 +160,12 @@ def compare(path: Path, defaults: Path) -> tables.Row | None:
     folders = [defaults / f"{problem}-{steps}", defaults / problem]
     runs = [row for folder in folders if (folder / RUNS).exists() for row in tables.read(folder / RUNS)]
     own = {
-        arm: {
+        variant: {
             int(row["seed"]): float(row["test_loss"])
             for row in runs
-            if row["arm"] == arm and round(float(row["budget"])) == steps
+            if row["variant"] == variant and round(float(row["budget"])) == steps
         }
-        for arm in ("uniform", "mixwell")
+        for variant in ("uniform", "mixwell")
     }
     if not own["mixwell"]:
         return None

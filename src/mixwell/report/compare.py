@@ -96,7 +96,7 @@ def write(folder: Path, out: Path) -> list[Path]:
     lead = [verdict(rows)]
     if failures:
         lead.append("Not all methods could be run; the reasons are at the end of the page.")
-        reasons = [[str(row[name]) for name in ("arm", "seed", "reason")] for row in failures]
+        reasons = [[str(row[name]) for name in ("variant", "seed", "reason")] for row in failures]
         failed = DataTable(["method", "seed", "reason"], reasons)
         sections.append(PageSection("Failures", tables=[failed], columns=1))
     title = f"Comparison of {len(found)} method{'s'[: len(found) - 1]}"

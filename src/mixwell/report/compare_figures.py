@@ -160,7 +160,8 @@ def cost(found: Sequence[Standing], name: str, label: str) -> Figure:
     axis.set_ylim(low, high)
     axis.set_ylabel(f"mean {label}", fontsize=9)
     handles = {
-        arm: Line2D([], [], color=own.color, marker=own.marker, ls="", ms=5) for arm, own in named.items()
+        variant: Line2D([], [], color=own.color, marker=own.marker, ls="", ms=5)
+        for variant, own in named.items()
     }
     if len(found) > len(named):
         others = f"{len(found) - len(named)} others"
@@ -179,7 +180,7 @@ def curves(rows: Sequence[Row], found: Sequence[Standing]) -> dict[str, Points]:
     shown = [one for one in (*found[:BEST_SHOWN], *baselines) if one is not None and one.mean <= high]
     lines: dict[str, Points] = {}
     for name in dict.fromkeys(one.name for one in shown):
-        own = [row for row in rows if str(row["arm"]) == name and row.get("validation_loss", "") != ""]
+        own = [row for row in rows if str(row["variant"]) == name and row.get("validation_loss", "") != ""]
         seeds = len({row["seed"] for row in own})
         by_step: dict[float, list[Row]] = {}
         for row in own:
