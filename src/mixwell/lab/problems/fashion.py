@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from mixwell.data.downloads import cache_folder
+from mixwell.lab import packages
 from mixwell.lab.mnist.experiment import with_wrong_labels
-from mixwell.lab.problems import packages
-from mixwell.lab.problems.packages import Package, Say
+from mixwell.lab.packages import Package, Say
 from mixwell.utils import files
 
 PACKAGE = Package(

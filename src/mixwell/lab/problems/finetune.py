@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from mixwell.data.downloads import cache_folder
 from mixwell.data.tokenizer import LEAST_SIZE
+from mixwell.lab.packages import Say
 from mixwell.lab.problems import demo
-from mixwell.lab.problems.packages import Say
 from mixwell.lab.problems.text import write_texts
 from mixwell.training.models.base import next_token_each, next_token_loss
 from mixwell.training.models.gpt import Gpt

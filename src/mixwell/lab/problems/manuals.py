@@ -10,8 +10,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePosixPath
 
 from mixwell.data.sketches import LINE_CHARACTERS
-from mixwell.lab.problems import packages
-from mixwell.lab.problems.packages import Package, Say
+from mixwell.lab import packages
+from mixwell.lab.packages import Package, Say
 from mixwell.lab.problems.text import deal, write_texts
 
 LANGUAGES = {"german": "de", "french": "fr", "spanish": "es", "polish": "pl", "dutch": "nl", "italian": "it"}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mixwell.lab.mnist import mnist_data
 from mixwell.lab.mnist.experiment import rotate, with_wrong_labels
-from mixwell.lab.problems.packages import Say
+from mixwell.lab.packages import Say
 
 
 def prepare(folder: Path, say: Say) -> None:

@@ -13,8 +13,8 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mixwell.lab.problems import packages
-from mixwell.lab.problems.packages import Package, Say
+from mixwell.lab import packages
+from mixwell.lab.packages import Package, Say
 from mixwell.utils import files
 
 SPEECHES = Package(
