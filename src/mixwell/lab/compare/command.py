@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import final
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from mixwell.lab import problems, tables
 from mixwell.lab.compare import budgets, results
@@ -27,7 +25,7 @@ from mixwell.training.run import Run, finished
 from mixwell.training.sweeps import check_workers
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder
-from mixwell.utils.terminal import say, show
+from mixwell.utils.terminal import say
 
 TERMINAL_COLUMNS = (
     ("method", "rank", "T", "loss", "vs. uniform"),
@@ -182,12 +180,7 @@ def _failures(out: Path, runs: Sequence[ComparedRun], refused: dict[str, str]) -
 def _print(out: Path, rows: Sequence[Row], console: Console) -> None:
     cells = summary(standings(rows, tables.read(out / results.WEIGHTS)))
     for columns in TERMINAL_COLUMNS:
-        table = Table(*columns, box=None)
-        for column in table.columns:
-            column.no_wrap = True
-        for row in cells:
-            table.add_row(*(escape(row[name]) for name in columns))
-        show(console, table)
+        tables.show(console, columns, [[row[name] for name in columns] for row in cells])
         say(console, "")
     say(console, verdict(rows))
     say(console, f"{out}: {results.RUNS}, {results.CURVES}, {results.WEIGHTS}, runs/")
