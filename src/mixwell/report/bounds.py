@@ -28,7 +28,7 @@ Drawing = tuple[Callable[[Any], None], str]
 """Draws into an axis; and the caption."""
 
 
-def write(folder: Path, out: Path) -> list[Path]:
+def write_report(folder: Path, out: Path) -> list[Path]:
     """Draw the figures, write the page, and return the files, the page last.
 
     Raises:
@@ -42,7 +42,7 @@ def write(folder: Path, out: Path) -> list[Path]:
     theorem = _theorem_drawings(rows)
     growth = _growth_drawings(rows, best, fits)
     written = _save(theorem, out / "theorem") + _save(growth, out / "horizons")
-    return [*written, page.write(_page(rows, theorem, growth, best, fits, folder), out / "report.html")]
+    return [*written, page.write_page(_page(rows, theorem, growth, best, fits, folder), out / "report.html")]
 
 
 def _save(drawings: Sequence[Drawing], path: Path) -> list[Path]:

@@ -35,7 +35,7 @@ NOTE = (
 )
 
 
-def write(folders: Sequence[Path], out: Path) -> list[Path]:
+def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
     """Draw the figures of one or several sweeps, write the page, and return the files, the page last."""
     results = [Results(folder) for folder in folders]
     runs = list({row["run"]: row for result in results for row in result.runs}.values())
@@ -45,7 +45,7 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
     written = style.save(_panels_figure(curves), out / "panels")
     written += style.save(_weights_figure(curves, weights), out / "weights")
     examples = next((f / "examples.png" for f in folders if (f / "examples.png").exists()), None)
-    return [*written, page.write(_page(curves, weights, examples, folders), out / "report.html")]
+    return [*written, page.write_page(_page(curves, weights, examples, folders), out / "report.html")]
 
 
 def draw_examples(batches: Sequence[tuple[str, Any, Any]], out: Path) -> list[Path]:

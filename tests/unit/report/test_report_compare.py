@@ -451,7 +451,7 @@ def test_the_page_has_all_numbers_and_needs_nothing_else(
     tmp_path: Path, variants: int, domains: int, seeds: int, columns: tuple[str, ...]
 ) -> None:
     folder = write_tables(tmp_path, variants=variants, domains=domains, seeds=seeds, columns=columns)
-    written = compare.write(folder, tmp_path / "out")
+    written = compare.write_report(folder, tmp_path / "out")
     drawn = ["losses", "curves", *(["horizons"] if variants == 45 else []), "cost-seconds", "cost-steps"]
     assert [path.name for path in written] == [
         *(f"{name}.{kind}" for name in drawn for kind in ("png", "svg")),
@@ -487,7 +487,7 @@ def test_variants_that_could_not_be_run_are_listed_with_the_reason(tmp_path: Pat
             {"variant": "doge", "seed": 2, "reason": "the loss is not finite"},
         ],
     )
-    written = compare.write(folder, tmp_path / "out")
+    written = compare.write_report(folder, tmp_path / "out")
     assert "curves.png" not in [path.name for path in written]  # there is no validation loss to draw
     page = written[-1].read_text(encoding="utf-8")
     assert "<lightgbm>" not in page
@@ -501,13 +501,13 @@ def test_variants_that_could_not_be_run_are_listed_with_the_reason(tmp_path: Pat
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="compare.csv has no runs; a report needs at least one"):
-        compare.write(tmp_path, tmp_path)
+        compare.write_report(tmp_path, tmp_path)
 
 
 def test_a_single_variant_has_a_page(tmp_path: Path) -> None:
     tables.write(tmp_path / results.RUNS, variant("a", [2.0]))
     environment.write(tmp_path)
-    written = compare.write(tmp_path, tmp_path)
+    written = compare.write_report(tmp_path, tmp_path)
     assert [path.name for path in written] == [
         "losses.png",
         "losses.svg",
