@@ -1,16 +1,15 @@
 """Bytes that ranks exchange with mixing and in plain data parallelism: counted, on the wire, and by formula.
 
-Two processes on this machine (gloo) train a GPT of 1.6 M parameters on 8 domains, plain and mixed. Counted is what
-is given to torch.distributed; the wire is what the loopback device carried, in a network of its own where that can
-be had. Then the formula of mixwell.distributed.communication says what 64 accelerators, 7 B parameters and
-30 domains take.
+Two processes on this machine (gloo) train a GPT of 1.6 M parameters on 8 domains, plain and mixed. Counted are the
+bytes passed to torch.distributed; the wire is what the loopback device carried, in its own network namespace if
+possible. Then the formula of mixwell.distributed.communication predicts 64 accelerators, 7 B parameters and 30
+domains.
 
     python bench/communication.py [--steps 128]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measure import plain_parser
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
@@ -224,9 +224,7 @@ def predict() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("--steps", type=int, default=128, help="of a round")
     parser.add_argument("--here", action="store_true", help="in the network of this machine")
     options = parser.parse_args()
@@ -235,7 +233,7 @@ def main() -> None:
         again = [sys.executable, __file__, "--here", "--steps", str(options.steps)]
         if subprocess.run([*apart, *again]).returncode == 0:
             return
-        print("no network of its own could be had; the wire is that of this machine")
+        print("no network namespace could be made; the wire is that of this machine")
     measure(options.steps)
     predict()
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measure import plain_parser
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -184,7 +185,7 @@ def compare(path: Path, defaults: Path) -> tables.Row | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__)
     parser.add_argument("problem", nargs="?", help="search it; none: compare with the default")
     parser.add_argument("--static", type=int, default=30)
     parser.add_argument("--phases", type=int, default=20)

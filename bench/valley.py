@@ -10,19 +10,16 @@ Writes the tables of `mixwell compare`, `valley.csv` (means and standard errors)
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from pathlib import Path
 
-import matplotlib as mpl
+from measure import plain_parser
 from rich.console import Console
 
 from mixwell.lab import problems, tables
 from mixwell.lab.compare import command
 from mixwell.lab.compare.results import RUNS
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
+from mixwell.report import style
 
 VARIANTS = """
 compare:
@@ -32,7 +29,7 @@ compare:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__)
     parser.add_argument("problem", choices=list(problems.PROBLEMS))
     parser.add_argument("--horizons", default="5,10,21,42,84,168,336")
     parser.add_argument("--seeds", type=int, default=5)
@@ -75,10 +72,11 @@ def main() -> None:
 
 
 def draw(rows: list[tables.Row], problem: str, path: Path) -> None:
-    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    figure, axes = style.new_figure(1, 1, width=5, height=3.2)
+    axis = axes[0, 0]
     for variant, color, label in (
-        ("end", "#d55e00", "one validation gradient, at the end of a round"),
-        ("averaged", "#0072b2", "eight, in its later half (default)"),
+        ("end", style.COLORS[1], "one validation gradient, at the end of a round"),
+        ("averaged", style.COLORS[0], "eight, in its later half (default)"),
     ):
         own = [row for row in rows if row["variant"] == variant]
         axis.errorbar(
@@ -92,10 +90,9 @@ def draw(rows: list[tables.Row], problem: str, path: Path) -> None:
             lw=1.5,
         )
     uniform = next(row["mean"] for row in rows if row["variant"] == "uniform")
-    axis.axhline(uniform, color="#777777", lw=1, ls="--", label="uniform weights")
+    axis.axhline(uniform, color=style.GRAY, lw=1, ls="--", label="uniform weights")
     axis.set(xscale="log", xlabel="horizon T", ylabel="test loss", title=problem)
     axis.legend(frameon=False, fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
 
