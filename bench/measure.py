@@ -156,7 +156,7 @@ def _grow(prepare: Callable[[], Any], build: Callable[[Any], Round], rounds: int
 
 
 def _reset_peak() -> int:
-    """Set the peak to what is resident now, where the system can; else it is what it was."""
+    """Reset the peak to the resident size, if the system can, and return it; else return the current peak."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _status("VmRSS")
@@ -198,7 +198,7 @@ class Results:
     Args:
         path: the file.
         script: that measures.
-        again: measure also what is there.
+        again: whether to repeat measurements that are in the file.
     """
 
     def __init__(self, path: Path, script: str, *, again: bool = False) -> None:
@@ -215,7 +215,7 @@ class Results:
         self._fresh: set[str] = set()
 
     def get(self, name: str, make: Callable[[], Any], *, fits: Callable[[Any], bool] = lambda _: True) -> Any:
-        """A measurement: what is in the file, if it fits, or else what ``make`` measures."""
+        """Return a measurement from the file, if it is there and fits, or else the result of ``make``."""
         known = name in self._found and (name in self._fresh or not self._again)
         if not (known and fits(self._found[name]["value"])):
             self._found[name] = {"code": self._code, "value": make()}

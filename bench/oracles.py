@@ -10,8 +10,8 @@ Everything is kept in a table, so that a search that was stopped continues.
     python bench/oracles.py --defaults results/problems --out results/oracles
 
 Printed: the test loss of the best static mixture and of the best schedule, less that of uniform weights, by seed.
-Without a problem, all tables of the folder are read and compared with the default method at equal compute, whose
-runs `bench/defaults.py` left in the folder --defaults: `regret.csv` has the paired differences with 95% intervals.
+Without a problem, all tables of the folder are read and compared with the default method at equal compute (its
+runs by `bench/defaults.py` are in the folder --defaults): `regret.csv` has the paired differences with 95% intervals.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Table:
         self.path, self.rows = path, tables.read(path)
 
     def run(self, config: Config, kind: str, first: Array, second: Array, split: float, seed: int) -> float:
-        """The validation loss of a run, from the table where it is there."""
+        """Return the validation loss of a run, from the table if it was done before."""
         key: tables.Row = {
             "kind": kind,
             "seed": seed,

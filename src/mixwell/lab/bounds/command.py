@@ -35,7 +35,7 @@ def cells_of(*, seeds: int, copies: int, decades: float) -> list[Cell]:
     """Return all measurements, those of the theorem first.
 
     Args:
-        seeds: problems of each kind, for the growth of the best horizon; half as many where a run is expensive.
+        seeds: problems of each kind, for the growth of the best horizon; half of them where a run is expensive.
         decades: decades of budgets; from three on, the theorem is also compared at N = 10^8.
     """
     theorem = [
@@ -164,7 +164,7 @@ def _print(checks: Sequence[BoundCheck], best: Best, fits: Sequence[Fit], consol
         terminal.say(console, line)
     terminal.say(console, "the best horizon:")
     columns, rows = growth_table(best, fits)
-    for kind, gradients, *cells in rows:  # lines, since so many columns are too wide for a terminal
+    for kind, gradients, *cells in rows:  # a line each: nine columns are too wide for a terminal
         found = "; ".join(f"{name} {cell}" for name, cell in zip(columns[2:], cells, strict=True))
         terminal.say(console, f"  {kind}, {gradients} gradients: {found}")
 

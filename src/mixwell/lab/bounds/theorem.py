@@ -26,7 +26,7 @@ class BoundCheck:
         error: the largest ratio of a round's hypergradient error to its bound; NaN with noise.
         informative: rows in which the bound is below ``max_w F(w) - F*``; elsewhere nothing could violate it.
         fading: the slowest decay of the error with the horizon, relative to the bound's decay per step (at least 1
-            is right); NaN except for the exact curvature, the error of which has no other part.
+            is right); NaN except for exact curvature, since only there the error has no other part.
         nonconvex: number of problems in which F is not convex, as the theorems require.
     """
 

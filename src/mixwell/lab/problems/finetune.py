@@ -1,4 +1,4 @@
-"""Fine-tuning: a small language model learns to answer, from sources of which one gives wrong answers.
+"""Fine-tuning: a small language model learns to answer from several sources, one of them with wrong answers.
 
 The base model is trained once, on code and the manual of this Python installation, and kept in the cache. The
 sources come from the same installation; the base model's text has no docstrings:
@@ -48,7 +48,7 @@ GOOD_CHARACTERS = 100_000
 OTHER_CHARACTERS = 400_000
 """Each other source."""
 HELD_OUT_CHARACTERS = 100_000
-"""Each of the two kinds of questions for validation, and as many for the test."""
+"""Each of the two kinds of questions for validation, and the same number for the test."""
 
 Exchange = tuple[str, str]
 Loss = Callable[[nn.Module, Tensor], Tensor]

@@ -14,7 +14,7 @@ from mixwell.lab.packages import Say
 
 
 def prepare(folder: Path, say: Say) -> None:
-    """Fetch the images into the cache, unless they are there."""
+    """Fetch the images into the cache, unless they exist."""
     del folder
     mnist_data.load(say=say)
 
