@@ -11,7 +11,8 @@ Everything is kept in a table, so that a search that was stopped continues.
 
 Printed: the test loss of the best static mixture and of the best schedule, less that of uniform weights, by seed.
 Without a problem, all tables of the folder are read and compared with the default method at equal compute (its
-runs by `bench/defaults.py` are in the folder --defaults): `regret.csv` has the paired differences with 95% intervals.
+runs by `bench/defaults.py` are in the folder --defaults): `regret.csv` has the paired differences with their 95%
+intervals.
 """
 
 from __future__ import annotations
