@@ -67,12 +67,13 @@ def column(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def show(
-    console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None
 ) -> None:
-    """Print texts in columns, the first aligned left and the others right; nothing is wrapped."""
+    """Print texts in columns, numbers aligned at the right; nothing is wrapped."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None)
     for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+        numbers = all(row[place][:1] in "+-0123456789" for row in rows)
+        table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(escape, row))
     terminal.show(console, table)
