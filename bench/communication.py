@@ -1,16 +1,15 @@
 """Bytes that ranks exchange with mixing and in plain data parallelism: counted, on the wire, and by formula.
 
-Two processes on this machine (gloo) train a GPT of 1.6 M parameters on 8 domains, plain and mixed. Counted is what
-is given to torch.distributed; the wire is what the loopback device carried, in a network of its own where that can
-be had. Then the formula of mixwell.distributed.communication says what 64 accelerators, 7 B parameters and
-30 domains take.
+Two processes on this machine (gloo) train a GPT of 1.6 M parameters on 8 domains, plain and mixed. Counted are the
+bytes passed to torch.distributed; the wire is what the loopback device carried, in its own network namespace if
+possible. Then the formula of mixwell.distributed.communication predicts 64 accelerators, 7 B parameters and 30
+domains.
 
     python bench/communication.py [--steps 128]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measure import plain_parser
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
@@ -36,7 +36,7 @@ from mixwell.reference.theory import stochastic_horizon
 from mixwell.training.models.gpt import Gpt
 
 DOMAINS, ROWS, PROCESSES, CONTEXT, RANK = 8, 16, 2, 32, 32
-ARMS = {
+SETUPS = {
     "plain DDP": ("ddp", "plain"),
     "DDP, by domain, dense": ("ddp", "dense"),
     "DDP, mixed, projected": ("ddp", "projected"),
@@ -124,14 +124,14 @@ def work(rank: int, port: int, steps: int, out: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
-    found = {name: train(kind, new_model(way), steps) for name, (way, kind) in ARMS.items()}
+    found = {name: train(kind, new_model(way), steps) for name, (way, kind) in SETUPS.items()}
     if rank == 0:
         Path(out).write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
 
 def expected(name: str, steps: int, model: nn.Module) -> tuple[Traffic, Traffic]:
-    way, kind = ARMS[name]
+    way, kind = SETUPS[name]
     parameters = Parameters.of(model, torch.optim.AdamW(model.parameters()))
     projected = Projections(parameters, RANK, 0).size if kind == "projected" else 0
     size = sum(p.nbytes for p in parameters.tensors)
@@ -171,7 +171,7 @@ def measure(steps: int) -> None:
         f"{'held MB':>9}"
     )
     for name, one in found.items():
-        plain = found[PLAIN[ARMS[name][0]]]
+        plain = found[PLAIN[SETUPS[name][0]]]
         step, ending = expected(name, steps, model)
         total = (one["step"]["total"] + one["round"]["total"]) / plain["step"]["total"]
         print(
@@ -202,7 +202,7 @@ def predict() -> None:
         f"(formula; float32, GB sent by each process)\n"
         f"{'':26}{'plain step':>11}{'step':>9}{'round':>9}{'in all':>9}{'traces held, GB':>17}"
     )
-    for name, (way, kind) in ARMS.items():
+    for name, (way, kind) in SETUPS.items():
         if kind == "plain":
             continue
         training = TrafficModel(
@@ -224,9 +224,7 @@ def predict() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("--steps", type=int, default=128, help="of a round")
     parser.add_argument("--here", action="store_true", help="in the network of this machine")
     options = parser.parse_args()
@@ -235,7 +233,7 @@ def main() -> None:
         again = [sys.executable, __file__, "--here", "--steps", str(options.steps)]
         if subprocess.run([*apart, *again]).returncode == 0:
             return
-        print("no network of its own could be had; the wire is that of this machine")
+        print("no network namespace could be made; the wire is that of this machine")
     measure(options.steps)
     predict()
 

@@ -1,4 +1,4 @@
-"""The default against uniform weights at equal compute, on all embedded problems, with intervals.
+"""The default compared with uniform weights at equal compute, on all embedded problems, with intervals.
 
 Settings were chosen on some of the problems (demo, mnist, drama, synthetic; the limit on repetition on drama and
 repetition) and are shown on the others (fashion, manuals, finetune). Every comparison is one of `mixwell compare`,
@@ -6,10 +6,10 @@ which continues where it was stopped, so this can be stopped and called again; f
 
     python bench/defaults.py --steps 300,own --seeds 5 --out results/problems
 
-Printed for every problem and number of steps: the mean test loss of uniform weights and of each other arm,
+Printed for every problem and number of steps: the mean test loss of uniform weights and of each other variant,
 the mean difference by seed with its 95% interval (Student's t), and in how many seeds it was lower. `own` are
 the steps of the problem's config. The same is written to `defaults.csv` and drawn in `defaults.png`. With
---set other settings of the mixer can be tried, and --against compares with what another call left, by seed:
+--set other settings of the mixer can be tried, and --against compares with the folder of another call, by seed:
 
     python bench/defaults.py --set mixer.options.epochs_ahead=null --out results/unpaced
     python bench/defaults.py --only-show --steps 300,own --out results/problems --against results/unpaced
@@ -24,14 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib as mpl
+from measure import plain_parser
 
 from mixwell.lab import tables
 from mixwell.lab.compare.results import RUNS
 from mixwell.lab.intervals import interval
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
+from mixwell.report import style
 
 DEVELOPMENT = ("synthetic", "mnist", "demo", "drama", "repetition")
 SHOWN = ("fashion", "finetune", "manuals")
@@ -50,10 +48,10 @@ def compare(problem: str, steps: str, methods: str, given: argparse.Namespace) -
 
 
 def read(out: Path) -> dict[str, dict[int, float]]:
-    """Test losses by arm and seed."""
+    """Test losses by variant and seed."""
     losses: dict[str, dict[int, float]] = {}
     for row in tables.read(out / RUNS):
-        losses.setdefault(str(row["arm"]), {})[int(row["seed"])] = float(row["test_loss"])
+        losses.setdefault(str(row["variant"]), {})[int(row["seed"])] = float(row["test_loss"])
     return losses
 
 
@@ -71,11 +69,11 @@ def show_against(label: str, one: Path, other: Path) -> None:
 
 
 def summary(problem: str, steps: str, out: Path) -> list[tables.Row]:
-    """One row for each arm but uniform weights: means, the mean difference by seed and its interval."""
+    """One row for each variant but uniform weights: means, the mean difference by seed and its interval."""
     losses = read(out)
     uniform = losses.pop("uniform")
     rows: list[tables.Row] = []
-    for arm, own in losses.items():
+    for variant, own in losses.items():
         seeds = sorted(own.keys() & uniform.keys())
         differences = [own[seed] - uniform[seed] for seed in seeds]
         found = interval(differences)
@@ -84,7 +82,7 @@ def summary(problem: str, steps: str, out: Path) -> list[tables.Row]:
                 "problem": problem,
                 "half": "developed" if problem in DEVELOPMENT else "shown",
                 "steps": steps,
-                "arm": arm,
+                "variant": variant,
                 "seeds": len(seeds),
                 "lower": sum(difference < 0 for difference in differences),
                 "uniform": round(fmean(uniform[seed] for seed in seeds), 4),
@@ -100,41 +98,41 @@ def summary(problem: str, steps: str, out: Path) -> list[tables.Row]:
 
 def show(row: tables.Row) -> None:
     print(
-        f"{row['problem']:12}{row['half']:11}{row['steps']:>6}  {row['arm']:18}{row['uniform']:9.4f}"
+        f"{row['problem']:12}{row['half']:11}{row['steps']:>6}  {row['variant']:18}{row['uniform']:9.4f}"
         f"{row['loss']:9.4f}  {row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]  "
         f"{row['lower']} of {row['seeds']}  {row['verdict']}"
     )
 
 
 def draw(rows: Sequence[tables.Row], path: Path) -> None:
-    """Differences with their intervals, in per cent of the loss of uniform weights; one line for each."""
+    """Draw a line for each difference and its interval, in per cent of the loss of uniform weights."""
     names = [f"{row['problem']}, {'config' if row['steps'] == 'own' else row['steps']} steps" for row in rows]
-    figure, axis = plt.subplots(figsize=(6.4, 0.6 + 0.28 * len(rows)), layout="constrained")
+    figure, axes = style.new_figure(1, 1, width=6.4, height=0.6 + 0.28 * len(rows))
+    axis = axes[0, 0]
     for place, row in enumerate(reversed(rows)):
         mean, low, high = (
             100 * float(row[key]) / float(row["uniform"]) for key in ("difference", "low", "high")
         )
-        color = {"better": "#0072b2", "worse": "#d55e00"}.get(str(row["verdict"]), "#777777")
+        color = {"better": style.COLORS[0], "worse": style.COLORS[1]}.get(str(row["verdict"]), style.GRAY)
         axis.plot([low, high], [place, place], color=color, lw=2)
         axis.plot(mean, place, "o" if row["half"] == "shown" else "s", color=color, ms=5)
     axis.axvline(0, color="#333333", lw=0.8)
     axis.set_yticks(range(len(rows)), names[::-1], fontsize=8)
     axis.set_xlabel("test loss against uniform weights, per cent (95% interval)", fontsize=9)
-    axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__)
     parser.add_argument("--problems", default=",".join((*DEVELOPMENT, *SHOWN)))
     parser.add_argument("--steps", default="own", help="with commas; own: those of the problem")
-    parser.add_argument("--methods", default="mixwell", help="besides uniform")
+    parser.add_argument("--methods", default="mixwell", help="in addition to uniform")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--set", action="append", default=[], help="key=value")
     parser.add_argument("--out", type=Path, default=Path("runs/defaults"))
-    parser.add_argument("--quiet", action="store_true", help="print the table alone")
-    parser.add_argument("--only-show", action="store_true", help="read what is there, run nothing")
+    parser.add_argument("--quiet", action="store_true", help="print only the table")
+    parser.add_argument("--only-show", action="store_true", help="read the finished comparisons, run nothing")
     parser.add_argument(
         "--against", type=Path, default=None, help="a folder of another call, to compare with"
     )
@@ -149,7 +147,7 @@ def main() -> None:
             out = given.out / (problem if steps == "own" else f"{problem}-{steps}")
             if (out / RUNS).exists():
                 found += summary(problem, steps, out)
-    head = f"{'problem':12}{'half':11}{'steps':>6}  {'arm':18}{'uniform':>9}{'loss':>9}"
+    head = f"{'problem':12}{'half':11}{'steps':>6}  {'variant':18}{'uniform':>9}{'loss':>9}"
     print(f"{head}  difference to uniform [95%]")
     for row in found:
         show(row)
@@ -160,7 +158,7 @@ def main() -> None:
                 name = problem if steps == "own" else f"{problem}-{steps}"
                 show_against(name, given.out / name, given.against / name)
     tables.write(given.out / "defaults.csv", found)
-    draw([row for row in found if row["arm"] == "mixwell"], given.out / "defaults.png")
+    draw([row for row in found if row["variant"] == "mixwell"], given.out / "defaults.png")
 
 
 if __name__ == "__main__":

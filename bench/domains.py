@@ -1,4 +1,4 @@
-"""Batches of domains that differ, and of a target, which is what the validation batch is drawn from.
+"""Batches of domains that differ, and of a target, from which the validation batch is drawn.
 
 Each function takes the number of a domain (or ``TARGET``), the number of rows, and a generator.
 """
@@ -28,7 +28,7 @@ def taught(domain: int, rows: int, generator: torch.Generator) -> Batch:
 
 @cache
 def _teacher(domain: int) -> Tensor:
-    """The linear map whose greatest output is the class."""
+    """Return a linear map; its largest output is the class."""
     return torch.randn(256, 10, generator=torch.Generator().manual_seed(1 + domain))
 
 

@@ -8,12 +8,12 @@ whole run by every weight. Printed: tangent cosine (median and worst seed) and m
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from measure import plain_parser
 from torch import nn
 
 import mixwell
@@ -27,8 +27,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW .003 wd .1": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1),
 }
 SIGNALS: dict[str, Callable[[], mixwell.Signal]] = {
-    "folded": lambda: mixwell.Hypergradient(points=1),
-    "carried": lambda: mixwell.Hypergradient(traces=mixwell.ForwardModeTraces(), points=1),
+    "first order": lambda: mixwell.Hypergradient(points=1),
+    "forward mode": lambda: mixwell.Hypergradient(traces=mixwell.ForwardModeTraces(), points=1),
 }
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -74,12 +74,14 @@ def reports(optimizer: str, signal: str, *, start: int, horizon: int, seeds: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = plain_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--horizons", default="5,20,50")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'optimizer':22}{'traces':9}{'start':>6}{'T':>5}{'median cos':>12}{'worst':>8}{'rel. error':>12}")
+    print(
+        f"{'optimizer':22}{'traces':14}{'start':>6}{'T':>5}{'median cos':>12}{'worst':>8}{'rel. error':>12}"
+    )
     for optimizer in OPTIMIZERS:
         for start in (0, 20):
             for horizon in (int(h) for h in options.horizons.split(",")):
@@ -88,7 +90,7 @@ def main() -> None:
                     cosines = [r.cosine for r in found]
                     error = statistics.median(r.relative_error for r in found)
                     print(
-                        f"{optimizer:22}{signal:9}{start:6d}{horizon:5d}{statistics.median(cosines):12.4f}"
+                        f"{optimizer:22}{signal:14}{start:6d}{horizon:5d}{statistics.median(cosines):12.4f}"
                         f"{min(cosines):8.3f}{error:12.3f}",
                         flush=True,
                     )

@@ -43,7 +43,7 @@ def peak(workload: Workload, variant: str) -> int:
 
 
 def main() -> None:
-    options = parser(__doc__ or "", "growth.json", list(AXES)).parse_args()
+    options = parser(__doc__, "growth.json", list(AXES)).parse_args()
     results = Results(options.out, "bench/growth.py", again=options.again)
     builds = {name: VARIANTS[name] for name in COMPARED}
     for axis in options.only:

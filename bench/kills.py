@@ -9,7 +9,6 @@ the undisturbed run, byte for byte: the model of the last checkpoint, the weight
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from measure import plain_parser
 
 CONFIG: dict[str, Any] = {
     "domains": {name: f"{name}.txt" for name in ("letters", "numbers", "marks")},
@@ -100,9 +100,7 @@ def left(run: Path) -> tuple[bytes, object, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--way", choices=["ddp", "fsdp"], default="ddp")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
@@ -123,20 +121,20 @@ def main() -> None:
             after = last_step(folder / f"killed-{number}")
             killed = time.monotonic()
             os.kill(chance.choice(processes_of(running.pid)), signal.SIGKILL)
-            told: float | None = None
+            noticed: float | None = None
             steps = "the beginning"
             assert running.stdout is not None
             for line in running.stdout:
-                if "lost the others" in line and told is None:
-                    told = time.monotonic() - killed
+                if "lost the others" in line and noticed is None:
+                    noticed = time.monotonic() - killed
                 if "continuing" in line:
                     steps = line.strip().split(" after ")[-1]
             running.wait()
             alike = running.returncode == 0 and left(folder / f"killed-{number}") == expected
             same += alike
-            message = "told by no process" if told is None else f"told after {told:.1f} s"
+            message = "no process noticed" if noticed is None else f"noticed after {noticed:.1f} s"
             print(
-                f"{number}: killed after step {after}, {message}, went on from {steps}, exit "
+                f"{number}: killed after step {after}, {message}, resumed from {steps}, exit "
                 f"{running.returncode}, {'the same' if alike else 'NOT the same'} as undisturbed",
                 flush=True,
             )

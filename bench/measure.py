@@ -1,11 +1,11 @@
-"""How the benchmarks measure: time in turns, memory in fresh processes, results that can be continued.
+"""What the benchmarks share: time in turns, memory in fresh processes, results that can be continued, options.
 
 Time: the variants take turns in one process on one thread; CPU time is taken. Each round of a variant is divided
 by a plain one just before it, as the speed of a shared machine changes within seconds. The first turn warms up.
 
 Memory: each variant runs in a process of its own. There the data are made, the plain loop takes a step and the
 variant runs with a small model, so that the libraries have loaded what they load; then the peak is reset, the
-variant is built and runs. Told is how far the peak of the resident set rose above where it was before the variant
+variant is built and runs. Reported is how far the peak of the resident set rose above its value before the variant
 was built.
 """
 
@@ -32,6 +32,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+import mixwell
 from mixwell.utils import environment, files
 
 PLAIN = "plain"
@@ -70,15 +71,13 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The median of the turns, their least and their greatest."""
+class Ratios:
+    """Ratios of the turns; printed are their median and range."""
 
-    median: float
-    least: float
-    greatest: float
+    values: Sequence[float]
 
     def __str__(self) -> str:
-        return f"{self.median:.2f}x ({self.least:.2f}-{self.greatest:.2f})"
+        return f"{statistics.median(self.values):.2f}x ({min(self.values):.2f}-{max(self.values):.2f})"
 
 
 # By variant, a number per turn of "train" and "finish", and of the "plain" round before them.
@@ -102,16 +101,15 @@ def take_turns(rounds: Mapping[str, Round], turns: int, *, label: str = "") -> S
     return taken
 
 
-def ratio(seconds: Seconds, name: str, *, finish: bool = True) -> Spread:
+def ratio(seconds: Seconds, name: str, *, finish: bool = True) -> Ratios:
     """The time of a variant over that of the plain one, with or without what ends the round."""
     own = seconds[name]
     totals = [a + b for a, b in zip(own["train"], own["finish"], strict=True)] if finish else own["train"]
-    found = [mine / base for mine, base in zip(totals, own["plain"], strict=True)]
-    return Spread(statistics.median(found), min(found), max(found))
+    return Ratios([mine / base for mine, base in zip(totals, own["plain"], strict=True)])
 
 
 def least_ratio(seconds: Seconds, name: str) -> float:
-    """The fastest round of a variant over the fastest plain one: what a quiet machine would tell."""
+    """The fastest round of a variant over the fastest plain one: the ratio on a quiet machine."""
     own = seconds[name]
     return (min(own["train"]) + min(own["finish"])) / fastest_plain(seconds)
 
@@ -158,7 +156,7 @@ def _grow(prepare: Callable[[], Any], build: Callable[[Any], Round], rounds: int
 
 
 def _reset_peak() -> int:
-    """Set the peak to what is resident now, where the system can; else it is what it was."""
+    """Reset the peak to the resident size, if the system can, and return it; else return the current peak."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _status("VmRSS")
@@ -200,7 +198,7 @@ class Results:
     Args:
         path: the file.
         script: that measures.
-        again: measure also what is there.
+        again: whether to repeat measurements that are in the file.
     """
 
     def __init__(self, path: Path, script: str, *, again: bool = False) -> None:
@@ -217,7 +215,7 @@ class Results:
         self._fresh: set[str] = set()
 
     def get(self, name: str, make: Callable[[], Any], *, fits: Callable[[Any], bool] = lambda _: True) -> Any:
-        """A measurement: what is in the file, if it fits, or else what ``make`` measures."""
+        """Return a measurement from the file, if it is there and fits, or else the result of ``make``."""
         known = name in self._found and (name in self._fresh or not self._again)
         if not (known and fits(self._found[name]["value"])):
             self._found[name] = {"code": self._code, "value": make()}
@@ -230,25 +228,43 @@ class Results:
 
 
 def _fingerprint() -> str:
-    """Of the code that is measured."""
+    """Return a checksum of the package's sources, which are what is measured."""
     whole = hashlib.sha256()
-    for path in sorted(Path(environment.__file__).parent.rglob("*.py")):
+    for path in sorted(Path(mixwell.__file__).parent.rglob("*.py")):
         whole.update(path.read_bytes())
     return whole.hexdigest()[:12]
 
 
-def parser(description: str, out: str, choices: Sequence[str]) -> argparse.ArgumentParser:
-    """The options that all benchmarks have."""
+def summarize(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the range."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def write_results(path: Path, script: str, **content: object) -> None:
+    """Write a result with the environment it was measured in."""
+    made_with = environment.describe(["python", script])
+    files.write_atomically(path, json.dumps({"environment": made_with, **content}, indent=1) + "\n")
+
+
+def plain_parser(description: str | None, *, out: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser that shows the description as it is written, with ``--out`` for a file in ``results``."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if out is not None:
+        made.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / out)
+    return made
+
+
+def parser(description: str | None, out: str, choices: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser for a benchmark that can be continued: which measurements, and whether to repeat them."""
+    made = plain_parser(description, out=out)
     made.add_argument("--only", nargs="+", choices=choices, default=list(choices), metavar="NAME")
     made.add_argument("--again", action="store_true", help="measure also what is in the results already")
-    made.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / out)
     made.epilog = f"names: {', '.join(choices)}"
     return made
 
 
 def say(line: str) -> None:
-    """A line about progress, apart from the results."""
+    """Print a line about progress to stderr, so that stdout has the results only."""
     print(line, file=sys.stderr, flush=True)

@@ -10,8 +10,9 @@ Everything is kept in a table, so that a search that was stopped continues.
     python bench/oracles.py --defaults results/problems --out results/oracles
 
 Printed: the test loss of the best static mixture and of the best schedule, less that of uniform weights, by seed.
-Without a problem, all tables of the folder are read and compared with the default method at equal compute, whose
-runs `bench/defaults.py` left in the folder --defaults: `regret.csv` has the paired differences with 95% intervals.
+Without a problem, all tables of the folder are read and compared with the default method at equal compute (its
+runs by `bench/defaults.py` are in the folder --defaults): `regret.csv` has the paired differences with their 95%
+intervals.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measure import plain_parser
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -68,7 +70,7 @@ class Table:
         self.path, self.rows = path, tables.read(path)
 
     def run(self, config: Config, kind: str, first: Array, second: Array, split: float, seed: int) -> float:
-        """The validation loss of a run, from the table where it is there."""
+        """Return the validation loss of a run, from the table if it was done before."""
         key: tables.Row = {
             "kind": kind,
             "seed": seed,
@@ -160,12 +162,12 @@ def compare(path: Path, defaults: Path) -> tables.Row | None:
     folders = [defaults / f"{problem}-{steps}", defaults / problem]
     runs = [row for folder in folders if (folder / RUNS).exists() for row in tables.read(folder / RUNS)]
     own = {
-        arm: {
+        variant: {
             int(row["seed"]): float(row["test_loss"])
             for row in runs
-            if row["arm"] == arm and round(float(row["budget"])) == steps
+            if row["variant"] == variant and round(float(row["budget"])) == steps
         }
-        for arm in ("uniform", "mixwell")
+        for variant in ("uniform", "mixwell")
     }
     if not own["mixwell"]:
         return None
@@ -184,7 +186,7 @@ def compare(path: Path, defaults: Path) -> tables.Row | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__)
     parser.add_argument("problem", nargs="?", help="search it; none: compare with the default")
     parser.add_argument("--static", type=int, default=30)
     parser.add_argument("--phases", type=int, default=20)

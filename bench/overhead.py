@@ -1,7 +1,7 @@
-"""What mixing costs beside plain training on the same samples: time and memory.
+"""The cost of mixing relative to plain training on the same samples: time and memory.
 
 Time is of a whole round of T steps with its validation gradient and weight update, over T plain steps: the median
-of the turns and their range, the fastest over the fastest plain one, and that of the steps alone. Memory is the
+of the turns and their range, the fastest over the fastest plain one, and that of the steps only. Memory is the
 growth of the peak above that of plain training, in two rounds of one step (growth.py shows what T does). "Not
 mixed, split" is plain training in a batch per domain.
 
@@ -47,7 +47,7 @@ def report(name: str, workload: Workload, results: Results) -> None:
         f"T = {workload.horizon}, {workload.turns} turns; plain: {step:.3f} s per step, "
         f"peak {peaks[PLAIN] / MEGABYTE:.0f} MB"
     )
-    print(f"  {'variant':17}{'time of a round':>20}{'fastest':>9}{'its steps alone':>20}   extra memory")
+    print(f"  {'variant':17}{'time of a round':>20}{'fastest':>9}{'its steps only':>20}   extra memory")
     for variant in variants[1:]:
         print(
             f"  {variant:17}{ratio(times, variant)!s:>20}{least_ratio(times, variant):8.2f}x"
@@ -58,7 +58,7 @@ def report(name: str, workload: Workload, results: Results) -> None:
 
 
 def main() -> None:
-    options = parser(__doc__ or "", "overhead.json", list(WORKLOADS)).parse_args()
+    options = parser(__doc__, "overhead.json", list(WORKLOADS)).parse_args()
     results = Results(options.out, "bench/overhead.py", again=options.again)
     for name in options.only:
         report(name, WORKLOADS[name], results)

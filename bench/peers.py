@@ -1,7 +1,7 @@
-"""Side by side with others on the MLP workload (SGD): time and memory beside plain training, for two horizons.
+"""Other libraries and methods on the MLP workload (SGD): cost relative to plain training, for two horizons.
 
 Where a method estimates the same hypergradient, its tangent cosine with the exact one (TorchOpt's, or else that
-of forward mode) is told: the median and the worst over several draws of the data, from the same initial model.
+of forward mode) is printed: the median and the worst over several draws of the data, from the same initial model.
 What each computes and leaves out is in recipes.py.
 
     python bench/peers.py [--only mixwell-dense torchopt] [--again]
@@ -118,7 +118,7 @@ def alike(found: list[dict[str, list[float]]], name: str) -> str:
 
 
 def main() -> None:
-    options = parser(__doc__ or "", "peers.json", list(PEERS)[1:]).parse_args()
+    options = parser(__doc__, "peers.json", list(PEERS)[1:]).parse_args()
     results = Results(options.out, "bench/peers.py", again=options.again)
     peers = present(options.only)
     for horizon in HORIZONS:

@@ -58,13 +58,13 @@ TASKS = {
 }
 
 
-def state(one: Round) -> tuple[dict, dict]:
+def state(one: Round) -> tuple[dict[str, Any], dict[str, Any]]:
     assert one.trained is not None
     model, optimizer = one.trained
     return copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
 
 
-def set_back(one: Round, states: tuple[dict, dict]) -> None:
+def set_back(one: Round, states: tuple[dict[str, Any], dict[str, Any]]) -> None:
     assert one.trained is not None
     for thing, kept in zip(one.trained, states, strict=True):
         thing.load_state_dict(copy.deepcopy(kept))
@@ -91,7 +91,7 @@ def cosines(chosen: Task, seed: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    options = parser(__doc__ or "", "quality.json", list(TASKS)).parse_args()
+    options = parser(__doc__, "quality.json", list(TASKS)).parse_args()
     results = Results(options.out, "bench/quality.py", again=options.again)
     for name in options.only:
         chosen = TASKS[name]

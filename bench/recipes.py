@@ -37,7 +37,7 @@ def uniform(workload: Workload) -> Tensor:
 
 
 def weighted_loss(model: Callable[..., Any], batch: Batch, weights: Tensor, data: Data) -> Tensor:
-    """``sum_j w_j l_j`` with ``l_j`` the mean loss of the domain's rows; every domain has as many."""
+    """``sum_j w_j l_j`` with ``l_j`` the mean loss of the domain's rows; every domain has the same number."""
     rows = len(data.labels) // len(weights)
     return (weights[data.labels] * row_losses(model, batch)).sum() / rows
 
@@ -106,7 +106,7 @@ def forward_mode(workload: Workload, data: Data) -> Round:
 
 
 def betty(kind: str, workload: Workload, data: Data) -> Round:
-    """Betty's engine with T inner steps for one outer step, whose update is switched off (learning rate 0)."""
+    """Betty's engine with T inner steps for one outer step; the outer update is switched off (learning rate 0)."""
     from betty.configs import Config, EngineConfig
     from betty.engine import Engine
     from betty.problems import ImplicitProblem
@@ -202,7 +202,7 @@ def doge(workload: Workload, data: Data) -> Round:
 
 
 def doremi(workload: Workload, data: Data) -> Round:
-    """A proxy's steps beside a frozen reference; training that reference first, a whole run, is not counted."""
+    """A proxy's steps with a frozen reference; training that reference first, a whole run, is not counted."""
     model, reference = workload.model(), copy.deepcopy(workload.model()).requires_grad_(False)
     optimizer = workload.optimizer(model.parameters())
     weights = uniform(workload)

@@ -3,9 +3,9 @@
 From one start (after --begin steps with uniform weights) a round of T steps is trained several times with
 other batches. Printed for several ways to take the validation gradient: the tangent cosine between replicates
 (mean and worst pair), that with the true effect (central differences of real runs: each weight moved by +-.1
-for the round, loss on 4096 rows of the validation set at its end), and the standard error that the points of
-a round give, over the spread of the replicates. With --persistence also what is left of the true effect after
-further training with uniform weights: that of a round's weights on the loss later in the run.
+for the round, loss on 4096 rows of the validation set at its end), and the standard error estimated from the
+points of a round, relative to the standard deviation of the replicates. With --persistence also how much of the
+true effect is left after further training with uniform weights.
 
     python bench/replication.py demo
     python bench/replication.py drama --set steps=1000 --replicates 6 --persistence 84,252,748
@@ -16,7 +16,6 @@ About 3 minutes for small text on one core; --persistence takes 2 m times the fu
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measure import plain_parser
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -36,7 +36,7 @@ from mixwell.mixer.round import RoundScores
 from mixwell.reference.comparison import tangent, tangent_cosine
 from mixwell.signals import Signal
 from mixwell.simplex.rounds import validation_points
-from mixwell.training import config_io, mixing, optimization, schedules
+from mixwell.training import config_io, mixing, optimization
 from mixwell.training.run import Run
 
 Array = NDArray[np.float64]
@@ -69,7 +69,7 @@ class Study:
         return self.trainable.loss(model, self.data.domains[name].batch(cursors[name].take(self.rows)))
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        rate = schedules.learning_rate(self.config.optimizer, step=step, steps=self.config.steps)
+        rate = optimization.learning_rate(self.config.optimizer, step=step, steps=self.config.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
 
@@ -169,11 +169,11 @@ class Study:
 def show(label: str, rows: int, scores: Array, effect: Array, error: Array | None) -> None:
     pairs = [tangent_cosine(a, b) for k, a in enumerate(scores) for b in scores[:k]]
     right = float(np.mean([tangent_cosine(one, effect) for one in scores]))
-    told = ""
+    shown = ""
     if error is not None:
-        spread = np.std(scores, axis=0, ddof=1)
-        told = f"{np.linalg.norm(error) / np.linalg.norm(spread):12.2f}"
-    print(f"{label:44}{rows:6d}{np.mean(pairs):10.2f} /{np.min(pairs):6.2f}{right:12.2f}{told}", flush=True)
+        deviation = np.std(scores, axis=0, ddof=1)
+        shown = f"{np.linalg.norm(error) / np.linalg.norm(deviation):12.2f}"
+    print(f"{label:44}{rows:6d}{np.mean(pairs):10.2f} /{np.min(pairs):6.2f}{right:12.2f}{shown}", flush=True)
 
 
 def standard_error(points: Sequence[int], scores: Array) -> Array:
@@ -187,7 +187,7 @@ def standard_error(points: Sequence[int], scores: Array) -> Array:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__)
     parser.add_argument("problem", help="the path of a config, or the name of an embedded problem")
     parser.add_argument("--set", action="append", default=[], help="key=value")
     parser.add_argument(
@@ -215,7 +215,7 @@ def main() -> None:
     found = [study.replicate(start, f"replicate {k}", begin, steps, rows) for k in range(given.replicates)]
     every = np.stack([scores for scores, _, _ in found])
     print(
-        f"{'validation gradient':44}{'rows':>6}{'replicates agree':>18}{'true effect':>12}{'error told':>12}"
+        f"{'validation gradient':44}{'rows':>6}{'replicates agree':>18}{'true effect':>12}{'error ratio':>12}"
     )
     show("at the last iterate (the paper's)", rows, every[:, -1], effect, None)
     show("the same, eight times the rows", 8 * rows, np.stack([many for _, many, _ in found]), effect, None)

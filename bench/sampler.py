@@ -1,22 +1,17 @@
 """How many rows a second one core chooses: python bench/sampler.py
 
-Every step asks how often each domain is there and draws the indices of a batch, as training does; the weights
-change every 84 steps. All is counted from the
-first step of a new sampler on, the orders that it looks ahead included; reading the rows themselves is not.
-`--rows` is the size of the domains: the larger, the more rounds the shuffle has. Median and range of several
-repeats, by the processor's time of one thread.
+Every step computes the expected count of each domain and draws the indices of a batch, as training does; the
+weights change every 84 steps. Everything counts from the first step of a new sampler on, including the orders that
+it looks ahead; reading the rows themselves does not. `--rows` is the size of the domains: the larger, the more
+rounds the shuffle has. Median and range of several repeats, by the processor's time of one thread.
 """
 
-import argparse
-import json
-import statistics
 import time
-from pathlib import Path
 
 import numpy as np
+from measure import plain_parser, summarize, write_results
 
 from mixwell.data.sampler import Rule, Sampler
-from mixwell.utils import environment
 
 RULES: tuple[Rule, ...] = ("weight", "equal")
 BATCHES = (32, 256, 1024)
@@ -39,49 +34,31 @@ def rate(rows: int, domains: int, batch: int, rule: Rule, *, samples: int, seed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__, out="sampler.json")
     parser.add_argument("--samples", type=int, default=1_000_000, help="at least; per domain 32,768")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000])
-    parser.add_argument("--out", type=Path, default=Path("bench/results/sampler.json"))
     options = parser.parse_args()
     found: list[dict[str, object]] = []
     for rows in options.rows:
         print(f"domains of {rows:,} rows; millions of rows a second, median [min, max]")
         for domains in DOMAINS:
             for batch in BATCHES:
-                told = f"  m={domains:<3} batch {batch:<5}"
+                line = f"  m={domains:<3} batch {batch:<5}"
+                samples = max(options.samples, domains << 15)
                 for rule in RULES:
-                    rates = [
-                        rate(
-                            rows, domains, batch, rule, samples=max(options.samples, domains << 15), seed=seed
-                        )
-                        for seed in range(options.repeats)
-                    ]
-                    middle = statistics.median(rates)
-                    told += f"   {rule} {middle:.2f} [{min(rates):.2f}, {max(rates):.2f}]"
-                    found.append(
-                        {
-                            "rows": rows,
-                            "domains": domains,
-                            "batch": batch,
-                            "rule": rule,
-                            "million_rows_per_second": {
-                                "median": middle,
-                                "min": min(rates),
-                                "max": max(rates),
-                            },
-                        }
+                    rates = summarize(
+                        [
+                            rate(rows, domains, batch, rule, samples=samples, seed=seed)
+                            for seed in range(options.repeats)
+                        ]
                     )
-                print(told, flush=True)
-    result = {
-        "environment": environment.describe(["python", "bench/sampler.py"]),
-        "samples": options.samples,
-        "repeats": options.repeats,
-        "results": found,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+                    line += f"   {rule} {rates['median']:.2f} [{rates['min']:.2f}, {rates['max']:.2f}]"
+                    setup = {"rows": rows, "domains": domains, "batch": batch, "rule": rule}
+                    found.append({**setup, "million_rows_per_second": rates})
+                print(line, flush=True)
+    content = {"samples": options.samples, "repeats": options.repeats, "results": found}
+    write_results(options.out, "bench/sampler.py", **content)
 
 
 if __name__ == "__main__":

@@ -3,22 +3,17 @@
 The wall time of whole processes of one thread, files in the page cache: `mixwell --help`, the help of commands,
 `--version`, and `mixwell init`. Then of imports, each in a process of its own: `import torch`, and what mixwell
 takes once torch is there: the bare package, the mixer, all public names. Median and range of several repeats; the
-processor's time is told too, which other work on the machine changes less.
+processor's time is printed too, which other work on the machine changes less.
 """
 
-import argparse
-import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
-from mixwell.utils import environment
+from measure import plain_parser, summarize, write_results
 
 COMMANDS = (
     "--help",
@@ -70,14 +65,9 @@ def of_import(name: str) -> tuple[float, float]:
     return float(wall), float(processor)
 
 
-def spread(times: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(times), "min": min(times), "max": max(times)}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__, out="startup.json")
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/startup.json"))
     options = parser.parse_args()
     timed = [(f"mixwell {command}", of_command, command) for command in COMMANDS]
     timed += [(name, of_import, name) for name in IMPORTS]
@@ -86,20 +76,14 @@ def main() -> None:
     for what, measure, argument in timed:
         measure(argument)  # fills the page cache, and writes compiled files
         times = [measure(argument) for _ in range(options.repeats)]
-        wall[what], processor[what] = (spread(part) for part in zip(*times, strict=True))
+        wall[what], processor[what] = (summarize(part) for part in zip(*times, strict=True))
         shown = "   ".join(
             f"{name} {one['median']:.3f} s [{one['min']:.3f}, {one['max']:.3f}]"
             for name, one in (("wall", wall[what]), ("processor", processor[what]))
         )
         print(f"{what:32} {shown}", flush=True)
-    result = {
-        "environment": environment.describe(["python", "bench/startup.py"]),
-        "repeats": options.repeats,
-        "wall_seconds": wall,
-        "processor_seconds": processor,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    content = {"repeats": options.repeats, "wall_seconds": wall, "processor_seconds": processor}
+    write_results(options.out, "bench/startup.py", **content)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Measures of the structure of the code, before and after a change: python bench/structure.py --compare FILE
 
 Most measures come from `ast` and `tokenize`; the package is imported only for the two training steps that are run
-and traced (`step_trace.py`, to be edited as the API changes). A room is a top folder of the package.
+and traced (`step_trace.py`, which uses public names only). A room is a top folder of the package.
 
     python bench/structure.py --json bench/results/structure-before.json
     python bench/structure.py --src ../other/src --compare bench/results/structure-before.json
@@ -310,7 +310,10 @@ def measure(src: Path) -> Result:
     sys.path.insert(0, str(src))
     git = ["git", "-C", str(src), "log", "-1", "--format=%h", "--", "."]  # the last that changed the sources
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    changes: dict[str, Value] = {name: list(after) or f"{n} (review)" for name, (n, after) in CHANGES.items()}
+    changes: dict[str, Value] = {
+        name: [file if _exists(package, file) else f"{file} (renamed?)" for file in after] or f"{n} (review)"
+        for name, (n, after) in CHANGES.items()
+    }
     columns = ["files", "lines", "code", "imports", "docs", "comments", "blank"]
     return {
         "tree": {"commit": commit or "unknown", "python": sys.version.split()[0]},
@@ -323,6 +326,12 @@ def measure(src: Path) -> Result:
         "tests": tests_by_folder(src),
         "files to edit for a change": changes,
     }
+
+
+def _exists(package: Path, file: str) -> bool:
+    """Return whether a file of :data:`CHANGES` is there; a new one, ``x.py``, needs its folder."""
+    path = package / file
+    return "/" not in file or (path.parent.is_dir() and (path.stem in ("x", "*") or path.exists()))
 
 
 def shown(value: Value | None, width: int) -> str:

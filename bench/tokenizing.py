@@ -6,20 +6,20 @@ environment, as it is (most lines are short, and each that counts is hashed), an
 in prose. By the processor's time of one thread; median and range of several repeats, and the share of each part.
 """
 
-import argparse
-import json
 import statistics
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+from measure import plain_parser, summarize, write_results
 
 from mixwell.data.sketches import LineSketch, PassageSketch
 from mixwell.data.sources import TextFiles
 from mixwell.data.token_files import tokenize
 from mixwell.data.tokenizer import ByteTokenizer
-from mixwell.utils import environment
 
 PIECE = 4 << 20
 
@@ -59,29 +59,16 @@ def whole(path: Path) -> float:
         return used(lambda: tokenize(source, ByteTokenizer(), cache=Path(cache)))
 
 
-def of_lines(pieces: list[str]) -> None:
-    sketch = LineSketch()
+def draw_sketch(sketch: LineSketch | PassageSketch, pieces: list[str]) -> None:
     for piece in pieces:
         sketch.add(piece)
     sketch.to_array()
-
-
-def of_passages(pieces: list[str]) -> None:
-    sketch = PassageSketch()
-    for piece in pieces:
-        sketch.add(piece)
-    sketch.to_array()
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__, out="tokenizing.json")
     parser.add_argument("--megabytes", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/tokenizing.json"))
     options = parser.parse_args()
     code = corpus(options.megabytes * 1_000_000)
     results: dict[str, object] = {}
@@ -94,25 +81,19 @@ def main() -> None:
             whole(path)  # once for the page cache
             times = [whole(path) for _ in range(options.repeats)]
         parts = {
-            "lines": [used(lambda pieces=pieces: of_lines(pieces)) for _ in range(options.repeats)],
-            "passages": [used(lambda pieces=pieces: of_passages(pieces)) for _ in range(options.repeats)],
+            part: [used(partial(draw_sketch, kind(), pieces)) for _ in range(options.repeats)]
+            for part, kind in (("lines", LineSketch), ("passages", PassageSketch))
         }
-        rates = spread([size / seconds for seconds in times])
+        rates = summarize([size / seconds for seconds in times])
         shares = {part: statistics.median(own) / statistics.median(times) for part, own in parts.items()}
-        told = ", ".join(f"{share:.0%} {part}" for part, share in shares.items())
+        fractions = ", ".join(f"{share:.0%} {part}" for part, share in shares.items())
         print(
             f"{name}: {size:.0f} MB, {text.count(chr(10)):,} lines: {rates['median']:.0f} MB/s "
-            f"[{rates['min']:.0f}, {rates['max']:.0f}] ({told})",
+            f"[{rates['min']:.0f}, {rates['max']:.0f}] ({fractions})",
             flush=True,
         )
         results[name] = {"megabytes": size, "megabytes_per_second": rates, "share_of_time": shares}
-    result = {
-        "environment": environment.describe(["python", "bench/tokenizing.py"]),
-        "repeats": options.repeats,
-        "results": results,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(options.out, "bench/tokenizing.py", repeats=options.repeats, results=results)
 
 
 if __name__ == "__main__":

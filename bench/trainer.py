@@ -1,16 +1,14 @@
-"""What MixerTrainer costs beside transformers' own Trainer, on the same number of rows of the same length.
+"""The cost of MixerTrainer relative to transformers' Trainer, on the same number of rows of the same length.
 
 Both train a small Llama in turns, in one process on one thread; CPU time of a whole ``train()`` after its first
-step is taken, that of the mixed one with its validation gradients and weight updates. Told are the median and
-the range of the ratios of each turn.
+step is taken, that of the mixed one with its validation gradients and weight updates. Printed are the median and
+the range of the ratios of the turns.
 
     python bench/trainer.py [--turns 7]
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import datasets
 import torch
 import transformers
+from measure import Ratios, plain_parser
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from mixwell.integrations.transformers import MixerTrainer
@@ -81,26 +80,25 @@ def seconds(kind: type[Trainer], domains: int, folder: str) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--turns", type=int, default=7)
-    options.add_argument("--domains", type=int, nargs="*", default=[4, 16])
-    chosen = options.parse_args()
+    parser = plain_parser(__doc__)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--domains", type=int, nargs="*", default=[4, 16])
+    options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
-        for domains in chosen.domains:
+        for domains in options.domains:
             ratios: list[float] = []
-            for turn in range(chosen.turns + 1):
+            for turn in range(options.turns + 1):
                 plain, mixed = (seconds(kind, domains, folder) for kind in (Trainer, MixerTrainer))
                 if turn:  # the first warms up
                     ratios.append(mixed / plain)
                     print(
                         f"  m = {domains}, turn {turn}: {plain:.1f} s plain, {mixed:.1f} s mixed", flush=True
                     )
-            low, high = min(ratios), max(ratios)
             print(
-                f"m = {domains}, {ROWS} x {LENGTH} tokens, T = {HORIZON}: MixerTrainer takes "
-                f"{statistics.median(ratios):.2f} ({low:.2f}-{high:.2f}) times the time of Trainer"
+                f"m = {domains}, {ROWS} x {LENGTH} tokens, T = {HORIZON}: MixerTrainer takes {Ratios(ratios)} "
+                "the time of Trainer"
             )
 
 

@@ -10,21 +10,18 @@ Writes the tables of `mixwell compare`, `valley.csv` (means and standard errors)
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from pathlib import Path
 
-import matplotlib as mpl
+from measure import plain_parser
 from rich.console import Console
 
 from mixwell.lab import problems, tables
 from mixwell.lab.compare import command
 from mixwell.lab.compare.results import RUNS
+from mixwell.report import style
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-
-ARMS = """
+VARIANTS = """
 compare:
   averaged: {method: mixwell}
   end: {method: mixwell, options: {points: 1, shrink: false, factor: 2}}
@@ -32,7 +29,7 @@ compare:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__)
     parser.add_argument("problem", choices=list(problems.PROBLEMS))
     parser.add_argument("--horizons", default="5,10,21,42,84,168,336")
     parser.add_argument("--seeds", type=int, default=5)
@@ -43,7 +40,7 @@ def main() -> None:
     path = given.out / "valley.yaml"
     if not path.exists():
         text = problems.find(given.problem, given.out, Console()).read_text(encoding="utf-8")
-        path.write_text(text.split("\n# Other ways to run")[0] + ARMS, encoding="utf-8")
+        path.write_text(text.split("\n# Other ways to run")[0] + VARIANTS, encoding="utf-8")
     command.main(
         str(path),
         names=["uniform", "averaged", "end"],
@@ -59,29 +56,29 @@ def main() -> None:
         found.setdefault((str(row["entry"]), int(row["horizon"] or 0)), []).append(float(row["test_loss"]))
     rows: list[tables.Row] = [
         {
-            "arm": arm,
+            "variant": variant,
             "horizon": horizon,
             "mean": statistics.fmean(losses),
             "error": statistics.stdev(losses) / len(losses) ** 0.5,
             "seeds": len(losses),
         }
-        for (arm, horizon), losses in sorted(found.items())
+        for (variant, horizon), losses in sorted(found.items())
     ]
     tables.write(given.out / "valley.csv", rows)
     for row in rows:
-        print(
-            f"{row['arm']:10} T = {row['horizon']:4}  {row['mean']:.4f} +- {row['error']:.4f}, n = {row['seeds']}"
-        )
+        mean = f"{row['mean']:.4f} +- {row['error']:.4f}"
+        print(f"{row['variant']:10} T = {row['horizon']:4}  {mean}, n = {row['seeds']}")
     draw(rows, given.problem, given.out / "valley.png")
 
 
 def draw(rows: list[tables.Row], problem: str, path: Path) -> None:
-    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
-    for arm, color, label in (
-        ("end", "#d55e00", "one validation gradient, at the end of a round"),
-        ("averaged", "#0072b2", "eight, in its later half (default)"),
+    figure, axes = style.new_figure(1, 1, width=5, height=3.2)
+    axis = axes[0, 0]
+    for variant, color, label in (
+        ("end", style.COLORS[1], "one validation gradient, at the end of a round"),
+        ("averaged", style.COLORS[0], "eight, in its later half (default)"),
     ):
-        own = [row for row in rows if row["arm"] == arm]
+        own = [row for row in rows if row["variant"] == variant]
         axis.errorbar(
             [row["horizon"] for row in own],
             [row["mean"] for row in own],
@@ -92,11 +89,10 @@ def draw(rows: list[tables.Row], problem: str, path: Path) -> None:
             ms=4,
             lw=1.5,
         )
-    uniform = next(row["mean"] for row in rows if row["arm"] == "uniform")
-    axis.axhline(uniform, color="#777777", lw=1, ls="--", label="uniform weights")
+    uniform = next(row["mean"] for row in rows if row["variant"] == "uniform")
+    axis.axhline(uniform, color=style.GRAY, lw=1, ls="--", label="uniform weights")
     axis.set(xscale="log", xlabel="horizon T", ylabel="test loss", title=problem)
     axis.legend(frameon=False, fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
 

@@ -72,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=binary, args=FLAGS)
         folders = given.runs or demo_runs(Path(scratch), given.steps)
-        page = report.write(folders, Path(scratch) / "report")[-1]
+        page = report.write_report(folders, Path(scratch) / "report")[-1]
         for size, options in SIZES.items():
             shoot(browser, page.as_uri(), given.out / f"report-{size}.png", options)
         if shown:

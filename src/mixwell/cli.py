@@ -382,7 +382,7 @@ def demo_command(
         from mixwell.report import runs
 
         for run in sorted((out / "runs").iterdir()):
-            typer.echo(f"weights over training: {runs.write([run], run)[-1]}")
+            typer.echo(f"weights over training: {runs.write_report([run], run)[-1]}")
         _write_report(out)
     compared.raise_error()
 
@@ -418,7 +418,7 @@ def report_command(
     from mixwell.report import folders as reports
 
     common = folders[0] if len(folders) == 1 else folders[0].resolve().parent / "report"
-    for path in reports.write(folders, out or common):
+    for path in reports.write_report(folders, out or common):
         typer.echo(path)
 
 
@@ -441,7 +441,7 @@ def _write_report(folder: Path) -> None:
 
     console = Console()
     try:
-        written = folders.write([folder], folder)
+        written = folders.write_report([folder], folder)
     except KeyboardInterrupt:
         say(console, f"no report: interrupted; `mixwell report {folder}` writes it")
     except (ValueError, OSError) as error:  # such as a missing matplotlib

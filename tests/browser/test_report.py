@@ -78,7 +78,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     outcome = MnistResult(loss, 1 - loss, loss, 1 - loss, weights, weights, course, 10.0)
                     results.add(MnistSettings(budget, horizon, seed, batch_size=batch_size), outcome)
     environment.write(folder)
-    return mnist.write([folder], folder)[-1]
+    return mnist.write_report([folder], folder)[-1]
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
@@ -114,9 +114,9 @@ def run_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     command.main(str(config), names=["mixwell", "uniform"], seeds=2, out=folder, workers=2)
     one, other = folder / "runs" / "mixwell-0", folder / "runs" / "uniform-1"
     return {
-        "one run": runs.write([one], folder / "one")[-1],
-        "two runs": runs.write([one, other], folder / "two")[-1],
-        "comparison": compare.write(folder, folder / "comparison")[-1],
+        "one run": runs.write_report([one], folder / "one")[-1],
+        "two runs": runs.write_report([one, other], folder / "two")[-1],
+        "comparison": compare.write_report(folder, folder / "comparison")[-1],
     }
 
 
@@ -148,7 +148,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]
         out, lock = shared_folder(tmp_path_factory, f"report-page-{domains}-{count}")
         with lock:
             if not out.exists():
-                runs.write(folders, out)
+                runs.write_report(folders, out)
         return out / "report.html"
 
     return made
@@ -214,7 +214,7 @@ def test_prints(browser: Any, report: Path) -> None:
 def test_text_is_escaped(browser: Any, tmp_path: Path) -> None:
     nasty = "<script>document.title='broken'</script> & <b>"
     made = Page(nasty, [nasty], [PageSection(nasty, [nasty], tables=[DataTable([nasty], [[nasty]], nasty)])])
-    tab, trouble = opened(browser, page.write(made, tmp_path / "page.html"), 400)
+    tab, trouble = opened(browser, page.write_page(made, tmp_path / "page.html"), 400)
     assert trouble == []
     assert tab.title() == nasty
     assert tab.locator("h1").inner_text() == nasty
@@ -224,5 +224,5 @@ def test_text_is_escaped(browser: Any, tmp_path: Path) -> None:
 
 def test_the_report_needs_finished_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no finished runs"):
-        mnist.write([tmp_path], tmp_path)
+        mnist.write_report([tmp_path], tmp_path)
     assert tables.read(tmp_path / "runs.csv") == []

@@ -115,7 +115,7 @@ def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
     words = ["reproduce", "bounds", "--seeds", "2", "--copies", "2", "--decades", "0.5"]
     out, _ = inside(*words, cwd=tmp_path)
     assert "they all hold" in out
-    assert "noisy quadratic, noisy gradients: T ~ (N log N)^b, b = " in out
+    assert "noisy quadratic, noisy gradients: law T = a (N log N)^b; b measured " in out
     folder = tmp_path / "runs" / "bounds"
     for name in ("theorem", "horizons"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Tidy tables: plain CSV with one row per observation, written atomically."""
+"""Tables: tidy CSV files with one row per observation, and tables of texts on the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mixwell.utils import files
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mixwell.utils import files, terminal
 
 Value = str | int | float
 Row = dict[str, Value]
@@ -60,6 +64,19 @@ def write(path: Path, rows: Iterable[Mapping[str, Value]]) -> Path:
 def column(rows: Sequence[Row], name: str) -> list[float]:
     """Return the numbers of a column."""
     return [float(row[name]) for row in rows]
+
+
+def show(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None
+) -> None:
+    """Print texts in columns, numbers aligned at the right; nothing is wrapped."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    for place, name in enumerate(columns):
+        numbers = all(row[place][:1] in "+-0123456789" for row in rows)
+        table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    terminal.show(console, table)
 
 
 def _value(text: str) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 from mixwell.lab import tables
 from mixwell.lab.bounds.cells import MEASUREMENTS
 from mixwell.lab.bounds.problems import CURVATURES
-from mixwell.lab.bounds.scaling import Best, BestHorizon, Fit, compare_choice, growth_of
-from mixwell.lab.bounds.theorem import check, verdict
+from mixwell.lab.bounds.scaling import Best, BestHorizon, Fit, growth_of, growth_table
+from mixwell.lab.bounds.theorem import compare_with_bounds, verdict
 from mixwell.lab.tables import Row, column
 from mixwell.reference.theory import stochastic_horizon
 from mixwell.report import page, style
@@ -24,9 +25,10 @@ TABLE = (
     "the theorem"
 )
 Drawing = tuple[Callable[[Any], None], str]
+"""Draws into an axis; and the caption."""
 
 
-def write(folder: Path, out: Path) -> list[Path]:
+def write_report(folder: Path, out: Path) -> list[Path]:
     """Draw the figures, write the page, and return the files, the page last.
 
     Raises:
@@ -40,7 +42,7 @@ def write(folder: Path, out: Path) -> list[Path]:
     theorem = _theorem_drawings(rows)
     growth = _growth_drawings(rows, best, fits)
     written = _save(theorem, out / "theorem") + _save(growth, out / "horizons")
-    return [*written, page.write(_page(rows, theorem, growth, best, fits, folder), out / "report.html")]
+    return [*written, page.write_page(_page(rows, theorem, growth, best, fits, folder), out / "report.html")]
 
 
 def _save(drawings: Sequence[Drawing], path: Path) -> list[Path]:
@@ -71,25 +73,16 @@ def _theorem_drawings(rows: Sequence[Row]) -> list[Drawing]:
     theorem = _select(rows, purpose="theorem", seed=0)
     for kind, noisy in dict.fromkeys((str(r["kind"]), int(r["noisy"])) for r in theorem):
         own = _select(theorem, kind=kind, noisy=noisy, curvature="exact")
-        gradients = "noisy" if noisy else "full"
-        drawings.append(
-            (
-                lambda axis, own=own, title=f"{kind}, {gradients} gradients": _gap(axis, own, title),
-                f"Measured F(w_avg) - F* and its bound against the horizon: {kind}, {gradients} gradients, exact "
-                "curvature, one problem.",
-            )
-        )
+        gradients = f"{kind}, {'noisy' if noisy else 'full'} gradients"
+        text = f"Measured F(w_avg) - F* and its bound against T: {gradients}, exact curvature, one problem."
+        drawings.append((partial(_gap, rows=own, title=gradients), text))
         if not noisy:
             shared = _select(theorem, kind=kind, noisy=0, curvature="isotropic")
             errors = _select(theorem, kind=kind, noisy=0, budget=max(int(r["budget"]) for r in shared))
-            drawings.append(
-                (
-                    lambda axis, errors=errors, title=f"{kind}: a round's hypergradient": _error(
-                        axis, errors, title
-                    ),
-                    f"Largest error of a round's hypergradient and its bound, by curvature: {kind}, one problem.",
-                )
+            text = (
+                f"Largest error of a round's hypergradient and its bound, by curvature: {kind}, one problem."
             )
+            drawings.append((partial(_error, rows=errors, title=f"{kind}: a round's hypergradient"), text))
     return drawings
 
 
@@ -121,26 +114,19 @@ def _error(axis: Any, rows: Sequence[Row], title: str) -> None:
 def _growth_drawings(rows: Sequence[Row], best: Best, fits: Sequence[Fit]) -> list[Drawing]:
     drawings: list[Drawing] = []
     for fit in fits:
-        found = best[fit.kind, fit.noisy]
-        gradients = "noisy" if fit.noisy else "full"
         law = "(N log N)^b" if fit.noisy else "a + b log N"
-        drawings.append(
-            (
-                lambda axis, found=found, fit=fit: _growth(axis, found, fit),
-                f"Best horizon against the budget: {fit.kind}, {gradients} gradients; measured (each problem "
-                f"and their mean), the fit T = {law} with b = {fit.slope}, "
-                "and theory.",
-            )
+        text = (
+            f"Best horizon against the budget: {fit.kind}, {'noisy' if fit.noisy else 'full'} gradients; measured "
+            f"(each problem and their mean), the fit T = {law} with b = {fit.slope}, and theory."
         )
+        drawings.append((partial(_growth, found=best[fit.kind, fit.noisy], fit=fit), text))
     noisy = _select(rows, purpose="scaling", kind="noisy quadratic", noisy=1, seed=0)
     if noisy:
-        drawings.append(
-            (
-                lambda axis: _valleys(axis, noisy),
-                "Measured F(w_avg) - F* against T for several budgets, one noisy "
-                "quadratic; the crosses are the paper's T.",
-            )
+        text = (
+            "Measured F(w_avg) - F* against T for several budgets, one noisy quadratic; the crosses are the "
+            "paper's T."
         )
+        drawings.append((partial(_valleys, rows=noisy), text))
     return drawings
 
 
@@ -155,32 +141,22 @@ def _growth(axis: Any, found: Sequence[BestHorizon], fit: Fit) -> None:
         ms=5,
         label="measured, each problem",
     )
-    average = np.exp if fit.noisy else np.asarray
-    means = [
-        float(
-            average(
-                np.mean([np.log(b.measured) if fit.noisy else b.measured for b in found if b.budget == n])
-            )
-        )
-        for n in budgets
-    ]
+    by_budget = [np.array([b.measured for b in found if b.budget == n]) for n in budgets]
+    # The fit with noise is of log T, so the mean of T is geometric there.
+    means = [np.exp(np.log(own).mean()) if fit.noisy else own.mean() for own in by_budget]
     axis.plot(budgets, means, "o", color=style.COLORS[0], ms=6, label="measured, mean")
     law = f"fit: (N log N)^{fit.slope.mean:.2f}" if fit.noisy else f"fit: a + {fit.slope.mean:.2f} log N"
     fine = np.geomspace(budgets[0], budgets[-1], 50)
     axis.plot(fine, fit.predict(fine), "-", color=style.COLORS[0], lw=1.2, label=law)
-    ideal = [(n, _mean([b.theory for b in found if b.budget == n])) for n in budgets]
-    axis.plot(*zip(*ideal, strict=True), "s--", color=style.COLORS[1], ms=4, lw=1, label="lowest bound")
+    # NaN where the theorem does not apply.
+    known = [[b.theory for b in found if b.budget == n and not np.isnan(b.theory)] for n in budgets]
+    ideal = [np.mean(own) if own else np.nan for own in known]
+    axis.plot(budgets, ideal, "s--", color=style.COLORS[1], ms=4, lw=1, label="lowest bound")
     chosen = [np.mean([b.choice for b in found if b.budget == n]) for n in budgets]
     name = "√(N log N)" if fit.noisy else "2 log N / (ημ)"
     axis.plot(budgets, chosen, ":", color=style.COLORS[2], lw=1.5, label=name)
     gradients = "noisy" if fit.noisy else "full"
     _finish(axis, f"{fit.kind}, {gradients} gradients", "budget N", "best horizon T")
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean of the values that are not NaN."""
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else float("nan")
 
 
 def _valleys(axis: Any, rows: Sequence[Row]) -> None:
@@ -213,46 +189,14 @@ def _page(
     folder: Path,
 ) -> Page:
     lead = [
-        *verdict(check(rows)),
+        *verdict(compare_with_bounds(rows)),
         "Strongly convex problems with known constants: the paper's bounds compared with measurements, and the "
         "best horizon T for each budget N.",
     ]
-    names = (
-        "problem",
-        "gradients",
-        "law",
-        "b measured",
-        "b without the first decade",
-        "b of the lowest bound",
-        "paper's T / best T",
-        "its gap / smallest gap",
-        "too short",
-    )
-    table = [
-        [
-            fit.kind,
-            "noisy" if fit.noisy else "full",
-            "T = a (N log N)^b" if fit.noisy else "T = a + b log N",
-            str(fit.slope),
-            str(fit.late),
-            f"{fit.theory:.2f}",
-            f"{ratio:.1f}",
-            f"{gap:.1f}",
-            f"{short} of {len(best[fit.kind, fit.noisy])}",
-        ]
-        for fit in fits
-        for ratio, gap, short in [compare_choice(best[fit.kind, fit.noisy])]
+    table = DataTable(*growth_table(best, fits), TABLE)
+    sections = [
+        PageSection("Bounds", pictures=_pictures(theorem)),
+        PageSection("Best horizon", pictures=_pictures(growth), tables=[table]),
     ]
-    return Page(
-        "Bounds and horizons: theory and measurement",
-        lead,
-        [
-            PageSection("Bounds", pictures=_pictures(theorem)),
-            PageSection(
-                "Best horizon",
-                pictures=_pictures(growth),
-                tables=[DataTable(names, table, TABLE)],
-            ),
-        ],
-        facts=environment.facts([folder]),
-    )
+    title = "Bounds and horizons: theory and measurement"
+    return Page(title, lead, sections, facts=environment.facts([folder]))

@@ -23,8 +23,6 @@ from mixwell.utils import environment
 
 LOSSES = ("method", "rank", "vs. best", "kind", "T", "loss", "vs. uniform")
 COSTS = ("method", "loss", "compute", "steps", "seconds", "MiB", "weights")
-MANY, TOP = 20, 12
-"""A table with more rows is folded up, and its first rows are shown."""
 DOMAINS = 10
 """Number of domains in the table of weights; of more, the largest and the sum of the others."""
 NUMBERS = (
@@ -37,7 +35,7 @@ SPENT = (
 )
 
 
-def write(folder: Path, out: Path) -> list[Path]:
+def write_report(folder: Path, out: Path) -> list[Path]:
     """Draw the figures of a comparison, write the page, and return the files, the page last.
 
     Raises:
@@ -96,17 +94,17 @@ def write(folder: Path, out: Path) -> list[Path]:
     lead = [verdict(rows)]
     if failures:
         lead.append("Not all methods could be run; the reasons are at the end of the page.")
-        reasons = [[str(row[name]) for name in ("arm", "seed", "reason")] for row in failures]
+        reasons = [[str(row[name]) for name in ("variant", "seed", "reason")] for row in failures]
         failed = DataTable(["method", "seed", "reason"], reasons)
         sections.append(PageSection("Failures", tables=[failed], columns=1))
     title = f"Comparison of {len(found)} method{'s'[: len(found) - 1]}"
     whole = Page(title, lead, sections, environment.facts([folder]))
-    return [*written, page.write(whole, out / "report.html")]
+    return [*written, page.write_page(whole, out / "report.html")]
 
 
 def _table(cells: Sequence[dict[str, str]], columns: Sequence[str], text: str) -> DataTable:
     rows = [[row[name] for name in columns] for row in cells]
-    return DataTable(columns, rows, text, top=TOP if len(rows) > MANY else 0)
+    return DataTable(columns, rows, text)
 
 
 def _horizons_table(effects: Sequence[HorizonEffect], label: str) -> DataTable:
@@ -147,4 +145,4 @@ def _weights_table(found: Sequence[Standing]) -> DataTable:
     ]
     shades = [[0.0 if math.isnan(value) else value for value in row] for row in values]
     text = "Average weight of each domain over the run in percent, mean over the seeds"
-    return DataTable(columns, rows, text, shades, TOP if len(rows) > MANY else 0)
+    return DataTable(columns, rows, text, shades)

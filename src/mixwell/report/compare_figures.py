@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +16,10 @@ from mixwell.lab.compare.standings import (
     WITHIN_NOISE,
     HorizonEffect,
     Standing,
-    as_number,
     of_method,
 )
 from mixwell.lab.compare.summary import format_loss
-from mixwell.lab.tables import Row
+from mixwell.lab.tables import Row, column
 from mixwell.report import style
 from mixwell.report.style import LineStyle, Points
 
@@ -36,6 +36,8 @@ COSTS: Mapping[str, tuple[Callable[[Standing], float], str]] = {
     "compute": (lambda one: one.compute, "compute in training steps, trials included"),
     "steps": (lambda one: one.steps, "training steps of the last run"),
 }
+OTHER = LineStyle(style.FAINT, "-", ".")
+"""Of the points that the legend does not name."""
 ROW, LETTERS, NAME = 0.2, 8.0, 26
 """Height of a row in inches, font size in points, and characters of a name in the row plots."""
 FAR = 6.0
@@ -68,7 +70,7 @@ def losses(found: Sequence[Standing], label: str) -> Figure:
     """Draw a row per entry, the best on top: a point per seed and a bar at the mean."""
     figure, axis = _rows([one.name for one in found], f"{label} (mean at the right)")
     low, high = limits(found)
-    handles = _kind_handles(found)
+    handles = _handles({kind: own for kind, own in KINDS.items() if any(one.kind == kind for one in found)})
     uniform = of_method(found, UNIFORM)
     if uniform is not None and uniform.mean <= high:
         handles["uniform’s mean"] = axis.axvline(
@@ -94,8 +96,6 @@ def losses(found: Sequence[Standing], label: str) -> Figure:
 
 def horizons(effects: Sequence[HorizonEffect], label: str) -> Figure:
     """Draw a row per method: its mean loss with the shortest and with the longest horizon."""
-    from matplotlib.lines import Line2D
-
     ends = {
         "shortest horizon": LineStyle(style.COLORS[4], "-", "s"),
         "longest horizon": LineStyle(style.COLORS[0], "-", "o"),
@@ -115,10 +115,7 @@ def horizons(effects: Sequence[HorizonEffect], label: str) -> Figure:
     axis.set_xlim(low, high)
     changes = [one.change.mean for one in effects]
     _right_labels(axis, [f"{one:+.4f}" if math.isfinite(one) else "" for one in changes])
-    style.legend_below(
-        figure,
-        {name: Line2D([], [], color=own.color, marker=own.marker, ls="", ms=6) for name, own in ends.items()},
-    )
+    style.legend_below(figure, _handles(ends))
     return figure
 
 
@@ -134,8 +131,6 @@ def costs(found: Sequence[Standing]) -> list[str]:
 
 def cost(found: Sequence[Standing], name: str, label: str) -> Figure:
     """Draw the mean loss against a cost; the legend names the best of each kind and the baselines."""
-    from matplotlib.lines import Line2D
-
     spent, text = COSTS[name]
     figure, axes = style.new_figure(1, 1, width=style.PANEL, height=3.2)
     axis = axes[0, 0]
@@ -143,7 +138,7 @@ def cost(found: Sequence[Standing], name: str, label: str) -> Figure:
     named = dict(zip(_named(found), style.line_styles(len(found)), strict=False))
     finite = [one for one in found if math.isfinite(one.mean) and math.isfinite(spent(one))]
     for one in sorted(finite, key=lambda one: one.name in named):
-        own = named.get(one.name, LineStyle(style.FAINT, "-", "."))
+        own = named.get(one.name, OTHER)
         marker = r"$\uparrow$" if one.mean > high else own.marker
         y = min(one.mean, low + 0.97 * (high - low))
         axis.plot(spent(one), y, ls="", marker=marker, color=own.color, ms=6.0, mew=0)
@@ -159,12 +154,8 @@ def cost(found: Sequence[Standing], name: str, label: str) -> Figure:
         axis.set_xlabel(text, fontsize=9)
     axis.set_ylim(low, high)
     axis.set_ylabel(f"mean {label}", fontsize=9)
-    handles = {
-        arm: Line2D([], [], color=own.color, marker=own.marker, ls="", ms=5) for arm, own in named.items()
-    }
-    if len(found) > len(named):
-        others = f"{len(found) - len(named)} others"
-        handles[others] = Line2D([], [], color=style.FAINT, marker=".", ls="", ms=6)
+    others = {f"{len(found) - len(named)} others": OTHER} if len(found) > len(named) else {}
+    handles = _handles(named | others)
     style.legend_below(figure, handles)
     return figure
 
@@ -174,22 +165,19 @@ def curves(rows: Sequence[Row], found: Sequence[Standing]) -> dict[str, Points]:
 
     Entries that are outliers are left out, and so are points that some seeds do not have.
     """
-    baselines = [of_method(found, UNIFORM), of_method(found, PROPORTIONAL)]
     high = limits(found)[1]
-    shown = [one for one in (*found[:BEST_SHOWN], *baselines) if one is not None and one.mean <= high]
+    shown = [one for one in (*found[:BEST_SHOWN], *_baselines(found)) if one.mean <= high]
     lines: dict[str, Points] = {}
     for name in dict.fromkeys(one.name for one in shown):
-        own = [row for row in rows if str(row["arm"]) == name and row.get("validation_loss", "") != ""]
+        own = [row for row in rows if str(row["variant"]) == name and row.get("validation_loss", "") != ""]
         seeds = len({row["seed"] for row in own})
-        by_step: dict[float, list[Row]] = {}
+        by_step: dict[int, list[Row]] = {}
         for row in own:
-            by_step.setdefault(as_number(row["step"]), []).append(row)
-        points = [some for _, some in sorted(by_step.items()) if len(some) == seeds]
+            by_step.setdefault(int(row["step"]), []).append(row)
+        points = [by_step[step] for step in sorted(by_step) if len(by_step[step]) == seeds]
         if points:
-            lines[name] = style.thin(
-                [_mean(some, "compute" if "compute" in own[0] else "step") for some in points],
-                [_mean(some, "validation_loss") for some in points],
-            )
+            x, y = ([fmean(column(some, key)) for some in points] for key in ("compute", "validation_loss"))
+            lines[name] = style.thin(x, y)
     return lines
 
 
@@ -214,13 +202,12 @@ def _named(found: Sequence[Standing]) -> list[str]:
     """Return the names of all entries if they are few; else of the best of each kind and the baselines."""
     if len(found) <= len(style.COLORS):
         return [one.name for one in found]
-    baselines = [of_method(found, UNIFORM), of_method(found, PROPORTIONAL)]
-    best = [next((one for one in found if one.kind == kind), None) for kind in KINDS]
-    return list(dict.fromkeys(one.name for one in (found[0], *best, *baselines) if one is not None))
+    best = [own[0] for kind in KINDS if (own := [one for one in found if one.kind == kind])]
+    return list(dict.fromkeys(one.name for one in (found[0], *best, *_baselines(found))))
 
 
-def _mean(rows: Sequence[Row], name: str) -> float:
-    return sum(as_number(row[name]) for row in rows) / len(rows)
+def _baselines(found: Sequence[Standing]) -> list[Standing]:
+    return [one for method in (UNIFORM, PROPORTIONAL) if (one := of_method(found, method)) is not None]
 
 
 def _rows(names: Sequence[str], text: str) -> tuple[Figure, Any]:
@@ -240,13 +227,11 @@ def _rows(names: Sequence[str], text: str) -> tuple[Figure, Any]:
     return figure, axis
 
 
-def _kind_handles(found: Sequence[Standing]) -> dict[str, Any]:
+def _handles(styles: Mapping[str, LineStyle]) -> dict[str, Any]:
     from matplotlib.lines import Line2D
 
     return {
-        kind: Line2D([], [], color=own.color, marker=own.marker, ls="", ms=5)
-        for kind, own in KINDS.items()
-        if any(one.kind == kind for one in found)
+        name: Line2D([], [], color=own.color, marker=own.marker, ls="", ms=5) for name, own in styles.items()
     }
 
 

@@ -12,11 +12,15 @@ from mixwell.lab.quadratic.command import TABLE as QUADRATIC
 from mixwell.report import bounds, compare, mnist, quadratic, runs
 from mixwell.training import metrics
 
-SINGLE = {COMPARISON: compare.write, MEASUREMENTS: bounds.write, QUADRATIC: quadratic.write}
+SINGLE = {
+    COMPARISON: compare.write_report,
+    MEASUREMENTS: bounds.write_report,
+    QUADRATIC: quadratic.write_report,
+}
 """Reports of one folder, by the file that it has."""
 
 
-def write(folders: Sequence[Path], out: Path) -> list[Path]:
+def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
     """Draw the figures and write the report of folders of results; return the files, the page last.
 
     Args:
@@ -32,7 +36,7 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
             raise ValueError(f"{found[0]} has {file}, which cannot be combined with other folders")
         if found:
             return write_one(found[0], out)
-    for file, write_all in ((metrics.FILE, runs.write), (MNIST_RUNS, mnist.write)):
+    for file, write_all in ((metrics.FILE, runs.write_report), (MNIST_RUNS, mnist.write_report)):
         if folders and all((folder / file).exists() for folder in folders):
             return write_all(folders, out)
     known = (metrics.FILE, MNIST_RUNS, *SINGLE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mixwell.lab.mnist.curves import NEAR, Curve, curves_of, verdict
+from mixwell.lab.mnist.curves import NEAR, Curve, curve_table, curves_of, verdict
 from mixwell.lab.mnist.experiment import DOMAINS, ROTATED
 from mixwell.lab.mnist.sweep import Results
 from mixwell.lab.tables import Row
@@ -29,12 +29,13 @@ DESCRIPTION = (
     "Algorithm 3)."
 )
 NOTE = (
-    "The test loss is on the test images that are not in the validation set, under the same rotation. With T = N "
-    "the weights move once, after training, and say nothing about the network that was trained."
+    "* marks the theory’s T = sqrt(N log N). The test loss is on the test images that are not in the validation "
+    "set, under the same rotation. With T = N the weights move once, after training, and say nothing about the "
+    "network that was trained."
 )
 
 
-def write(folders: Sequence[Path], out: Path) -> list[Path]:
+def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
     """Draw the figures of one or several sweeps, write the page, and return the files, the page last."""
     results = [Results(folder) for folder in folders]
     runs = list({row["run"]: row for result in results for row in result.runs}.values())
@@ -44,7 +45,7 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
     written = style.save(_panels_figure(curves), out / "panels")
     written += style.save(_weights_figure(curves, weights), out / "weights")
     examples = next((f / "examples.png" for f in folders if (f / "examples.png").exists()), None)
-    return [*written, page.write(_page(curves, weights, examples, folders), out / "report.html")]
+    return [*written, page.write_page(_page(curves, weights, examples, folders), out / "report.html")]
 
 
 def draw_examples(batches: Sequence[tuple[str, Any, Any]], out: Path) -> list[Path]:
@@ -83,10 +84,10 @@ def _panel(axis: Any, curves: Sequence[Curve], name: str, title: str) -> None:
     looks = style.line_styles(len(curves))
     for index, curve in enumerate(curves):
         color, marker = looks[index].color, looks[index].marker
-        mean, spread = curve.mean(name), curve.spread(name)
+        mean, deviation = curve.mean(name), curve.deviation(name)
         axis.plot(curve.horizons, mean, color=color, marker=marker, ms=4, label=curve.label, zorder=3)
         if curve.seeds > 1:
-            low, high = mean - spread, mean + spread
+            low, high = mean - deviation, mean + deviation
             if "loss" not in name:  # accuracies and weights are within [0, 1]
                 low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
             axis.fill_between(curve.horizons, low, high, color=color, alpha=0.18, lw=0)
@@ -138,7 +139,7 @@ def _shown(curve: Curve) -> list[int]:
     """Return some horizons of a curve: the ends, the theory's, the best, and others between."""
     if len(curve.horizons) <= SHOWN:
         return curve.horizons
-    wanted = {1, curve.theory, curve.budget, curve.horizons[curve.best()]} & set(curve.horizons)
+    wanted = {1, curve.theory, curve.budget, curve.horizons[curve.best]} & set(curve.horizons)
     for t in np.array(curve.horizons)[np.linspace(0, len(curve.horizons) - 1, SHOWN).round().astype(int)]:
         if len(wanted) < SHOWN:
             wanted.add(int(t))
@@ -189,7 +190,11 @@ def _page(
         sections.insert(0, PageSection("The domains", pictures=[shown], columns=1))
     names = list(curves[0].setting)
     settings = [[name.replace("_", " "), *(f"{curve.setting[name]:g}" for curve in curves)] for name in names]
-    sections.append(PageSection("Results", [NOTE], tables=[_table(curve) for curve in curves]))
+    tables = [
+        DataTable(*curve_table(curve), f"N = {curve.budget}, {curve.label}, means of {curve.seeds} seed(s)")
+        for curve in curves
+    ]
+    sections.append(PageSection("Results", [NOTE], tables=tables))
     table = DataTable(["setting", *(curve.label for curve in curves)], settings)
     sections.append(PageSection("Settings", tables=[table]))
     lead = [*(verdict(curve) for curve in curves), DESCRIPTION]
@@ -222,19 +227,3 @@ def _weights_section(curve: Curve, weights: Sequence[Row]) -> PageSection:
         text = f"Weights of the domains over training with T = {horizon}."
         pictures.append(Picture.from_figure(figure, text))
     return PageSection(f"Weights over training, N = {curve.budget}, {curve.label}", pictures=pictures)
-
-
-def _table(curve: Curve) -> DataTable:
-    columns = ["T", "loss", "accuracy", "test loss", *(f"w {d}" for d in DOMAINS), "w₂ average", "seconds"]
-    names = ["validation_loss", "validation_accuracy", "test_loss", *(f"last_{d}" for d in DOMAINS)]
-    names.append(f"average_{ROTATED}")
-    means = {name: curve.mean(name) for name in (*names, "seconds")}
-    deviation = curve.spread("validation_loss")
-    rows: list[list[str]] = []
-    for index, horizon in enumerate(curve.horizons):
-        cells = [f"{means[name][index]:.3f}" for name in names]
-        if curve.seeds > 1:
-            cells[0] += f" ± {deviation[index]:.3f}"
-        rows.append([str(horizon), *cells, f"{means['seconds'][index]:.0f}"])
-    text = f"N = {curve.budget}, {curve.label}, means of {curve.seeds} seed(s)"
-    return DataTable(columns, rows, text)

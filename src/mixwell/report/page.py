@@ -16,6 +16,9 @@ from mixwell.utils import files
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MANY, TOP = 20, 12
+"""A table with more rows is folded up, and its first rows are shown."""
+
 
 @final
 @dataclass(frozen=True)
@@ -57,14 +60,17 @@ class DataTable:
     Args:
         text: caption.
         shades: of the cells after the first in each row, from 0 to 1; empty for none.
-        top: number of rows that are shown until a reader unfolds the table; 0 for all.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     text: str = ""
     shades: Sequence[Sequence[float]] = ()
-    top: int = 0
+
+    @property
+    def top(self) -> int:
+        """Number of rows that are shown until a reader unfolds the table; 0 for all."""
+        return TOP if len(self.rows) > MANY else 0
 
 
 @final
@@ -92,7 +98,7 @@ class Page:
 
     Args:
         lead: the result in a few sentences.
-        facts: name and value of facts about the environment.
+        facts: names and values that describe the environment.
     """
 
     title: str
@@ -101,7 +107,7 @@ class Page:
     facts: Sequence[tuple[str, str]] = field(default=())
 
 
-def write(page: Page, path: Path) -> Path:
+def write_page(page: Page, path: Path) -> Path:
     """Write a page; all its text is escaped.
 
     Raises:

@@ -13,10 +13,9 @@ from mixwell.report import style
 
 Instance = tuple[float, float]
 """R and alpha."""
-DASHES = ("-", "--", ":", "-.")
 
 
-def write(folder: Path, out: Path) -> list[Path]:
+def write_report(folder: Path, out: Path) -> list[Path]:
     """Draw the final weight against the horizon of all instances, and the first instance over training."""
     rows = tables.read(folder / TABLE)
     runs: dict[Instance, dict[int, list[Row]]] = {}
@@ -42,17 +41,12 @@ def write(folder: Path, out: Path) -> list[Path]:
 
 
 def _against_horizon(axis: Any, runs: Mapping[Instance, Mapping[int, Sequence[Row]]], budget: int) -> None:
-    for index, ((radius, step_size), own) in enumerate(runs.items()):
+    looks = style.line_styles(len(runs))
+    for look, ((radius, step_size), own) in zip(looks, runs.items(), strict=True):
         horizons = sorted(own)
-        axis.plot(
-            horizons,
-            [float(own[t][-1]["weight"]) for t in horizons],
-            marker="o",
-            markersize=4,
-            color=style.COLORS[index % len(style.COLORS)],
-            linestyle=DASHES[index % 4],
-            label=f"R = {radius:g}, α = {step_size:g}",
-        )
+        weights = [float(own[t][-1]["weight"]) for t in horizons]
+        label = f"R = {radius:g}, α = {step_size:g}"
+        axis.plot(horizons, weights, marker="o", ms=4, color=look.color, ls=look.dashes, label=label)
     axis.axhline(0.5, color=style.FAINT, linewidth=1, zorder=0, label="initial weight")
     style.log_axis(axis, "horizon T (steps per weight update)")
     axis.set_ylim(-0.04, 1.04)
@@ -62,14 +56,14 @@ def _against_horizon(axis: Any, runs: Mapping[Instance, Mapping[int, Sequence[Ro
 
 
 def _over_time(axis: Any, runs: Mapping[int, Sequence[Row]], name: str) -> None:
-    for index, (horizon, rows) in enumerate(runs.items()):
+    for look, (horizon, rows) in zip(style.line_styles(len(runs)), runs.items(), strict=True):
         axis.plot(
             column(rows, "step"),
             column(rows, name),
-            color=style.COLORS[index % len(style.COLORS)],
-            linestyle=DASHES[index % 4],
+            color=look.color,
+            ls=look.dashes,
             marker="o" if len(rows) < 40 else None,
-            markersize=3,
+            ms=3,
             label=f"T = {horizon}",
         )
     axis.set_xlabel("training steps", fontsize=9)

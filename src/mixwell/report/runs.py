@@ -12,8 +12,6 @@ from mixwell.report.run_figures import PANEL_KINDS, Figures
 from mixwell.report.run_summary import RunSummary
 from mixwell.utils import environment
 
-MANY, TOP = 12, 8
-"""A table with more rows is folded up, and its first rows are shown."""
 HYPERGRADIENT = (
     "The hypergradient is the derivative of the validation loss with respect to the weight of a domain during the "
     "round; the weights move against it. Bars are standard errors over the points of the round at which it was "
@@ -31,7 +29,7 @@ FIDELITY = (
 )
 
 
-def write(folders: Sequence[Path], out: Path) -> list[Path]:
+def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
     """Draw the figures of one or several runs, write the page, and return the files, the page last."""
     runs = [
         run_summary.read(folder, name=name)
@@ -51,7 +49,7 @@ def write(folders: Sequence[Path], out: Path) -> list[Path]:
     written = [
         path for name, one in figures.items() for path in style.save(one.together, out / "figures" / name)
     ]
-    return [*written, page.write(_page(runs, figures, folders), out / "report.html")]
+    return [*written, page.write_page(_page(runs, figures, folders), out / "report.html")]
 
 
 def _page(runs: Sequence[RunSummary], figures: Mapping[str, Figures], folders: Sequence[Path]) -> Page:
@@ -148,7 +146,7 @@ def _weights_table(columns: Mapping[str, Mapping[str, float]], text: str) -> Dat
     largest = max(weight or 0.0 for row in found for weight in row)
     rows = [[name, *map(_number, row)] for name, row in zip(order, found, strict=True)]
     shades = [[(weight or 0.0) / largest for weight in row] for row in found]
-    return DataTable(["domain", *columns], rows, text, shades, _top(rows))
+    return DataTable(["domain", *columns], rows, text, shades)
 
 
 def _rows_table(runs: Sequence[RunSummary]) -> DataTable:
@@ -165,11 +163,7 @@ def _rows_table(runs: Sequence[RunSummary]) -> DataTable:
         for name in names
     ]
     columns = ["domain", "rows", *(["epochs"] if len(runs) == 1 else [run.name for run in runs])]
-    return DataTable(columns, rows, "Rows of each domain, and epochs in each run", top=_top(rows))
-
-
-def _top(rows: Sequence[Any]) -> int:
-    return TOP if len(rows) > MANY else 0
+    return DataTable(columns, rows, "Rows of each domain, and epochs in each run")
 
 
 def _fidelity_section(measured: Sequence[tuple[RunSummary, dict[str, Any]]]) -> PageSection:

@@ -7,14 +7,13 @@ from torch import nn
 
 import mixwell
 from helpers.toy_problems import GivenCurvature
-from mixwell.lab.bounds.cells import Cell, measure
-from mixwell.lab.bounds.kinds import KINDS
+from mixwell.lab.bounds.cells import KINDS, Cell, measure
 from mixwell.lab.bounds.logistic import LogisticRegression
 from mixwell.lab.bounds.problems import BilevelProblem, simplex_grid
 from mixwell.lab.bounds.scaling import BestHorizon, fit
 from mixwell.lab.bounds.shared_quadratics import SharedQuadratics
 from mixwell.lab.bounds.simulation import leap, simulate
-from mixwell.lab.bounds.theorem import check, verdict
+from mixwell.lab.bounds.theorem import compare_with_bounds, verdict
 from mixwell.lab.tables import column
 from mixwell.reference.quadratics import Quadratic
 from mixwell.reference.theory import Constants
@@ -254,11 +253,11 @@ def theorem_row(**changes: object) -> dict[str, object]:
 )
 def test_a_broken_inequality_is_seen(broken: dict[str, object]) -> None:
     right = [theorem_row(), theorem_row(horizon=300, error=1e-6)]
-    (found,) = check(right)
+    (found,) = compare_with_bounds(right)
     assert found.holds
     assert found.informative == 2
     assert "they all hold" in verdict([found])[0]
-    (found,) = check([right[0], theorem_row(**broken)])
+    (found,) = compare_with_bounds([right[0], theorem_row(**broken)])
     assert not found.holds
     assert "do NOT hold for quadratic, exact" in verdict([found])[0]
 

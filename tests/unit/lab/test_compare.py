@@ -15,7 +15,7 @@ from helpers import commands
 from helpers.text_configs import WORDS, write_config
 from mixwell.lab import problems, tables
 from mixwell.lab.compare import budgets, results
-from mixwell.lab.compare.contestants import choose, parse_horizons
+from mixwell.lab.compare.variants import choose, parse_horizons
 from mixwell.lab.tables import Row
 from mixwell.methods import base as methods_base
 from mixwell.training import checkpoints, config_io, metrics, mixture
@@ -26,7 +26,7 @@ COMPARE = {
     "own": {"method": "fixed", "weights": {"letters": 2, "numbers": 1, "marks": 1}},
 }
 METHODS = "uniform,mixwell,group-dro,doge,regmix,own"
-ARMS = [
+VARIANTS = [
     "uniform",
     "mixwell",
     "mixwell T=1",
@@ -55,26 +55,30 @@ def arguments(*, seeds: int, methods: str = METHODS) -> list[str]:
     ]
 
 
-def test_all_arms_are_told_and_drawn(compared: tuple[Path, str]) -> None:
+def test_all_variants_are_printed_and_drawn(compared: tuple[Path, str]) -> None:
     out, printed = compared
     rows = tables.read(out / results.RUNS)
-    assert [(row["arm"], row["seed"]) for row in rows] == [(arm, seed) for arm in ARMS for seed in (0, 1)]
-    assert {str(row["arm"]): row["entry"] for row in rows}["doge T=5"] == "doge"
+    assert [(row["variant"], row["seed"]) for row in rows] == [
+        (variant, seed) for variant in VARIANTS for seed in (0, 1)
+    ]
+    assert {str(row["variant"]): row["entry"] for row in rows}["doge T=5"] == "doge"
     assert [row["horizon"] for row in rows if row["seed"] == 0] == ["", 5, 1, 1, 5, 1, 5, "", ""]
     assert all(0 < float(row["test_loss"]) < 6 and float(row["seconds"]) > 0 for row in rows)
-    assert all(arm in printed for arm in ARMS)
+    assert all(variant in printed for variant in VARIANTS)
     assert "has the lowest mean test loss of 9 methods" in printed
     assert (out / "report.html").stat().st_size > 10_000
     assert not (out / results.FAILURES).exists()
     weights = tables.read(out / results.WEIGHTS)
     assert len(weights) == len(rows) * len(WORDS)
-    kept = {str(row["domain"]): row["last"] for row in weights if row["arm"] == "own" and row["seed"] == 0}
+    kept = {
+        str(row["domain"]): row["last"] for row in weights if row["variant"] == "own" and row["seed"] == 0
+    }
     assert kept == pytest.approx({"letters": 0.5, "numbers": 0.25, "marks": 0.25})
 
 
 def test_everything_that_is_computed_is_charged(compared: tuple[Path, str]) -> None:
-    """Worked out by hand for 24 steps: what each arm may train for, and what it computed in all."""
-    found = {str(row["arm"]): row for row in tables.read(compared[0] / results.RUNS)}
+    """Worked out by hand for 24 steps: what each variant may train for, and what it computed in all."""
+    found = {str(row["variant"]): row for row in tables.read(compared[0] / results.RUNS)}
     # T = 1: a validation gradient of one batch in each step. T = 5: of five batches (40 of the 40 rows or more).
     assert found["uniform"]["steps"] == found["group-dro"]["steps"] == found["own"]["steps"] == 24
     assert found["mixwell T=1"]["steps"] == 12
@@ -95,7 +99,8 @@ def test_runs_of_a_seed_begin_alike_and_see_the_same_rows_first(compared: tuple[
 
     for seed in (0, 1):
         begun = {
-            first_loss(runs / f"{arm}-{seed}") for arm in ("uniform", "mixwell", "group-dro", "own", "regmix")
+            first_loss(runs / f"{variant}-{seed}")
+            for variant in ("uniform", "mixwell", "group-dro", "own", "regmix")
         }
         assert len(begun) == 1
     assert first_loss(runs / "uniform-0") != first_loss(runs / "uniform-1")
@@ -114,7 +119,7 @@ def test_a_finished_comparison_is_told_again_and_not_trained_again(compared: tup
 
 def test_a_killed_comparison_goes_on_to_the_same_numbers(compared: tuple[Path, str], tmp_path: Path) -> None:
     def losses(out: Path) -> list[Row]:
-        keep = ("arm", "seed", "steps", "compute", "test_loss")
+        keep = ("variant", "seed", "steps", "compute", "test_loss")
         return [
             {key: row[key] for key in keep} for row in tables.read(out / results.RUNS) if row["seed"] == 0
         ]
@@ -140,7 +145,7 @@ def test_equal_steps(tmp_path: Path) -> None:
         "compare", "tiny.yaml", "--methods", "uniform,doge", "--seeds", "1", "--equal", "steps", "--out", "out",
         "--no-figures", cwd=tmp_path,
     )  # fmt: skip
-    rows = {str(row["arm"]): row for row in tables.read(tmp_path / "out" / results.RUNS)}
+    rows = {str(row["variant"]): row for row in tables.read(tmp_path / "out" / results.RUNS)}
     assert rows["doge"]["steps"] == rows["uniform"]["steps"] == 24
     assert rows["doge"]["compute"] == 72
     assert rows["doge"]["budget"] == ""
@@ -167,10 +172,10 @@ def test_what_fails_is_told_with_its_reason(tmp_path: Path) -> None:
     )
     assert "the run uniform-0 failed" in error
     [row] = tables.read(tmp_path / "out" / results.FAILURES)
-    assert (row["arm"], row["seed"]) == ("uniform", 0)
+    assert (row["variant"], row["seed"]) == ("uniform", 0)
 
 
-def test_arms_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
+def test_variants_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
     write_config(tmp_path, compare={"pike-long": {"method": "pike", "horizon": 4}})
     _, error = commands.mixwell(
         "compare",

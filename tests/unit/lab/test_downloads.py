@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mixwell.lab.mnist import mnist_data
-from mixwell.lab.mnist.mnist_data import DownloadSource, fetch_verified, parse_idx
+from mixwell.lab.mnist.mnist_data import Fetch, fetch_verified, parse_idx
 
 CONTENT = {"a.idx": b"\x00\x00\x08\x01\x00\x00\x00\x02\x05\x06", "b.idx": b"second"}
 SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
@@ -40,25 +40,25 @@ def server(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def mirror(url: str) -> DownloadSource:
-    return DownloadSource(url, lambda names: mnist_data._from_mirror(url, names))
+def mirror(url: str) -> dict[str, Fetch]:
+    return {url: lambda names: mnist_data._from_mirror(url, names)}
 
 
 def test_fetched_once_then_from_the_cache(server: str, tmp_path: Path) -> None:
     said: list[str] = []
-    assert fetch_verified(SUMS, tmp_path / "cache", [mirror(server)], say=said.append) == CONTENT
+    assert fetch_verified(SUMS, tmp_path / "cache", mirror(server), say=said.append) == CONTENT
     assert any(server in line for line in said)
     said.clear()
-    assert fetch_verified(SUMS, tmp_path / "cache", [], say=said.append) == CONTENT
+    assert fetch_verified(SUMS, tmp_path / "cache", {}, say=said.append) == CONTENT
     assert said == []
 
 
 def test_the_next_source_is_asked_and_wrong_bytes_are_not_kept(server: str, tmp_path: Path) -> None:
     said: list[str] = []
-    forged = DownloadSource("forger", lambda names: dict.fromkeys(names, b"forged"))
-    silent = mirror("http://127.0.0.1:9")
+    sources = mirror("http://127.0.0.1:9")  # does not answer
+    sources |= {"forger": lambda names: dict.fromkeys(names, b"forged")} | mirror(server)
     cache = tmp_path / "cache"
-    assert fetch_verified(SUMS, cache, [silent, forged, mirror(server)], say=said.append) == CONTENT
+    assert fetch_verified(SUMS, cache, sources, say=said.append) == CONTENT
     assert any("no answer" in line for line in said)
     assert any("wrong checksum" in line for line in said)
     assert sorted(p.name for p in cache.iterdir()) == sorted(CONTENT)
@@ -67,14 +67,14 @@ def test_the_next_source_is_asked_and_wrong_bytes_are_not_kept(server: str, tmp_
 def test_a_damaged_file_is_fetched_again(server: str, tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "a.idx").write_bytes(b"damaged")
-    assert fetch_verified(SUMS, tmp_path, [mirror(server)], say=said.append) == CONTENT
+    assert fetch_verified(SUMS, tmp_path, mirror(server), say=said.append) == CONTENT
     assert "damaged" in said[0]
     assert (tmp_path / "a.idx").read_bytes() == CONTENT["a.idx"]
 
 
 def test_no_source_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no source gave a.idx, b.idx. Put the raw files .* MIXWELL_CACHE"):
-        fetch_verified(SUMS, tmp_path, [mirror("http://127.0.0.1:9")], say=lambda _: None)
+        fetch_verified(SUMS, tmp_path, mirror("http://127.0.0.1:9"), say=lambda _: None)
     assert list(tmp_path.iterdir()) == []
 
 

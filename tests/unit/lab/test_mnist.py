@@ -156,7 +156,7 @@ def test_results_are_kept_once_and_read_back(images: Mnist, tmp_path: Path) -> N
     assert (curve.horizons, curve.seeds, curve.theory) == ([1, 4], 2, 3)
     losses = [outcomes[s].validation_loss for s in settings if s.horizon == 4]
     assert curve.mean("validation_loss")[1] == pytest.approx(sum(losses) / 2)
-    assert curve.spread("validation_loss")[1] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
+    assert curve.deviation("validation_loss")[1] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
     assert "N = 4" in verdict(curve)
 
 
@@ -171,6 +171,19 @@ def test_curves_are_told_apart_by_what_differs(images: Mnist, tmp_path: Path) ->
         "c = 2, batch 4, rotation 30",
         "c = 2, batch 8, rotation 30",
     ]
+
+
+def test_runs_with_other_validation_sets_are_other_curves(images: Mnist, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for angle in (45.0, 30.0):
+        setting = replace(TINY, validation_angle=angle)
+        results.add(setting, run(setting, images))
+    curves = curves_of(results.runs)
+    assert [curve.label for curve in curves] == [
+        "c = 2, batch 4, validation angle 45",
+        "c = 2, batch 4, validation angle 30",
+    ]
+    assert [curve.seeds for curve in curves] == [1, 1]
 
 
 def test_no_runs_and_no_horizons_are_said() -> None:

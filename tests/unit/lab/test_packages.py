@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mixwell.lab.problems import packages
-from mixwell.lab.problems.packages import Package
+from mixwell.lab import packages
+from mixwell.lab.packages import Package
 
 
 def tarball(contents: dict[str, bytes]) -> bytes:

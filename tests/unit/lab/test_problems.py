@@ -16,10 +16,10 @@ import yaml
 from rich.console import Console
 
 from helpers import commands
-from mixwell.lab import problems
-from mixwell.lab.compare.contestants import choose
+from mixwell.lab import packages, problems
+from mixwell.lab.compare.variants import choose
 from mixwell.lab.problems import demo as corpus
-from mixwell.lab.problems import fashion, finetune, manuals, mnist, packages, synthetic, text
+from mixwell.lab.problems import fashion, finetune, manuals, mnist, synthetic, text
 from mixwell.training import config_io
 from mixwell.training.models.base import next_token_each
 

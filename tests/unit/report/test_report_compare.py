@@ -42,15 +42,15 @@ T_OF_2 = 4.302652729911275  # the 97.5% quantile of Student's t with two degrees
 
 
 def write_tables(
-    folder: Path, *, arms: int = 5, domains: int = 3, seeds: int = 3, columns: tuple[str, ...] = BOTH
+    folder: Path, *, variants: int = 5, domains: int = 3, seeds: int = 3, columns: tuple[str, ...] = BOTH
 ) -> Path:
-    """Tables as the command writes them, with losses made up; the last arm is far off."""
-    chance = np.random.default_rng(arms)
+    """Tables as the command writes them, with losses made up; the last variant is far off."""
+    chance = np.random.default_rng(variants)
     rows, curves, weights = list[Row](), list[Row](), list[Row]()
     every = ((*one, *of) for one, of in product(HORIZONS, METHODS) if not one[0] or of[1] != "static")
-    for place, (more, horizon, method, kind) in enumerate(islice(every, arms)):
-        arm = method + more
-        level = 2.0 + 0.3 * chance.random() + (7.2 if place == arms - 1 else 0.0)
+    for place, (more, horizon, method, kind) in enumerate(islice(every, variants)):
+        variant = method + more
+        level = 2.0 + 0.3 * chance.random() + (7.2 if place == variants - 1 else 0.0)
         spent = {"online": 120, "offline": 600, "static": 0}[kind]
         for seed in range(seeds):
             loss = level + 0.03 * seed + 0.02 * chance.normal()
@@ -64,16 +64,16 @@ def write_tables(
                 "seconds": 60.0 + spent,
                 "memory": spent * 2**16,
             }
-            rows.append(run(arm, method, kind, horizon, seed, **made, **losses))
+            rows.append(run(variant, method, kind, horizon, seed, **made, **losses))
             before = spent if kind == "offline" else 0
             for done in np.linspace(0, 1, 20):
                 fall = level + 0.03 * seed + 3.5 * math.exp(-12 * done)
                 step, at = round(done * (1000 - spent)), before + done * (1000 - before)
                 curves.append(
-                    {"arm": arm, "seed": seed, "step": step, "validation_loss": fall, "compute": at}
+                    {"variant": variant, "seed": seed, "step": step, "validation_loss": fall, "compute": at}
                 )
             for name, one in zip(names(domains), share.tolist(), strict=True):
-                row: Row = {"arm": arm, "seed": seed, "domain": name}
+                row: Row = {"variant": variant, "seed": seed, "domain": name}
                 weights.append({**row, "initial": 1 / domains, "average": one, "last": one})
     if "validation_loss" in columns:
         tables.write(folder / results.CURVES, curves)
@@ -83,22 +83,24 @@ def write_tables(
     return folder
 
 
-def run(arm: str, method: str, kind: str, horizon: int, seed: int, **more: Any) -> Row:
+def run(variant: str, method: str, kind: str, horizon: int, seed: int, **more: Any) -> Row:
     """A row of the table of runs."""
-    plain: Row = {"arm": arm, "entry": arm.partition(" ")[0], "method": method, "kind": kind}
+    plain: Row = {"variant": variant, "entry": variant.partition(" ")[0], "method": method, "kind": kind}
     plain["horizon"] = "" if kind == "static" else horizon
     spent: Row = {"steps": 100, "compute": 100.0, "budget": 1000, "seconds": 1.5, "memory": 0}
     return {**plain, "seed": seed, **spent, "budget": more.get("compute", 100.0), **more}
 
 
-def arm(name: str, losses: list[float], *, horizon: int = 84, kind: str = "online", **more: Any) -> list[Row]:
-    """The runs of an arm with these losses, by seed; the method is the first word of its name."""
+def variant(
+    name: str, losses: list[float], *, horizon: int = 84, kind: str = "online", **more: Any
+) -> list[Row]:
+    """The runs of a variant with these losses, by seed; the method is the first word of its name."""
     method = name.partition(" ")[0]
     return [run(name, method, kind, horizon, seed, test_loss=one, **more) for seed, one in enumerate(losses)]
 
 
 def uniform(losses: list[float]) -> list[Row]:
-    return arm("uniform", losses, kind="static")
+    return variant("uniform", losses, kind="static")
 
 
 def across(line: Any) -> float:
@@ -128,9 +130,9 @@ def read(folder: Path) -> list[standings.Standing]:
 
 FOUR = [
     *uniform([2.0, 2.2, 2.4]),
-    *arm("a", [1.9, 2.0, 2.1]),  # less than uniform by 0.1, 0.2 and 0.3
-    *arm("b", [1.81, 2.0, 2.19]),  # by 0.19, 0.20 and 0.21; the same mean as a
-    *arm("c T=1", [2.5, 2.7, 2.95], horizon=1),  # more by 0.5, 0.5 and 0.55
+    *variant("a", [1.9, 2.0, 2.1]),  # less than uniform by 0.1, 0.2 and 0.3
+    *variant("b", [1.81, 2.0, 2.19]),  # by 0.19, 0.20 and 0.21; the same mean as a
+    *variant("c T=1", [2.5, 2.7, 2.95], horizon=1),  # more by 0.5, 0.5 and 0.55
 ]
 
 
@@ -157,7 +159,7 @@ def test_paired_intervals_are_those_of_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     chance = np.random.default_rng(0)
     base, other = chance.normal(2.0, 0.1, 6), chance.normal(2.1, 0.1, 6)
-    found = standings.standings([*uniform(base.tolist()), *arm("a", other.tolist())])
+    found = standings.standings([*uniform(base.tolist()), *variant("a", other.tolist())])
     against = next(one.to_uniform for one in found if one.name == "a")
     expected = stats.ttest_rel(other, base).confidence_interval(0.95)
     assert against is not None
@@ -166,7 +168,7 @@ def test_paired_intervals_are_those_of_scipy() -> None:
 
 def test_summary_has_a_text_for_every_heading() -> None:
     weights: list[Row] = [
-        {"arm": "a", "seed": seed, "domain": name, "initial": 0.25, "average": value + shift, "last": 0.0}
+        {"variant": "a", "seed": seed, "domain": name, "initial": 0.25, "average": value + shift, "last": 0.0}
         for seed, shift in ((0, 0.02), (1, -0.02))
         for name, value in (
             ("web", 0.1),
@@ -175,10 +177,10 @@ def test_summary_has_a_text_for_every_heading() -> None:
             ("law", 0.08),
         )
     ]
-    weights += [{**row, "arm": "uniform", "average": 0.25} for row in weights]
+    weights += [{**row, "variant": "uniform", "average": 0.25} for row in weights]
     rows = [
         *FOUR,
-        *arm("d", [9.0] * 3, kind="offline", memory=3 * 2**20, seconds=1234.5, steps=40, compute=1e5),
+        *variant("d", [9.0] * 3, kind="offline", memory=3 * 2**20, seconds=1234.5, steps=40, compute=1e5),
     ]
     by_name = {row["method"]: row for row in summary(standings.standings(rows, weights))}
     assert by_name["a"] == {
@@ -197,22 +199,31 @@ def test_summary_has_a_text_for_every_heading() -> None:
 
 
 def test_the_loss_is_that_of_the_test_set_where_there_is_one() -> None:
-    rows = arm("a", [1.0])
+    rows = variant("a", [1.0])
     assert standings.loss_column(rows) == ("test_loss", "test loss")
     without: list[Row] = [{**row, "validation_loss": 3.0, "test_loss": ""} for row in rows]
     assert standings.loss_column(without) == ("validation_loss", "validation loss")
     assert standings.standings(without)[0].mean == 3.0
-    with pytest.raises(ValueError, match=r"test_loss or validation_loss with numbers, got \['arm'\]"):
-        standings.loss_column([{"arm": "a"}])
+    with pytest.raises(ValueError, match=r"test_loss or validation_loss with numbers, got \['variant'\]"):
+        standings.loss_column([{"variant": "a"}])
+
+
+def test_tables_of_older_versions_are_refused_with_the_cure() -> None:
+    old: list[Row] = [{"arm": row["variant"], "test_loss": row["test_loss"]} for row in FOUR]
+    with pytest.raises(
+        ValueError, match="older versions called it arm: rename it, or call `mixwell compare` again"
+    ):
+        standings.standings(old)
 
 
 def test_horizons_are_paired_by_method_and_the_greatest_gain_is_first() -> None:
     rows = [
-        *arm("a T=1", [2.5, 2.6], horizon=1), *arm("a T=10", [1.0, 1.0], horizon=10), *arm("a", [2.4, 2.3]),
-        *arm("b T=1", [2.0, 2.2], horizon=1), *arm("b", [2.1, 2.2]),
-        *arm("c T=1", [math.nan, 2.0], horizon=1), *arm("c", [2.0, 2.0]),
-        *arm("d", [1.5, 1.5]), *uniform([2.0, 2.0]),
-        *(row | {"method": "a"} for row in arm("variant", [1.0, 1.0], horizon=1)),  # of a, but not a itself
+        *variant("a T=1", [2.5, 2.6], horizon=1), *variant("a T=10", [1.0, 1.0], horizon=10),
+        *variant("a", [2.4, 2.3]),
+        *variant("b T=1", [2.0, 2.2], horizon=1), *variant("b", [2.1, 2.2]),
+        *variant("c T=1", [math.nan, 2.0], horizon=1), *variant("c", [2.0, 2.0]),
+        *variant("d", [1.5, 1.5]), *uniform([2.0, 2.0]),
+        *(row | {"method": "a"} for row in variant("variant", [1.0, 1.0], horizon=1)),  # of a, but not a itself
     ]  # fmt: skip
     made = standings.horizon_effects(standings.standings(rows))
     assert [one.entry for one in made] == ["a", "b", "c"]
@@ -242,10 +253,10 @@ def test_one_seed_gives_no_interval() -> None:
 
 
 def test_uniform_may_be_the_best_and_may_be_missing() -> None:
-    assert verdict([*uniform([1.0, 1.0]), *arm("a", [2.0, 2.1])]) == (
+    assert verdict([*uniform([1.0, 1.0]), *variant("a", [2.0, 2.1])]) == (
         "uniform has the lowest mean test loss of 2 methods, 1.0000 over 2 seeds."
     )
-    assert verdict([*arm("a", [2.0, 2.1]), *arm("b", [1.0, 1.3])]) == (
+    assert verdict([*variant("a", [2.0, 2.1]), *variant("b", [1.0, 1.3])]) == (
         "b has the lowest mean test loss of 2 methods, 1.1500 over 2 seeds."
     )
 
@@ -253,17 +264,17 @@ def test_uniform_may_be_the_best_and_may_be_missing() -> None:
 def test_missing_seeds_and_losses_that_are_not_finite() -> None:
     rows = [
         *uniform([2.0, 2.1, 2.2]),
-        *arm("few", [1.0]),
-        *arm("lost", [2.0, math.nan, 2.0]),
-        *arm("burst", [1.9, math.inf, 2.0]),
-        *arm("expensive", [3.0, 3.1, 3.2], compute=1100.0, budget=1000),
+        *variant("few", [1.0]),
+        *variant("lost", [2.0, math.nan, 2.0]),
+        *variant("burst", [1.9, math.inf, 2.0]),
+        *variant("expensive", [3.0, 3.1, 3.2], compute=1100.0, budget=1000),
     ]
     found = standings.standings(rows)
     assert [one.name for one in found] == ["few", "uniform", "expensive", "lost", "burst"]
     assert [one.rank for one in found] == [1, 2, 3, 4, 4]
     assert [one.status for one in found] == ["best", "", "", "not finite", "not finite"]
     assert "over 1 seed; compared with uniform weights -1.0000." in verdict(rows)
-    assert verdict(arm("lost", [math.nan])) == "No method has a finite test loss."
+    assert verdict(variant("lost", [math.nan])) == "No method has a finite test loss."
     for figure in (
         compare_figures.losses(found, "test loss"),
         compare_figures.cost(found, "seconds", "test loss"),
@@ -274,9 +285,9 @@ def test_missing_seeds_and_losses_that_are_not_finite() -> None:
 # ------------------------------------------------------------------------------------------------ pictures
 
 
-@pytest.mark.parametrize(("arms", "domains"), SIZES)
-def test_nothing_overlaps_and_methods_are_in_order(tmp_path: Path, arms: int, domains: int) -> None:
-    found = read(write_tables(tmp_path, arms=arms, domains=domains))
+@pytest.mark.parametrize(("variants", "domains"), SIZES)
+def test_nothing_overlaps_and_methods_are_in_order(tmp_path: Path, variants: int, domains: int) -> None:
+    found = read(write_tables(tmp_path, variants=variants, domains=domains))
     figure = compare_figures.losses(found, "test loss")
     assert trouble(figure) == []
     axis = figure.axes[0]
@@ -288,16 +299,16 @@ def test_nothing_overlaps_and_methods_are_in_order(tmp_path: Path, arms: int, do
         assert one.name.endswith(end)
     assert means(axis) == [f"{one.mean:.4f}" for one in found]
     effects = standings.horizon_effects(found)
-    assert len(effects) == {5: 0, 20: 4, 45: 12}[arms]
+    assert len(effects) == {5: 0, 20: 4, 45: 12}[variants]
     if effects:
         assert trouble(compare_figures.horizons(effects, "test loss")) == []
 
 
-def test_heights_grow_with_the_arms(tmp_path: Path) -> None:
+def test_heights_grow_with_the_variants(tmp_path: Path) -> None:
     heights: list[float] = []
-    for arms, _ in SIZES:
-        (tmp_path / str(arms)).mkdir()
-        found = read(write_tables(tmp_path / str(arms), arms=arms))
+    for variants, _ in SIZES:
+        (tmp_path / str(variants)).mkdir()
+        found = read(write_tables(tmp_path / str(variants), variants=variants))
         heights.append(compare_figures.losses(found, "test loss").get_figheight())
     assert heights[1] - heights[0] > 2
     assert heights[2] - heights[1] == pytest.approx(25 * compare_figures.ROW)
@@ -306,10 +317,10 @@ def test_heights_grow_with_the_arms(tmp_path: Path) -> None:
 def test_what_is_far_off_is_an_arrow_and_does_not_squeeze_the_others() -> None:
     rows = [
         *uniform([2.0, 2.1]),
-        *arm("a", [1.9, 1.95]),
-        *arm("b", [2.2, 2.3]),
-        *arm("c", [2.0, 2.05]),
-        *arm("d", [9, 9.5]),
+        *variant("a", [1.9, 1.95]),
+        *variant("b", [2.2, 2.3]),
+        *variant("c", [2.0, 2.05]),
+        *variant("d", [9, 9.5]),
     ]
     found = standings.standings(rows)
     axis = compare_figures.losses(found, "test loss").axes[0]
@@ -324,9 +335,9 @@ def test_what_is_far_off_is_an_arrow_and_does_not_squeeze_the_others() -> None:
     cloud = compare_figures.cost(found, "seconds", "test loss").axes[0]
     assert cloud.get_ylim() == (low, high)
     # A loss that is far below is what a reader looks for.
-    better = standings.standings([*rows[:-2], *arm("d", [0.1, 0.2])])
+    better = standings.standings([*rows[:-2], *variant("d", [0.1, 0.2])])
     assert compare_figures.limits(better)[0] < 0.1
-    same = standings.standings([*uniform([2.0, 2.0]), *arm("a", [2.0, 2.0])])
+    same = standings.standings([*uniform([2.0, 2.0]), *variant("a", [2.0, 2.0])])
     assert compare_figures.limits(same) == pytest.approx((1.9, 2.1))
 
 
@@ -355,22 +366,25 @@ def test_weights_in_cells_add_up_to_a_hundred(tmp_path: Path) -> None:
 
 def test_a_domain_that_a_method_does_not_have_is_an_empty_cell() -> None:
     weights: list[Row] = [
-        {"arm": "a", "seed": 0, "domain": "web", "average": 1.0},
-        {"arm": "b", "seed": 0, "domain": "web", "average": 0.25},
-        {"arm": "b", "seed": 0, "domain": "law", "average": 0.75},
+        {"variant": "a", "seed": 0, "domain": "web", "average": 1.0},
+        {"variant": "b", "seed": 0, "domain": "web", "average": 0.25},
+        {"variant": "b", "seed": 0, "domain": "law", "average": 0.75},
     ]
-    table = compare._weights_table(standings.standings([*arm("a", [1.0]), *arm("b", [2.0])], weights))
+    table = compare._weights_table(standings.standings([*variant("a", [1.0]), *variant("b", [2.0])], weights))
     assert table.rows == [["a", "100.0", ""], ["b", "25.0", "75.0"]]
 
 
 def test_costs_that_are_the_same_for_all_are_not_drawn() -> None:
-    cheap = [*arm("a", [2.0], steps=100, compute=100.0), *uniform([2.1])]
+    cheap = [*variant("a", [2.0], steps=100, compute=100.0), *uniform([2.1])]
     assert compare_figures.costs(standings.standings(cheap)) == ["seconds"]
-    other = [*arm("a", [2.0], steps=50, compute=100.0, seconds=90.0), *uniform([2.1])]
+    other = [*variant("a", [2.0], steps=50, compute=100.0, seconds=90.0), *uniform([2.1])]
     found = standings.standings(other)
     assert compare_figures.costs(found) == ["seconds", "steps"]
     assert compare_figures.cost(found, "seconds", "test loss").axes[0].get_xscale() == "log"
-    dear = [*arm("a", [2.0], compute=300.0, budget=400), *(row | {"budget": 400} for row in uniform([2.1]))]
+    dear = [
+        *variant("a", [2.0], compute=300.0, budget=400),
+        *(row | {"budget": 400} for row in uniform([2.1])),
+    ]
     found = standings.standings(dear)
     assert compare_figures.costs(found) == ["seconds", "compute"]
     figure = compare_figures.cost(found, "compute", "test loss")
@@ -381,9 +395,9 @@ def test_costs_that_are_the_same_for_all_are_not_drawn() -> None:
     assert dotted == [400]
 
 
-@pytest.mark.parametrize("arms", [5, 20, 45])
-def test_the_best_and_the_baselines_are_named_in_the_legend(tmp_path: Path, arms: int) -> None:
-    found = read(write_tables(tmp_path, arms=arms))
+@pytest.mark.parametrize("variants", [5, 20, 45])
+def test_the_best_and_the_baselines_are_named_in_the_legend(tmp_path: Path, variants: int) -> None:
+    found = read(write_tables(tmp_path, variants=variants))
     for name in ("seconds", "steps"):
         figure = compare_figures.cost(found, name, "test loss")
         assert trouble(figure) == []
@@ -391,12 +405,12 @@ def test_the_best_and_the_baselines_are_named_in_the_legend(tmp_path: Path, arms
         assert labels[0].startswith(found[0].name[:4])
         assert {"uniform", "proportional"} <= set(labels)
         assert len(labels) in (5, 6)
-        assert (labels[-1] == f"{arms - len(labels) + 1} others") == (arms > 5)
-        assert len(figure.axes[0].lines) == arms
+        assert (labels[-1] == f"{variants - len(labels) + 1} others") == (variants > 5)
+        assert len(figure.axes[0].lines) == variants
 
 
 def test_lines_over_training_are_those_of_the_best_and_the_baselines(tmp_path: Path) -> None:
-    folder = write_tables(tmp_path, arms=45)
+    folder = write_tables(tmp_path, variants=45)
     found = read(folder)
     rows = tables.read(folder / results.CURVES)
     made = compare_figures.curves(rows, found)
@@ -404,7 +418,7 @@ def test_lines_over_training_are_those_of_the_best_and_the_baselines(tmp_path: P
     assert shown[:6] == [one.name for one in found[:6]]
     assert set(shown[6:]) <= {"uniform", "proportional"}
     assert {"uniform", "proportional"} <= set(shown)
-    own = [row for row in rows if row["arm"] == shown[0]]
+    own = [row for row in rows if row["variant"] == shown[0]]
     last = [float(row["validation_loss"]) for row in own if row["step"] == own[-1]["step"]]
     assert made[shown[0]][1][-1] == pytest.approx(np.mean(last))
     assert made[shown[0]][0][-1] == 1000  # compute, not the steps of the last run
@@ -431,14 +445,14 @@ def test_an_outlier_has_no_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arms", "domains", "seeds", "columns"), [(45, 60, 2, BOTH), (5, 3, 1, ("validation_loss",))]
+    ("variants", "domains", "seeds", "columns"), [(45, 60, 2, BOTH), (5, 3, 1, ("validation_loss",))]
 )
 def test_the_page_has_all_numbers_and_needs_nothing_else(
-    tmp_path: Path, arms: int, domains: int, seeds: int, columns: tuple[str, ...]
+    tmp_path: Path, variants: int, domains: int, seeds: int, columns: tuple[str, ...]
 ) -> None:
-    folder = write_tables(tmp_path, arms=arms, domains=domains, seeds=seeds, columns=columns)
-    written = compare.write(folder, tmp_path / "out")
-    drawn = ["losses", "curves", *(["horizons"] if arms == 45 else []), "cost-seconds", "cost-steps"]
+    folder = write_tables(tmp_path, variants=variants, domains=domains, seeds=seeds, columns=columns)
+    written = compare.write_report(folder, tmp_path / "out")
+    drawn = ["losses", "curves", *(["horizons"] if variants == 45 else []), "cost-seconds", "cost-steps"]
     assert [path.name for path in written] == [
         *(f"{name}.{kind}" for name in drawn for kind in ("png", "svg")),
         "report.html",
@@ -463,17 +477,17 @@ def test_the_page_has_all_numbers_and_needs_nothing_else(
         assert not re.search(r'href="(?!#)', svg)  # nor does a picture load anything
 
 
-def test_arms_that_could_not_be_run_are_told_with_the_reason(tmp_path: Path) -> None:
+def test_variants_that_could_not_be_run_are_listed_with_the_reason(tmp_path: Path) -> None:
     folder = write_tables(tmp_path, columns=("test_loss",))
     reason = "needs <lightgbm>: pip install 'mixwell[methods]'"
     tables.write(
         folder / results.FAILURES,
         [
-            *({"arm": "regmix T=1", "seed": seed, "reason": reason} for seed in (0, 1)),
-            {"arm": "doge", "seed": 2, "reason": "the loss is not finite"},
+            *({"variant": "regmix T=1", "seed": seed, "reason": reason} for seed in (0, 1)),
+            {"variant": "doge", "seed": 2, "reason": "the loss is not finite"},
         ],
     )
-    written = compare.write(folder, tmp_path / "out")
+    written = compare.write_report(folder, tmp_path / "out")
     assert "curves.png" not in [path.name for path in written]  # there is no validation loss to draw
     page = written[-1].read_text(encoding="utf-8")
     assert "<lightgbm>" not in page
@@ -487,13 +501,13 @@ def test_arms_that_could_not_be_run_are_told_with_the_reason(tmp_path: Path) -> 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="compare.csv has no runs; a report needs at least one"):
-        compare.write(tmp_path, tmp_path)
+        compare.write_report(tmp_path, tmp_path)
 
 
-def test_an_arm_alone_has_a_page(tmp_path: Path) -> None:
-    tables.write(tmp_path / results.RUNS, arm("a", [2.0]))
+def test_a_single_variant_has_a_page(tmp_path: Path) -> None:
+    tables.write(tmp_path / results.RUNS, variant("a", [2.0]))
     environment.write(tmp_path)
-    written = compare.write(tmp_path, tmp_path)
+    written = compare.write_report(tmp_path, tmp_path)
     assert [path.name for path in written] == [
         "losses.png",
         "losses.svg",

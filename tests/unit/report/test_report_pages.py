@@ -37,8 +37,8 @@ def train(folder: Path, name: str, *, steps: int) -> Path:
 @pytest.mark.usefixtures("cache")
 def test_runs_that_were_stopped(tmp_path: Path) -> None:
     at_once, early = train(tmp_path, "at-once", steps=0), train(tmp_path, "early", steps=7)
-    assert "<td>0 of 24</td>" in runs.write([at_once], tmp_path / "one")[-1].read_text()
-    page = runs.write([at_once, early], tmp_path / "two")[-1].read_text()
+    assert "<td>0 of 24</td>" in runs.write_report([at_once], tmp_path / "one")[-1].read_text()
+    page = runs.write_report([at_once, early], tmp_path / "two")[-1].read_text()
     assert "<td>0 of 24</td>" in page
     assert "<td>7 of 24</td>" in page
     assert page.count("<img") == 1 + 3 * 2 + 1  # only one has had a weight update
@@ -53,10 +53,11 @@ def test_losses_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
             if key in line:
                 line[key] = dict.fromkeys(line[key])
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = runs.write([run], tmp_path / "one")[-1].read_text()
+    page = runs.write_report([run], tmp_path / "one")[-1].read_text()
     assert "Validation loss" not in page.partition("<main>")[0]
     again = train(tmp_path, "again", steps=1)
     (again / "metrics.jsonl").write_text("")
     assert (
-        "No run has a finite validation loss." in runs.write([run, again], tmp_path / "two")[-1].read_text()
+        "No run has a finite validation loss."
+        in runs.write_report([run, again], tmp_path / "two")[-1].read_text()
     )

@@ -45,7 +45,7 @@ def test_a_comparison_on_a_cluster_gives_the_same_tables(ray_cluster: str, tmp_p
     commands.mixwell(*words, "--out", "local", cwd=tmp_path)
     commands.mixwell(*words, "--out", "ray", "--engine", "ray", "--ray-address", ray_cluster, cwd=tmp_path)
     rows = without_costs(tmp_path / "local" / "compare.csv")
-    assert [row["arm"] for row in rows] == ["uniform", "mixwell", "regmix"]
+    assert [row["variant"] for row in rows] == ["uniform", "mixwell", "regmix"]
     assert without_costs(tmp_path / "ray" / "compare.csv") == rows
     for name in ("weights.csv", "curves.csv"):
         assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()

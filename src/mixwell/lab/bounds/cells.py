@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import final
 
 import numpy as np
 
-from mixwell.lab.bounds.kinds import KINDS
+from mixwell.lab.bounds.logistic import LogisticRegression
 from mixwell.lab.bounds.problems import Array, BilevelProblem, Indices
 from mixwell.lab.bounds.shared_quadratics import SharedQuadratics
 from mixwell.lab.bounds.simulation import leap, simulate
@@ -18,6 +19,13 @@ from mixwell.reference import theory
 from mixwell.training.engines import StoppedError
 
 MEASUREMENTS = "measurements.csv"
+KINDS: dict[str, Callable[[int], BilevelProblem]] = {
+    "quadratic": partial(SharedQuadratics, condition=4.0, noise=1.0),
+    "steep quadratic": partial(SharedQuadratics, condition=10.0),
+    "noisy quadratic": partial(SharedQuadratics, condition=1.25, noise=3.0),
+    "logistic": LogisticRegression,
+}
+"""Kinds of problems by name; a seed gives a problem."""
 LEAP = 10_000_000
 """Larger budgets are computed a round at a time."""
 LEARNING_RATE = 0.9
@@ -32,9 +40,8 @@ class Cell:
     Args:
         purpose: ``"theorem"`` (the theorem's step size and horizons, compared with the bounds) or ``"scaling"``
             (all horizons, and a step size for the true size of the hypergradients, to find the best horizon).
-        kind: kind of problem, a key of ``KINDS``.
-        noisy: whether gradients are noisy.
-        curvature: curvature of the hypergradients.
+        kind: a key of :data:`KINDS`.
+        curvature: that of the hypergradients.
         budget: N.
         copies: number of runs of the noise that are averaged (1 without noise).
     """
@@ -60,14 +67,11 @@ class Cell:
 
 
 def measure(cell: Cell, /, *, report: Callable[[int], None], stopping: Callable[[], bool]) -> list[Row]:
-    """Measure a cell.
+    """Return a row per horizon: the measured ``F(w_avg) - F*``, and the bound where the theorem applies.
 
     Args:
         report: called with the number of steps done.
         stopping: returns whether to stop.
-
-    Returns:
-        A row per horizon: the measured ``F(w_avg) - F*``, and the bound where the theorem applies.
 
     Raises:
         StoppedError: ``stopping`` returned true.

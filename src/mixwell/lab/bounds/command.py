@@ -8,13 +8,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from mixwell.lab import tables
 from mixwell.lab.bounds.cells import MEASUREMENTS, Cell, measure
 from mixwell.lab.bounds.problems import CURVATURES
-from mixwell.lab.bounds.scaling import Best, Fit, compare_choice, growth_of
-from mixwell.lab.bounds.theorem import check, verdict
+from mixwell.lab.bounds.scaling import Best, Fit, growth_of, growth_table
+from mixwell.lab.bounds.theorem import BoundCheck, compare_with_bounds, verdict
 from mixwell.lab.tables import Row, Value
 from mixwell.training.engines import LOCAL, Engine, Job
 from mixwell.training.sweeps import check_workers, run_sweep
@@ -36,7 +35,7 @@ def cells_of(*, seeds: int, copies: int, decades: float) -> list[Cell]:
     """Return all measurements, those of the theorem first.
 
     Args:
-        seeds: problems of each kind, for the growth of the best horizon; half as many where a run is expensive.
+        seeds: problems of each kind, for the growth of the best horizon; half of them where a run is expensive.
         decades: decades of budgets; from three on, the theorem is also compared at N = 10^8.
     """
     theorem = [
@@ -81,7 +80,7 @@ def main(
     Args:
         seeds: problems of each kind.
         copies: runs of the noise that are averaged.
-        decades: decades of budgets for the growth of the best horizon.
+        decades: of budgets, for the growth of the best horizon.
         workers: number of concurrent measurements; ``None`` for one per core.
 
     Raises:
@@ -97,11 +96,11 @@ def main(
     cells = cells_of(seeds=seeds, copies=copies, decades=decades)
     rows = _measure(cells, out, workers, engine, console)
     best, fits = growth_of(rows)
-    holds = _print_theorem(rows, console)
-    _print_scaling(best, fits, console)
+    checks = compare_with_bounds(rows)
+    _print(checks, best, fits, console)
     _write_fits(best, fits, out)
     terminal.say(console, f"{out}: {MEASUREMENTS}, {HORIZONS}, {FITS}")
-    return holds
+    return all(found.holds for found in checks)
 
 
 def _measure(
@@ -146,22 +145,10 @@ def _key(row: Row) -> tuple[Value, ...]:
     return tuple(row[f.name] for f in fields(Cell))
 
 
-def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
-    table = Table(title="largest ratio of measurement to bound", title_justify="left", title_style="bold")
-    heads = (
-        "problem",
-        "gradients",
-        "curvature",
-        "rows",
-        "F(w_avg) - F*",
-        "a round's error",
-        "bound is informative",
-    )
-    for name in heads:
-        table.add_column(name)
-    checks = check(rows)
-    for found in checks:
-        table.add_row(
+def _print(checks: Sequence[BoundCheck], best: Best, fits: Sequence[Fit], console: Console) -> None:
+    columns = ["problem", "gradients", "curvature", "rows", "F(w_avg) - F*", "a round's error", "informative"]
+    rows = [
+        [
             found.kind,
             "noisy" if found.noisy else "full",
             found.curvature,
@@ -169,30 +156,26 @@ def _print_theorem(rows: Sequence[Row], console: Console) -> bool:
             f"{found.gap:.2g}",
             "" if found.noisy else f"{found.error:.2g}",
             f"{found.informative} of {found.rows}",
-        )
-    terminal.show(console, table)
+        ]
+        for found in checks
+    ]
+    tables.show(console, columns, rows, title="largest ratio of measurement to bound")
     for line in verdict(checks):
         terminal.say(console, line)
-    return all(found.holds for found in checks)
-
-
-def _print_scaling(best: Best, fits: Sequence[Fit], console: Console) -> None:
-    console.print("the best horizon:")
-    for growth in fits:
-        ratio, gap, short = compare_choice(best[growth.kind, growth.noisy])
-        terminal.say(
-            console,
-            f"  {growth}; the paper's T is {ratio:.1f} times the best and its gap {gap:.1f} times the smallest; "
-            f"{short} best horizons are too short for the theorem",
-        )
+    terminal.say(console, "the best horizon:")
+    columns, rows = growth_table(best, fits)
+    for kind, gradients, *cells in rows:  # a line each: nine columns are too wide for a terminal
+        found = "; ".join(f"{name} {cell}" for name, cell in zip(columns[2:], cells, strict=True))
+        terminal.say(console, f"  {kind}, {gradients} gradients: {found}")
 
 
 def _write_fits(best: Best, fits: Sequence[Fit], out: Path) -> None:
-    rows: list[Row] = [
+    horizons: list[Row] = [
         {"kind": kind, "noisy": int(noisy), **asdict(found)}
         for (kind, noisy), every in best.items()
         for found in every
     ]
+    tables.write(out / HORIZONS, horizons)
     lines: list[Row] = [
         {
             "kind": growth.kind,
@@ -209,5 +192,4 @@ def _write_fits(best: Best, fits: Sequence[Fit], out: Path) -> None:
         }
         for growth in fits
     ]
-    tables.write(out / HORIZONS, rows)
     tables.write(out / FITS, lines)

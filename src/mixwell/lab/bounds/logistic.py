@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 from typing_extensions import override
 
-from mixwell.lab.bounds.problems import Array, BilevelProblem, norm, spread, unit
+from mixwell.lab.bounds.problems import Array, BilevelProblem, diameter, norm, unit
 from mixwell.reference.theory import Constants
 
 
@@ -102,8 +102,8 @@ class LogisticRegression(BilevelProblem):
     def hessian(self, weights: Array, theta: Array) -> Array:
         """``sum_j w_j mean_i s_i (1 - s_i) x_i x_i^T + lambda I``."""
         slopes = _sigmoid(-np.einsum("mnd,bd->bmn", self.signed, theta))
-        spread = weights[..., None] * slopes * (1 - slopes) / self.signed.shape[1]
-        data = np.einsum("bmn,mni,mnj->bij", spread, self.signed, self.signed, optimize=True)
+        factors = weights[..., None] * slopes * (1 - slopes) / self.signed.shape[1]
+        data = np.einsum("bmn,mni,mnj->bij", factors, self.signed, self.signed, optimize=True)
         return data + self.ridge * np.eye(self.dimension)
 
     @override
@@ -140,7 +140,7 @@ class LogisticRegression(BilevelProblem):
             least_curvature=self.ridge,
             greatest_curvature=self.ridge + greatest / 4,
             curvature_error=0.0,
-            spread=spread(self.minimizer(grid)),
+            spread=diameter(self.minimizer(grid)),
             start=norm(self.start - star[0]),
             noise=deviation,
         )

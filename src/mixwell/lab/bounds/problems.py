@@ -152,7 +152,7 @@ class BilevelProblem(ABC):
         return weights[0], value
 
     def convexity_violations(self) -> tuple[int, int]:
-        """Return on how many chords of a grid F is not convex, and the number of chords."""
+        """Return the number of chords of a grid on which F is not convex, and the number of all chords."""
         grid = simplex_grid(self.domains, GRID)
         first, second = np.triu_indices(len(grid), 1)
         values = self.outer(grid)
@@ -182,6 +182,6 @@ def norm(vectors: Array) -> float:
     return float(np.linalg.norm(vectors, axis=-1).max())
 
 
-def spread(points: Array) -> float:
+def diameter(points: Array) -> float:
     """Return the largest distance of two points."""
     return norm((points[:, None] - points).reshape(-1, points.shape[-1]))

@@ -9,8 +9,7 @@ from typing import final
 
 import numpy as np
 
-from mixwell.lab.bounds.cells import full_rate, shortest
-from mixwell.lab.bounds.kinds import KINDS
+from mixwell.lab.bounds.cells import KINDS, full_rate, shortest
 from mixwell.lab.bounds.problems import Array
 from mixwell.lab.intervals import Interval, interval
 from mixwell.lab.tables import Row, column
@@ -67,14 +66,6 @@ class Fit:
     late: Interval
     theory: float
     intercept: float
-
-    def __str__(self) -> str:
-        law = "T ~ (N log N)^b, b" if self.noisy else "T = a + b log N, b"
-        return (
-            f"{self.kind}, {'noisy' if self.noisy else 'full'} gradients: {law} = {self.slope} measured over "
-            f"{self.slope.count} problems, {self.late} without the first decade of budgets, {self.theory:.2f} by "
-            "the bound"
-        )
 
     def predict(self, budget: Array) -> Array:
         """Return the fitted horizon for each budget."""
@@ -195,15 +186,30 @@ def _lines(
     return found
 
 
-def compare_choice(found: Sequence[BestHorizon]) -> tuple[float, float, int]:
-    """Compare the paper's choice of T with the best horizons.
+def growth_table(best: Best, fits: Sequence[Fit]) -> tuple[list[str], list[list[str]]]:
+    """Return headings, and a row of texts for each fit.
 
-    Returns:
-        The choice relative to the best T, and its gap relative to the smallest (medians over the problems with the
-        largest budget); and the number of best horizons that are too short for the theorem.
+    The paper's choice of T is compared with the best horizon: the ratio of the two and of their gaps (medians over
+    the problems with the largest budget), and how many best horizons are too short for the theorem.
     """
-    last = max(b.budget for b in found)
-    own = [b for b in found if b.budget == last]
-    ratio = float(np.median([b.choice / b.measured for b in own]))
-    gap = float(np.median([b.gap_at_choice / b.gap for b in own]))
-    return ratio, gap, sum(b.measured < b.shortest for b in found)
+    rows: list[list[str]] = []
+    for fitted in fits:
+        found = best[fitted.kind, fitted.noisy]
+        last = max(b.budget for b in found)
+        own = [b for b in found if b.budget == last]
+        rows.append(
+            [
+                fitted.kind,
+                "noisy" if fitted.noisy else "full",
+                "T = a (N log N)^b" if fitted.noisy else "T = a + b log N",
+                str(fitted.slope),
+                str(fitted.late),
+                f"{fitted.theory:.2f}",
+                f"{np.median([b.choice / b.measured for b in own]):.1f}",
+                f"{np.median([b.gap_at_choice / b.gap for b in own]):.1f}",
+                f"{sum(b.measured < b.shortest for b in found)} of {len(found)}",
+            ]
+        )
+    columns = ["problem", "gradients", "law", "b measured", "b without the first decade"]
+    columns += ["b of the lowest bound", "paper's T / best T", "its gap / smallest gap", "too short"]
+    return columns, rows

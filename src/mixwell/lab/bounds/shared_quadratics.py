@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 from typing_extensions import override
 
-from mixwell.lab.bounds.problems import Array, BilevelProblem, norm, spread, unit
+from mixwell.lab.bounds.problems import Array, BilevelProblem, diameter, norm, unit
 from mixwell.reference.theory import Constants
 
 
@@ -16,7 +16,7 @@ class SharedQuadratics(BilevelProblem):
     """``l_j = (theta - c_j)^T A (theta - c_j) / 2`` with a common A.
 
     So ``theta*(w) = sum_j w_j c_j``, and F is convex. The eigenvalues of A go from 1 to ``condition``. The
-    validation loss is a quadratic with another Hessian, the minimum of which no mixture reaches, so the
+    validation loss is a quadratic with another Hessian, and no mixture reaches its minimum, so the
     hypergradients do not vanish at the best weights. Noise is uniform on a sphere of radius sigma, so its
     variance is ``sigma^2`` and it is bounded.
 
@@ -102,7 +102,7 @@ class SharedQuadratics(BilevelProblem):
             least_curvature=mu,
             greatest_curvature=smooth,
             curvature_error=0.0,
-            spread=spread(self.centers),
+            spread=diameter(self.centers),
             start=norm(self.start - middle),
             noise=noise,
         )

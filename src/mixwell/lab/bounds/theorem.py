@@ -11,13 +11,13 @@ from typing import final
 
 import numpy as np
 
-from mixwell.lab.bounds.kinds import KINDS
+from mixwell.lab.bounds.cells import KINDS
 from mixwell.lab.tables import Row, column
 
 
 @final
 @dataclass(frozen=True)
-class Check:
+class BoundCheck:
     """Measurements of one kind of problems compared with their bounds.
 
     Args:
@@ -26,7 +26,7 @@ class Check:
         error: the largest ratio of a round's hypergradient error to its bound; NaN with noise.
         informative: rows in which the bound is below ``max_w F(w) - F*``; elsewhere nothing could violate it.
         fading: the slowest decay of the error with the horizon, relative to the bound's decay per step (at least 1
-            is right); NaN except for the exact curvature, the error of which has no other part.
+            is right); NaN except for exact curvature, since only there the error has no other part.
         nonconvex: number of problems in which F is not convex, as the theorems require.
     """
 
@@ -47,15 +47,15 @@ class Check:
         return right and (math.isnan(self.fading) or self.fading >= 1)
 
 
-def check(rows: Sequence[Row]) -> list[Check]:
+def compare_with_bounds(rows: Sequence[Row]) -> list[BoundCheck]:
     """Compare all theorem rows with their bounds, for each kind, noise and curvature."""
     theorem = [row for row in rows if row["purpose"] == "theorem"]
-    found: list[Check] = []
+    found: list[BoundCheck] = []
     for kind, noisy, curvature in dict.fromkeys((r["kind"], r["noisy"], r["curvature"]) for r in theorem):
         own = [r for r in theorem if (r["kind"], r["noisy"], r["curvature"]) == (kind, noisy, curvature)]
         seeds = sorted({int(r["seed"]) for r in own})
         found.append(
-            Check(
+            BoundCheck(
                 kind=str(kind),
                 noisy=bool(noisy),
                 curvature=str(curvature),
@@ -70,7 +70,7 @@ def check(rows: Sequence[Row]) -> list[Check]:
     return found
 
 
-def verdict(checks: Sequence[Check]) -> list[str]:
+def verdict(checks: Sequence[BoundCheck]) -> list[str]:
     """Return a summary of the checks in sentences."""
     rows, informative = sum(c.rows for c in checks), sum(c.informative for c in checks)
     broken = [f"{c.kind}, {c.curvature}" for c in checks if not c.holds]

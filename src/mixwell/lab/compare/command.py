@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import final
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from mixwell.lab import problems, tables
 from mixwell.lab.compare import budgets, results
-from mixwell.lab.compare.contestants import Contestant, choose, parse_horizons
 from mixwell.lab.compare.results import ComparedRun
 from mixwell.lab.compare.standings import standings
 from mixwell.lab.compare.summary import summary, verdict
+from mixwell.lab.compare.variants import Variant, choose, parse_horizons
 from mixwell.lab.tables import Row
-from mixwell.training import concurrent, config_io, metrics, mixing
+from mixwell.training import concurrent, config_io, metrics
 from mixwell.training.concurrent import Planned
 from mixwell.training.config import Config
 from mixwell.training.engines import LOCAL, Engine
@@ -27,7 +25,7 @@ from mixwell.training.run import Run, finished
 from mixwell.training.sweeps import check_workers
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder
-from mixwell.utils.terminal import say, show
+from mixwell.utils.terminal import say
 
 TERMINAL_COLUMNS = (
     ("method", "rank", "T", "loss", "vs. uniform"),
@@ -103,113 +101,86 @@ def main(
         refused |= too_expensive
     for name, reason in refused.items():
         say(console, f"left out: {name} ({reason})")
-    planned = _runs(base, chosen, seeds=seeds, equal=equal, out=out)
-    comparison = _execute(planned, refused, out=out, workers=workers, console=console, engine=engine)
-    if comparison.rows:
-        _print(comparison, console)
-    return comparison
-
-
-def _execute(
-    runs: Sequence[ComparedRun],
-    refused: dict[str, str],
-    *,
-    out: Path,
-    workers: int | None,
-    console: Console,
-    engine: Engine,
-) -> Comparison:
+    runs = _runs(chosen, seeds, out, budget=float(base.steps) if equal == "compute" else None)
+    failed: Exception | None = None
     with lock_folder(out):
         environment.write(out)
-        # The progress bar counts everything that is computed, in training steps.
-        planned = [
-            Planned(one.config, one.folder, work=max(one.config.steps, int(one.budget or 0))) for one in runs
-        ]
-        failed: Exception | None = None
         try:
             concurrent.run_all(
-                planned, workers=workers, unfinished=out / "unfinished", console=console, engine=engine
+                # The progress bar counts everything that is computed, in training steps.
+                [
+                    Planned(run.config, run.folder, max(run.config.steps, int(run.budget or 0)))
+                    for run in runs
+                ],
+                workers=workers,
+                unfinished=out / "unfinished",
+                console=console,
+                engine=engine,
             )
         except (ChildProcessError, InterruptedError) as error:  # the finished runs are reported nevertheless
             failed = error
-        order = list(dict.fromkeys(one.name for one in runs))
-        done = sorted(
-            (one for one in runs if finished(one.folder)), key=lambda one: (order.index(one.name), one.seed)
-        )
-        return Comparison(out, results.write_tables(out, done, _failures(out, runs, refused)), failed)
+        done = [run for one in chosen for run in runs if run.variant is one and finished(run.folder)]
+        rows = results.write_tables(out, done, _failures(out, runs, refused))
+    if rows:
+        _print(out, rows, console)
+    return Comparison(out, rows, failed)
 
 
 def _affordable(
-    base: Config, chosen: Sequence[Contestant], console: Console
-) -> tuple[list[Contestant], dict[str, str]]:
-    """Give each contestant the steps that the budget pays for; also return why some cannot train at all."""
+    base: Config, chosen: Sequence[Variant], console: Console
+) -> tuple[list[Variant], dict[str, str]]:
+    """Give each variant the steps that the budget pays for; also return why some cannot train at all."""
     _, rows = Run(base, Path(), console=console).load()
     sizes = {name: len(own) for name, own in rows.domains.items()}
     held_out = 0 if rows.validation is None else len(rows.validation)
-    found: list[Contestant] = []
+    found: list[Variant] = []
     refused: dict[str, str] = {}
     for one in chosen:
         try:
             config = budgets.affordable(one.config, sizes, held_out, budget=base.steps)
             found.append(replace(one, config=config))
         except ValueError as error:
-            if one.named:
+            if one.requested:
                 raise
             refused[one.name] = str(error)
     return found, refused
 
 
-def _runs(
-    base: Config, chosen: Sequence[Contestant], *, seeds: int, equal: str, out: Path
-) -> list[ComparedRun]:
+def _runs(chosen: Sequence[Variant], seeds: int, out: Path, *, budget: float | None) -> list[ComparedRun]:
     """Return the runs seed by seed, so that an interrupted comparison has something to compare."""
-    places = [_slug(one.name) for one in chosen]
-    for one, place in zip(chosen, places, strict=True):
-        if places.count(place) > 1:
+    folders = [re.sub(r"[^a-zA-Z0-9._-]+", "-", one.name) for one in chosen]
+    for one, folder in zip(chosen, folders, strict=True):
+        if folders.count(folder) > 1:
             raise ValueError(
-                f"{one.name!r} and another entry would share runs/{place}-0; rename it in `compare`"
+                f"{one.name!r} and another entry would share runs/{folder}-0; rename it in `compare`"
             )
     return [
         ComparedRun(
-            one.name,
-            one.entry,
-            one.method.name,
-            "online" if one.learns else one.method.kind,
-            mixing.horizon(one.config) if one.method.has_rounds else None,
+            one,
             seed,
             config_io.check({**one.config.model_dump(mode="json"), "seed": seed}, where=one.name),
-            out / "runs" / f"{_slug(one.name)}-{seed}",
-            float(base.steps) if equal == "compute" else None,
+            out / "runs" / f"{folder}-{seed}",
+            budget,
         )
         for seed in range(seeds)
-        for one in chosen
+        for one, folder in zip(chosen, folders, strict=True)
     ]
 
 
 def _failures(out: Path, runs: Sequence[ComparedRun], refused: dict[str, str]) -> list[Row]:
-    found: list[Row] = [{"arm": name, "seed": "", "reason": reason} for name, reason in refused.items()]
-    for one in runs:
-        report = out / "unfinished" / f"{one.folder.name}.failed.txt"
-        if not finished(one.folder) and report.exists():
+    found: list[Row] = [{"variant": name, "seed": "", "reason": reason} for name, reason in refused.items()]
+    for run in runs:
+        report = out / "unfinished" / f"{run.folder.name}.failed.txt"
+        if not finished(run.folder) and report.exists():
             last = report.read_text(encoding="utf-8").strip().splitlines()[-1]
-            found.append({"arm": one.name, "seed": one.seed, "reason": last})
+            found.append({"variant": run.variant.name, "seed": run.seed, "reason": last})
     return found
 
 
-def _print(comparison: Comparison, console: Console) -> None:
-    out = comparison.folder
-    cells = summary(standings(comparison.rows, tables.read(out / results.WEIGHTS)))
+def _print(out: Path, rows: Sequence[Row], console: Console) -> None:
+    cells = summary(standings(rows, tables.read(out / results.WEIGHTS)))
     for columns in TERMINAL_COLUMNS:
-        table = Table(*columns, box=None)
-        for column in table.columns:
-            column.no_wrap = True
-        for row in cells:
-            table.add_row(*(escape(row[name]) for name in columns))
-        show(console, table)
+        tables.show(console, columns, [[row[name] for name in columns] for row in cells])
         say(console, "")
-    say(console, verdict(comparison.rows))
+    say(console, verdict(rows))
     say(console, f"{out}: {results.RUNS}, {results.CURVES}, {results.WEIGHTS}, runs/")
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-zA-Z0-9._-]+", "-", name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import final
 
 from mixwell.lab import tables
+from mixwell.lab.compare.variants import Variant
 from mixwell.lab.tables import Row
 from mixwell.training import metrics, mixture, stages
 from mixwell.training.config import Config
@@ -18,20 +19,14 @@ RUNS, FAILURES, CURVES, WEIGHTS = "compare.csv", "failures.csv", "curves.csv", "
 @final
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run of a contestant with one seed.
+    """A run of a variant with one seed.
 
     Args:
-        name: the contestant's name (column ``arm`` of the tables).
-        entry: its name without the horizon.
-        horizon: T, if there is one.
+        config: the variant's settings with this seed.
         budget: allowed compute in training steps; ``None`` for no limit.
     """
 
-    name: str
-    entry: str
-    method: str
-    kind: str
-    horizon: int | None
+    variant: Variant
     seed: int
     config: Config
     folder: Path
@@ -43,7 +38,7 @@ def write_tables(out: Path, runs: Sequence[ComparedRun], failures: Sequence[Row]
 
     Args:
         runs: finished runs.
-        failures: rows of contestants that could not be run, with ``arm``, ``seed`` and ``reason``.
+        failures: rows with ``variant``, ``seed`` and ``reason``, of variants that could not be run.
     """
     rows = [_row(run) for run in runs]
     written = {
@@ -61,40 +56,36 @@ def write_tables(out: Path, runs: Sequence[ComparedRun], failures: Sequence[Row]
 
 
 def _row(run: ComparedRun) -> Row:
-    found = mixture.read(run.folder)
+    variant, found = run.variant, mixture.read(run.folder)
     last = list(metrics.read(run.folder, "evaluation"))[-1]
     trials = [one.parent for one in (run.folder / stages.FOLDER).glob(f"*/{mixture.FILE}")]
     everything = [run.folder, *trials]
     return {
-        "arm": run.name,
-        "entry": run.entry,
-        "method": run.method,
-        "kind": run.kind,
-        "horizon": "" if run.horizon is None else run.horizon,
+        "variant": variant.name,
+        "entry": variant.entry,
+        "method": variant.method.name,
+        "kind": variant.kind,
+        "horizon": "" if variant.horizon is None else variant.horizon,
         "seed": run.seed,
         "steps": last["step"],
         "compute": round(float(found["rows"]["computed"]) / run.config.batch.rows, 3),
         "budget": "" if run.budget is None else run.budget,
         **{f"{name}_loss": value for name, value in last["losses"].items()},
-        "seconds": round(sum(_seconds(one) for one in everything), 2),
+        "seconds": round(sum(list(metrics.read(one, "step"))[-1]["seconds"] for one in everything), 2),
         "memory": max(int(mixture.read(one)["memory"]) for one in everything),
     }
-
-
-def _seconds(folder: Path) -> float:
-    return float(list(metrics.read(folder, "step"))[-1]["seconds"])
 
 
 def _curve(run: ComparedRun) -> list[Row]:
     lines = list(metrics.read(run.folder, "evaluation"))
     end = float(mixture.read(run.folder)["rows"]["computed"]) / run.config.batch.rows
     before = stages.computed(run.folder) / run.config.batch.rows
-    if run.kind != "online":  # weights stay fixed, so the run itself computes its steps and no more
+    if run.variant.kind != "online":  # weights stay fixed, so the run itself computes its steps and no more
         before = end - lines[-1]["step"]
     per_step = (end - before) / lines[-1]["step"]
     return [
         {
-            "arm": run.name,
+            "variant": run.variant.name,
             "seed": run.seed,
             "step": line["step"],
             "compute": round(before + per_step * line["step"], 3),
@@ -110,7 +101,7 @@ def _weights(run: ComparedRun) -> list[Row]:
     first = found["history"][0]["weights"]
     return [
         {
-            "arm": run.name,
+            "variant": run.variant.name,
             "seed": run.seed,
             "domain": name,
             "initial": first[name],

@@ -119,9 +119,14 @@ def standings(rows: Sequence[Row], weights: Sequence[Row] = ()) -> list[Standing
         weights: rows of ``weights.csv``.
     """
     column, _ = loss_column(rows)
+    if "variant" not in rows[0]:
+        raise ValueError(
+            f"a comparison needs a column variant, got {list(rows[0])}; older versions called it "
+            "arm: rename it, or call `mixwell compare` again, which rewrites the tables"
+        )
     by_name: dict[str, list[Row]] = {}
     for row in rows:
-        by_name.setdefault(str(row["arm"]), []).append(row)
+        by_name.setdefault(str(row["variant"]), []).append(row)
     found = sorted((_standing(own, column) for own in by_name.values()), key=_order)
     averages = _average_weights(weights)
     uniform = of_method(found, UNIFORM)
@@ -173,7 +178,7 @@ def as_number(value: Value) -> float:
 def _average_weights(weights: Sequence[Row]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, list[float]]] = {}
     for row in weights:
-        domains = found.setdefault(str(row["arm"]), {})
+        domains = found.setdefault(str(row["variant"]), {})
         domains.setdefault(str(row["domain"]), []).append(as_number(row["average"]))
     return {name: {domain: fmean(v) for domain, v in own.items()} for name, own in found.items()}
 
@@ -185,7 +190,7 @@ def _standing(own: Sequence[Row], column: str) -> Standing:
         return fmean(as_number(row[name]) for row in own)
 
     return Standing(
-        str(first["arm"]),
+        str(first["variant"]),
         str(first["entry"]),
         str(first["method"]),
         str(first["kind"]),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from mixwell.lab import tables
 from mixwell.lab.mnist import mnist_data
-from mixwell.lab.mnist.curves import Curve, curves_of, verdict
+from mixwell.lab.mnist.curves import curve_table, curves_of, verdict
 from mixwell.lab.mnist.experiment import DOMAINS, VALIDATION, Domains, MnistSettings
 from mixwell.lab.mnist.sweep import settings_of, sweep
 from mixwell.training.engines import LOCAL, Engine
@@ -52,7 +52,9 @@ def main(
         say(f"left out where they are beyond the budget: T = {left_out}")
     results = sweep(settings, out, workers=workers, console=console, say=say, engine=engine)
     for curve in curves_of(results.runs):
-        _print_curve(curve, console)
+        title = f"N = {curve.budget}, {curve.label}, {curve.seeds} seed(s)"
+        tables.show(console, *curve_table(curve), title=title)
+        say("* the theory's T = sqrt(N log N)")
         say(verdict(curve))
     return settings[0]
 
@@ -60,33 +62,5 @@ def main(
 def examples(settings: MnistSettings) -> list[tuple[str, Any, Any]]:
     """Return name, pixels of shape ``(n, 28, 28)`` and labels of some images of each domain."""
     domains = Domains(mnist_data.load(), settings)
-    found: list[tuple[str, Any, Any]] = []
-    for name in (*DOMAINS, VALIDATION):
-        pixels, labels = domains.draw(name, EXAMPLES)
-        found.append((name, pixels[:, 0].numpy(), labels.numpy()))
-    return found
-
-
-def _print_curve(curve: Curve, console: Console) -> None:
-    table = Table(
-        title=f"N = {curve.budget}, {curve.label}, {curve.seeds} seed(s)",
-        title_justify="left",
-        title_style="bold",
-    )
-    heads = ("T", "validation loss", "accuracy", *(f"w {name}" for name in DOMAINS), "seconds a run")
-    for name in heads:
-        table.add_column(name, justify="right", no_wrap=True)
-    names = ("validation_accuracy", *(f"last_{d}" for d in DOMAINS))
-    means = {name: curve.mean(name) for name in ("validation_loss", "seconds", *names)}
-    spread = curve.spread("validation_loss")
-    for index, horizon in enumerate(curve.horizons):
-        mark = " *" if horizon == curve.theory else ""
-        deviation = f" ± {spread[index]:.3f}" if curve.seeds > 1 else ""
-        table.add_row(
-            f"{horizon}{mark}",
-            f"{means['validation_loss'][index]:.3f}{deviation}",
-            *(f"{means[name][index]:.3f}" for name in names),
-            f"{means['seconds'][index]:.0f}",
-        )
-    terminal.show(console, table)
-    terminal.say(console, "* the theory's T = sqrt(N log N)")
+    drawn = {name: domains.draw(name, EXAMPLES) for name in (*DOMAINS, VALIDATION)}
+    return [(name, pixels[:, 0].numpy(), labels.numpy()) for name, (pixels, labels) in drawn.items()]

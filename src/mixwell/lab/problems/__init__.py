@@ -48,7 +48,7 @@ PROBLEMS = {
         "Italian manual pages, from few of them and those in five languages", "manuals:prepare"
     ),
     "finetune": EmbeddedProblem(
-        "a small model fine-tuned on questions and answers, of which one source is wrong", "finetune:prepare"
+        "a small model fine-tuned on questions and answers, with one wrong source", "finetune:prepare"
     ),
     "synthetic": EmbeddedProblem(
         "linear regression with a best mixture known in closed form", "synthetic:prepare"

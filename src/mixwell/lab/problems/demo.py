@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mixwell.data.sketches import LINE_CHARACTERS
-from mixwell.lab.problems.packages import Say
+from mixwell.lab.packages import Say
 from mixwell.utils import files
 
 CODE, MANUAL, NAMES, NOISE = DOMAINS = ("code", "manual", "names", "noise")

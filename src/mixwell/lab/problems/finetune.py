@@ -1,4 +1,4 @@
-"""Fine-tuning: a small language model learns to answer, from sources of which one gives wrong answers.
+"""Fine-tuning: a small language model learns to answer from several sources, one of them with wrong answers.
 
 The base model is trained once, on code and the manual of this Python installation, and kept in the cache. The
 sources come from the same installation; the base model's text has no docstrings:
@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from mixwell.data.downloads import cache_folder
 from mixwell.data.tokenizer import LEAST_SIZE
+from mixwell.lab.packages import Say
 from mixwell.lab.problems import demo
-from mixwell.lab.problems.packages import Say
 from mixwell.lab.problems.text import write_texts
 from mixwell.training.models.base import next_token_each, next_token_loss
 from mixwell.training.models.gpt import Gpt
@@ -48,7 +48,7 @@ GOOD_CHARACTERS = 100_000
 OTHER_CHARACTERS = 400_000
 """Each other source."""
 HELD_OUT_CHARACTERS = 100_000
-"""Each of the two kinds of questions for validation, and as many for the test."""
+"""Each of the two kinds of questions for validation, and the same number for the test."""
 
 Exchange = tuple[str, str]
 Loss = Callable[[nn.Module, Tensor], Tensor]

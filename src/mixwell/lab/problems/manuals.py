@@ -10,8 +10,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePosixPath
 
 from mixwell.data.sketches import LINE_CHARACTERS
-from mixwell.lab.problems import packages
-from mixwell.lab.problems.packages import Package, Say
+from mixwell.lab import packages
+from mixwell.lab.packages import Package, Say
 from mixwell.lab.problems.text import deal, write_texts
 
 LANGUAGES = {"german": "de", "french": "fr", "spanish": "es", "polish": "pl", "dutch": "nl", "italian": "it"}
@@ -20,32 +20,14 @@ WANTED = "italian"
 TRAIN_CHARACTERS = 60_000
 """Of the wanted language to train on."""
 HELD_OUT_CHARACTERS = 140_000
-"""Of the wanted language for validation, and as many for the test."""
+"""Of the wanted language for validation, and the same number for the test."""
 MOST_CHARACTERS = 2_000_000
 """Of the other languages."""
 _TRANSLATORS = ("ÜBERSETZUNG", "TRADUCTION", "TRADUCCIÓN", "TŁUMACZENIE", "VERTALING", "TRADUZIONE")
 """Headings of the last section of most pages, which says who translated it and under which license."""
 # Macros with text as arguments; the lines of all others are left out.
-_WITH_TEXT = {
-    "SH",
-    "SS",
-    "B",
-    "I",
-    "R",
-    "BR",
-    "IR",
-    "BI",
-    "IB",
-    "RB",
-    "RI",
-    "SM",
-    "SB",
-    "IP",
-    "Sh",
-    "Nd",
-    "It",
-}
 _ALTERNATING = {"BR", "IR", "BI", "IB", "RB", "RI"}
+_WITH_TEXT = _ALTERNATING | {"SH", "SS", "B", "I", "R", "SM", "SB", "IP", "Sh", "Nd", "It"}
 _SKIPPED = {"TS": "TE", "de": ".", "ig": ".", "EQ": "EN"}
 """Macros that begin a table, a definition and the like, and what ends it."""
 _CHARACTERS = {

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from mixwell.lab.mnist import mnist_data
 from mixwell.lab.mnist.experiment import rotate, with_wrong_labels
-from mixwell.lab.problems.packages import Say
+from mixwell.lab.packages import Say
 
 
 def prepare(folder: Path, say: Say) -> None:
-    """Fetch the images into the cache, unless they are there."""
+    """Fetch the images into the cache, unless they exist."""
     del folder
     mnist_data.load(say=say)
 

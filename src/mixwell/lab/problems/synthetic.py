@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mixwell.lab.problems.packages import Say
+from mixwell.lab.packages import Say
 
 DIMENSION = 24
 CONDITION = 30.0

@@ -1,4 +1,4 @@
-"""Kinds of text from package registries: *drama*, of which there is little, and *repetition*, of very little.
+"""Kinds of text from package registries: *drama* has little of the wanted kind, *repetition* very little.
 
 Speeches (State of the Union, public domain), scripture (King James Bible), verse (Milton) and drama (Shakespeare),
 molecules (SMILES of the MOSES benchmark), and code (this Python's standard library).
@@ -13,8 +13,8 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mixwell.lab.problems import packages
-from mixwell.lab.problems.packages import Package, Say
+from mixwell.lab import packages
+from mixwell.lab.packages import Package, Say
 from mixwell.utils import files
 
 SPEECHES = Package(
@@ -38,7 +38,7 @@ PLAYS_FOR_TRAINING = ("macbeth_gut.txt",)
 SCRIPTURE_CHARACTERS = 25_000
 """Scripture to train on in *repetition*."""
 HELD_OUT_CHARACTERS = 400_000
-"""Scripture for validation, and as many for the test."""
+"""Scripture for validation, and the same number for the test."""
 
 
 def prepare_drama(folder: Path, say: Say) -> None:

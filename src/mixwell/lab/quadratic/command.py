@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from mixwell.lab import tables
 from mixwell.lab.quadratic import example
@@ -31,31 +30,43 @@ def main(
     """Run the command and return whether the mixer agrees with the recursion and the theorem holds.
 
     Args:
-        radii: R of each row.
-        step_sizes: alpha of each row.
-        learning_rate: eta.
+        radii: R; the rows of the table are all pairs of R and alpha.
+        step_sizes: alpha of the weights.
+        learning_rate: eta of the model.
         budget: N.
         horizons: T of each column.
         margin: the theorem's c.
     """
     console = Console()
     settings = [QuadraticSettings(r, a, learning_rate, budget) for r in radii for a in step_sizes]
-    pairs = example.table(settings, horizons)
+    pairs = example.pairs_to_run(settings, horizons)
     example.safe_horizon(settings[0], margin=margin)  # refuses a bad c before anything runs
     left_out = sorted({t for t in horizons if t > budget})
     if left_out:
         console.print(f"left out, beyond the budget of {budget} steps: T = {left_out}")
     out.mkdir(parents=True, exist_ok=True)
     runs = _run_all(pairs, console)
-    _print_table(runs, console)
+    shown = sorted({t for _, t in pairs})
+    tables.show(
+        console,
+        ["R, α", *(f"T={t}" for t in shown)],
+        [[f"{s.radius:g}, {s.step_size:g}", *(f"{runs[s, t].phi[-1]:.5g}" for t in shown)] for s in settings],
+        title=f"final log-odds of the right domain, log(w/(1-w)); η={learning_rate:g}, N={budget}",
+    )
     worst = max(example.deviation(path, example.recursion(setting, t)) for (setting, t), path in runs.items())
     agrees = worst <= AGREEMENT
-    console.print(
+    terminal.say(
+        console,
         f"{_mark(agrees)} the mixer agrees with the paper's closed recursion: greatest relative deviation of "
         f"the log-odds {worst:.1e}",
-        highlight=False,
     )
-    holds = _print_theorem(runs, margin, console)
+    terminal.say(console, "the theorem (appendix A):")
+    holds = True
+    for setting in settings:
+        for claim in example.check_theorem(setting, margin=margin):
+            instance = f"R={setting.radius:g}, α={setting.step_size:g}"
+            terminal.say(console, f"{_mark(claim.holds)} {instance}, {claim.text}")
+            holds = holds and claim.holds is not False
     _write_csv(runs, out / TABLE)
     terminal.say(console, f"{out}: {TABLE}")
     return agrees and holds
@@ -73,43 +84,6 @@ def _run_all(
             runs[setting, horizon] = example.run(setting, horizon)
             progress.advance(task)
     return runs
-
-
-def _print_table(runs: dict[tuple[QuadraticSettings, int], Trajectory], console: Console) -> None:
-    settings = list(dict.fromkeys(setting for setting, _ in runs))
-    horizons = sorted({t for _, t in runs})
-    first = settings[0]
-    table = Table(
-        title=f"final log-odds of the right domain, log(w/(1-w)); η={first.learning_rate:g}, N={first.budget}",
-        title_style="bold",
-        title_justify="left",
-    )
-    table.add_column("R, α")
-    for horizon in horizons:
-        table.add_column(f"T={horizon}", justify="right", no_wrap=True)
-    for setting in settings:
-        cells = [f"{runs[setting, t].phi[-1]:.5g}" if (setting, t) in runs else "" for t in horizons]
-        table.add_row(f"{setting.radius:g}, {setting.step_size:g}", *cells)
-    terminal.show(console, table)
-
-
-def _print_theorem(
-    runs: dict[tuple[QuadraticSettings, int], Trajectory], margin: float, console: Console
-) -> bool:
-    def runner(setting: QuadraticSettings, horizon: int) -> Trajectory:
-        return runs.get((setting, horizon)) or example.run(setting, horizon)
-
-    console.print("the theorem (appendix A):")
-    holds = True
-    for setting in dict.fromkeys(setting for setting, _ in runs):
-        for claim in example.check_theorem(setting, margin=margin, runner=runner):
-            console.print(
-                f"{_mark(claim.holds)} R={setting.radius:g}, α={setting.step_size:g}, {claim.text}",
-                highlight=False,
-                soft_wrap=True,
-            )
-            holds = holds and claim.holds is not False
-    return holds
 
 
 def _mark(holds: bool | None) -> str:

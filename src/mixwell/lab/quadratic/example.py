@@ -9,8 +9,9 @@ minimum does not (Sec. "Motivating Example" and appendix A).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import final
 
 import numpy as np
@@ -62,13 +63,11 @@ class Trajectory:
     """Parameter and weight over one run.
 
     Args:
-        horizon: T.
         steps: training steps at the start and after every round, shape ``(K + 1,)``.
         theta: the parameter at these steps.
         phi: ``log(w / (1 - w))`` at these steps, where w is the weight of the right domain.
     """
 
-    horizon: int
     steps: Vector
     theta: Vector
     phi: Vector
@@ -93,22 +92,18 @@ class Claim:
     holds: bool | None
 
 
-class _Scalar(nn.Module):
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.tensor(value, dtype=torch.float64))
-
-    def loss(self, center: float) -> Tensor:
-        return (self.theta - center) ** 2 / 2
-
-
+@cache
 def run(setting: QuadraticSettings, horizon: int) -> Trajectory:
     """Run the example with a mixer: Algorithm 2 with the exact Hessian, which is 1."""
-    model = _Scalar(-setting.radius)
-    optimizer = torch.optim.SGD(model.parameters(), lr=setting.learning_rate)
+    model, parameter = nn.Module(), nn.Parameter(torch.tensor(-setting.radius, dtype=torch.float64))
+    model.register_parameter("theta", parameter)
+
+    def loss(center: float) -> Tensor:
+        return (parameter - center) ** 2 / 2
+
     mixer = Mixer(
         model,
-        optimizer,
+        torch.optim.SGD(model.parameters(), lr=setting.learning_rate),
         [GOOD, BAD],
         budget=setting.budget,
         horizon=horizon,
@@ -119,16 +114,16 @@ def run(setting: QuadraticSettings, horizon: int) -> Trajectory:
     for _ in range(setting.budget):
         for domain, center in ((GOOD, 0.0), (BAD, 1.0)):
             with mixer.domain(domain):
-                model.loss(center).backward()
+                loss(center).backward()
         mixer.step()
         if mixer.validation_due:
             with mixer.validation():
-                model.loss(0.0).backward()
+                loss(0.0).backward()
             log = mixer.weights.log
             steps.append(mixer.steps_done)
-            theta.append(float(model.theta.detach()))
+            theta.append(float(parameter.detach()))
             phi.append(float(log[0] - log[1]))
-    return Trajectory(horizon, np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
+    return Trajectory(np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
 
 
 def recursion(setting: QuadraticSettings, horizon: int) -> Trajectory:
@@ -147,7 +142,7 @@ def recursion(setting: QuadraticSettings, horizon: int) -> Trajectory:
         clock.steps_done += clock.round_length
         clock.next_round()
         steps.append(clock.steps_done)
-    return Trajectory(horizon, np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
+    return Trajectory(np.array(steps, dtype=np.float64), np.array(theta), np.array(phi))
 
 
 def deviation(measured: Trajectory, expected: Trajectory) -> float:
@@ -173,54 +168,39 @@ def safe_horizon(setting: QuadraticSettings, *, margin: float) -> int:
     return math.ceil((margin + 1) * math.log(2 * radius + 1) / -math.log1p(-eta))
 
 
-def check_theorem(
-    setting: QuadraticSettings, *, margin: float, runner: Callable[[QuadraticSettings, int], Trajectory] = run
-) -> list[Claim]:
+def check_theorem(setting: QuadraticSettings, *, margin: float) -> list[Claim]:
     """Check both cases of the theorem of appendix A: T = 1 fails, and a long horizon succeeds.
 
     Args:
         margin: the theorem's c.
-        runner: runs the example.
     """
-    return [_greedy_claim(setting, runner), _long_claim(setting, margin, runner)]
-
-
-def _greedy_claim(
-    setting: QuadraticSettings, runner: Callable[[QuadraticSettings, int], Trajectory]
-) -> Claim:
-    limit = failure_radius(setting)
+    limit, horizon = failure_radius(setting), safe_horizon(setting, margin=margin)
     if setting.radius <= limit:
-        return Claim(f"T=1: no claim, R={setting.radius:g} is within {limit:.4g}", None)
-    phi = float(runner(setting, 1).phi[-1])
-    return Claim(
+        return [
+            Claim(f"T=1: no claim, R={setting.radius:g} is within {limit:.4g}", None),
+            Claim(f"T={horizon}: no claim, R={setting.radius:g} is within the theorem's radius", None),
+        ]
+    phi = float(run(setting, 1).phi[-1])
+    greedy = Claim(
         f"T=1: w < 1/2 is claimed, as R={setting.radius:g} > {limit:.4g}; measured log-odds {phi:.4f}",
         phi < 0,
     )
-
-
-def _long_claim(
-    setting: QuadraticSettings, margin: float, runner: Callable[[QuadraticSettings, int], Trajectory]
-) -> Claim:
-    horizon = safe_horizon(setting, margin=margin)
     if horizon > setting.budget:
-        return Claim(f"T={horizon}: no claim, the horizon exceeds the budget of {setting.budget}", None)
-    if setting.radius <= failure_radius(setting):
-        return Claim(f"T={horizon}: no claim, R={setting.radius:g} is within the theorem's radius", None)
+        text = f"T={horizon}: no claim, the horizon exceeds the budget of {setting.budget}"
+        return [greedy, Claim(text, None)]
     rounds = setting.budget // horizon
     base = 2 * setting.radius + 1
     beta = (1 - base**-margin) * (1 - base ** (-rounds * (margin + 1)))
     bound = beta * setting.step_size / 2
-    phi = float(runner(setting, horizon).phi[rounds])
-    return Claim(
-        f"T={horizon}: log-odds >= {bound:.4f} is claimed (c={margin:g}, K={rounds}); measured {phi:.4f}",
-        phi >= bound,
-    )
+    phi = float(run(setting, horizon).phi[rounds])
+    text = f"T={horizon}: log-odds >= {bound:.4f} is claimed (c={margin:g}, K={rounds}); measured {phi:.4f}"
+    return [greedy, Claim(text, phi >= bound)]
 
 
-def table(
+def pairs_to_run(
     settings: Sequence[QuadraticSettings], horizons: Sequence[int]
 ) -> list[tuple[QuadraticSettings, int]]:
-    """Return the pairs to run, without horizons beyond the budget.
+    """Return the settings with each horizon that is within the budget.
 
     Raises:
         ValueError: No horizon fits a budget.

@@ -1,4 +1,4 @@
-"""The contestants of a comparison and their settings."""
+"""The variants of a comparison: methods with their settings and horizons."""
 
 from __future__ import annotations
 
@@ -11,37 +11,44 @@ from mixwell.methods import Method
 from mixwell.training import config_io, mixing
 from mixwell.training.config import Config
 
-ALL, OWN = "all", "own"
 Horizon = int | Literal["own", "long"]
+ALL = "all"
+OWN = "own"
 
 
 @final
 @dataclass(frozen=True)
-class Contestant:
+class Variant:
     """A method with its settings.
 
     Args:
-        name: shown, and used for its directories.
-        entry: the name without a horizon.
-        named: whether it was requested by name, and not as one of ``all``.
+        name: the entry and, if it differs from the authors' choice, the horizon; also names the run directories.
+        entry: a method, or an entry of ``compare`` in the config.
+        requested: whether the entry was requested by name, and not as one of ``all``.
     """
 
     name: str
     entry: str
     method: Method
     config: Config
-    named: bool
+    requested: bool
 
     @property
-    def learns(self) -> bool:
-        """Whether weights are learned in the run itself."""
-        return self.method.learns(self.method.parse_options(self.config.mixer.options))
+    def kind(self) -> str:
+        """``online`` if weights are learned in the run itself, else the kind of the method."""
+        learns = self.method.learns(self.method.parse_options(self.config.mixer.options))
+        return "online" if learns else self.method.kind
+
+    @property
+    def horizon(self) -> int | None:
+        """T, if the method learns in rounds."""
+        return mixing.horizon(self.config) if self.method.has_rounds else None
 
 
 def choose(
     base: Config, names: Sequence[str], horizons: Sequence[Horizon] = (OWN,)
-) -> tuple[list[Contestant], dict[str, str]]:
-    """Return the contestants, and by name the reasons why some of ``all`` cannot take part.
+) -> tuple[list[Variant], dict[str, str]]:
+    """Return the variants, and by name the reasons why some of ``all`` cannot be run.
 
     Args:
         base: the settings that all share.
@@ -50,14 +57,14 @@ def choose(
             ``long`` is sqrt(N log N).
 
     Raises:
-        ValueError: A contestant that was named cannot take part.
+        ValueError: An entry that was requested by name cannot be run.
     """
     wanted = list(dict.fromkeys(one for name in names for one in (_all(base) if name == ALL else [name])))
-    found: list[Contestant] = []
+    found: list[Variant] = []
     refused: dict[str, str] = {}
     for name in wanted:
         try:
-            found += _contestants(base, name, horizons, named=name in names)
+            found += _variants(base, name, horizons, requested=name in names)
         except ValueError as error:
             if name in names:
                 raise
@@ -85,35 +92,38 @@ def parse_horizons(text: str) -> list[Horizon]:
 
 
 def _all(base: Config) -> list[str]:
+    # Without weights in the config, "fixed" is the same as "uniform".
     known = [name for name in methods.every() if name != "fixed" or isinstance(base.mixer.weights, dict)]
     return [*known, *(name for name in base.compare if name not in known)]
 
 
-def _contestants(base: Config, name: str, horizons: Sequence[Horizon], *, named: bool) -> list[Contestant]:
-    given = base.compare.get(name, {})
+def _variants(base: Config, entry: str, horizons: Sequence[Horizon], *, requested: bool) -> list[Variant]:
+    settings = base.compare.get(entry, {})
     try:
-        method = methods.find(str(given.get("method", name)))
+        method = methods.find(str(settings.get("method", entry)))
     except ValueError as error:
-        variants = f" (`compare` in the config has {', '.join(base.compare)})" if base.compare else ""
-        raise ValueError(f"{error}{variants}") from None
+        entries = f" (`compare` in the config has {', '.join(base.compare)})" if base.compare else ""
+        raise ValueError(f"{error}{entries}") from None
     method.expect_installed()
-    if not method.has_rounds:
-        return [Contestant(name, name, method, _config(base, name, method, given, "own"), named)]
-    found: dict[int, Contestant] = {}  # by T: the same horizon is run once
-    for horizon in horizons:
-        config = _config(base, name, method, given, horizon)
-        shown = {"own": name, "long": f"{name} long"}.get(str(horizon), f"{name} T={horizon}")
-        found.setdefault(mixing.horizon(config), Contestant(shown, name, method, config, named))
+    found: dict[int | None, Variant] = {}  # by T: the same horizon is run once
+    own: Sequence[Horizon] = (OWN,)
+    for horizon in horizons if method.has_rounds else own:
+        config = _config(base, entry, method, settings, horizon)
+        name = {"own": entry, "long": f"{entry} long"}.get(str(horizon), f"{entry} T={horizon}")
+        variant = Variant(name, entry, method, config, requested)
+        found.setdefault(variant.horizon, variant)
     return list(found.values())
 
 
-def _config(base: Config, name: str, method: Method, given: Mapping[str, Any], horizon: Horizon) -> Config:
+def _config(
+    base: Config, entry: str, method: Method, settings: Mapping[str, Any], horizon: Horizon
+) -> Config:
     plain = base.model_dump(mode="json")
     mixer: dict[str, Any] = plain["mixer"]
     if method.name != base.mixer.method:  # options of another method do not apply to this one
         mixer |= {"options": {}, "horizon": "auto"}
-    mixer |= {"method": method.name, **given}
+    mixer |= {"method": method.name, **settings}
     if horizon != OWN:
         mixer["horizon"] = min(horizon, base.steps) if isinstance(horizon, int) else horizon
     plain["mixer"], plain["compare"] = mixer, {}
-    return config_io.check(plain, where=name)
+    return config_io.check(plain, where=entry)
