@@ -56,12 +56,7 @@ def _save(drawings: Sequence[Drawing], path: Path) -> list[Path]:
 
 
 def _pictures(drawings: Sequence[Drawing]) -> list[Picture]:
-    pictures: list[Picture] = []
-    for draw, text in drawings:
-        figure, axes = style.new_figure(1, 1, width=4.8, height=3.8)
-        draw(axes[0, 0])
-        pictures.append(Picture.from_figure(figure, text))
-    return pictures
+    return [Picture.from_panel(draw, text, width=4.8, height=3.8) for draw, text in drawings]
 
 
 def _select(rows: Sequence[Row], **wanted: object) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,18 +204,17 @@ def _page(
 
 def _panel_section(curves: Sequence[Curve]) -> PageSection:
     several = any(curve.seeds > 1 for curve in curves)
-    pictures: list[Picture] = []
-    for name, title in PANELS:
-        figure, axes = style.new_figure(1, 1, width=4.6, height=3.6)
-        _panel(axes[0, 0], curves, name, title)
-        text = f"{title[0].upper()}{title[1:]} at the end of training against the horizon T"
-        text += "; mean, standard deviation and runs of the seeds." if several else "."
-        pictures.append(Picture.from_figure(figure, text))
+    seeds = "; mean, standard deviation and runs of the seeds." if several else "."
+    pictures = [
+        Picture.from_panel(
+            partial(_panel, curves=curves, name=name, title=title),
+            f"{title[0].upper()}{title[1:]} at the end of training against the horizon T{seeds}",
+        )
+        for name, title in PANELS
+    ]
     if len(curves) > 1:
-        figure, axes = style.new_figure(1, 1, width=4.6, height=3.6)
-        _valleys(axes[0, 0], curves)
         text = "Validation loss relative to its lowest; the bars are the horizons within 5% of it."
-        pictures.append(Picture.from_figure(figure, text))
+        pictures.append(Picture.from_panel(partial(_valleys, curves=curves), text))
     return PageSection(f"N = {curves[0].budget} training steps", (), pictures)
 
 

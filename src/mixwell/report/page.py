@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from mixwell.report import style
 from mixwell.utils import files
@@ -45,6 +45,15 @@ class Picture:
         small = re.sub(rb"\b([ML] -?\d+(?:\.\d)?)\d*( -?\d+(?:\.\d)?)\d*", rb"\1\2", drawn.getvalue())
         small = re.sub(rb"\s*\n\s*", b"\n", small)
         return cls("data:image/svg+xml;base64," + base64.b64encode(small).decode(), text, alt)
+
+    @classmethod
+    def from_panel(
+        cls, draw: Callable[[Any], None], text: str, *, width: float = 4.6, height: float = 3.6
+    ) -> Picture:
+        """Embed a figure with one axis, which ``draw`` draws into."""
+        figure, axes = style.new_figure(1, 1, width=width, height=height)
+        draw(axes[0, 0])
+        return cls.from_figure(figure, text)
 
     @classmethod
     def from_png(cls, path: Path, text: str) -> Picture:
