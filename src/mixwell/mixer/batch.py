@@ -17,6 +17,8 @@ from mixwell.hypergradient.capture.row_groups import Labels
 from mixwell.typing import Vector
 from mixwell.utils import nested
 
+FRACTION_TOLERANCE = 1e-6
+"""The rounding that is allowed in fractions that sum to one."""
 RowLabels = Tensor | NDArray[Any] | Sequence[Any]
 """For every row the name of its domain, or its number in the order of the domains."""
 
@@ -260,6 +262,26 @@ def pieces(
         )
         for begin, end in zip([0, *ends], ends, strict=False)
     ]
+
+
+def add_fraction(part: DomainBatch, before: float, step: int) -> float:
+    """Return the fraction of a domain's batch that is given with a part.
+
+    Args:
+        before: the fraction that was given before.
+        step: the number of steps before this one, for the message.
+
+    Raises:
+        ValueError: it is more than the whole.
+    """
+    total = before + part.fraction
+    if total > 1 + FRACTION_TOLERANCE:
+        raise ValueError(
+            f"{part.domain!r} is given twice in step {step}: its fractions sum to {total:g}. Call "
+            "mixer.step() between steps; for several micro-batches in one step give each its fraction, as in "
+            "mixer.domain(name, fraction=1/4)"
+        )
+    return total
 
 
 def domain_numbers(labels: RowLabels, names: Sequence[str]) -> Labels:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mixwell import distributed
 from mixwell.hypergradient.parameters import Parameters
+from mixwell.mixer.scopes import DomainScope
 from mixwell.typing import Gradients
 
 NonFinitePolicy = Literal["raise", "skip"]
@@ -35,11 +36,9 @@ class NonFiniteGuard:
         self.in_round: dict[str, int] = {}
         """The number of those in the current round."""
 
-    def accept(
-        self, name: str, step: int, parameters: Parameters, gradients: Gradients, loss: Tensor | None
-    ) -> bool:
-        """Return whether a contribution is finite; where not, raise or count as the policy says."""
-        problem = _problem(parameters, gradients, loss)
+    def accept_scope(self, scope: DomainScope, step: int, parameters: Parameters) -> bool:
+        """Return whether a loss and its gradient are finite; where not, raise or count as the policy says."""
+        name, problem = scope.batch.domain, _problem(parameters, scope.gradients, scope.loss)
         if self.policy == "skip" and parameters.sharded:
             # Each rank sees a part of the gradient, and all must do the same.
             found = distributed.any_rank(problem is not None, parameters.device)

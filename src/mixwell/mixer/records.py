@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
+VALIDATION = "validation"
+"""The name under which records have the validation loss and skipped validation gradients."""
+
 
 @final
 @dataclass(frozen=True)

@@ -62,16 +62,39 @@ class RowCounts:
     def clear(self) -> None:
         """Begin a round."""
         self._rows = np.zeros(len(self._names))
-        self.wanted = not self._warned
-        """Whether rows must still be counted in this round, where that takes a look at the model's inputs."""
+        self._wanted = not self._warned  # whether to look at the model's inputs where rows are not known
+        self.drop_step()
+
+    def drop_step(self) -> None:
+        """Forget the rows of a step that did not end."""
+        self._step_rows = np.zeros(len(self._names))
 
     def end_step(self) -> None:
         """Look no more where all domains were seen. Whole steps are counted, with all their micro-batches."""
-        self.wanted = not self._warned and not self._rows.all()
+        self._rows += self._step_rows
+        self.drop_step()
+        self._wanted = not self._warned and not self._rows.all()
 
     def add(self, domain: int, rows: float) -> None:
-        """Count rows."""
-        self._rows[domain] += rows
+        """Count rows of the current step."""
+        self._step_rows[domain] += rows
+
+    @contextmanager
+    def observe(self, domain: int, rows: int | None, model: nn.Module | None) -> Generator[None]:
+        """Count the rows of a block, unless it raises.
+
+        Args:
+            rows: their number, if it is known; else the inputs of the model are counted.
+        """
+        if rows is not None or not self._wanted or model is None:
+            yield
+            self.add(domain, rows or 0)
+            return
+        with count_inputs(model) as counted:
+            yield
+        # Inputs of length 1 are as likely packed sequences, where rows are not seen.
+        if set(counted) != {1}:
+            self.add(domain, sum(counted))
 
     def check(self, weights: Vector) -> None:
         """Warn, once in a run, where the rows of the round are far from following the weights.

@@ -308,7 +308,7 @@ def _estimate(
         for step in batches:
             for name, batch in step.items():
                 with mixer.domain(name):
-                    loss(model, batch).backward(create_graph=mixer.needs_graph)
+                    loss(model, batch).backward(create_graph=mixer.signal.requirements.graph)
             mixer.step()
             if mixer.validation_due:
                 with mixer.validation():

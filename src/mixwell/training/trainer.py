@@ -102,7 +102,7 @@ class Trainer:
         self._cursor: ShuffledCursor | None = None
         self.validation_rows = 0
         """Rows of one validation gradient; 0 where none is needed."""
-        if validation is not None and self.mixer.needs_validation:
+        if validation is not None and self.mixer.signal.requirements.validation:
             self._cursor = ShuffledCursor(len(validation), f"seed {config.seed}, validation set")
             points = len(self.mixer.signal.validation_points(self.mixer.horizon))
             rows = validation_rows(config, self.mixer.horizon, points=points)
@@ -330,7 +330,7 @@ class Trainer:
                 if reference is not None and signal.requirements.objective == "excess":
                     objective = (loss - reference).clamp(min=0)
                 scaled = scope.scaled_loss(loss, objective=objective, reference=reference)
-                scaled.backward(create_graph=self.mixer.needs_graph)
+                scaled.backward(create_graph=self.mixer.signal.requirements.graph)
             totals[part.domain] = totals.get(part.domain, 0.0) + float(loss.detach()) * part.count
         return {name: totals[name] / count for name, count in batch.counts.items()}
 
@@ -389,7 +389,7 @@ class Trainer:
 
     def _expect_suitable(self) -> None:
         name = f"mixer.method: {self._config.mixer.method}"
-        if self.mixer.needs_graph and self._config.compile:
+        if self.mixer.signal.requirements.graph and self._config.compile:
             raise ValueError(
                 f"{name} with options.curvature: exact differentiates twice, which a compiled model cannot; set "
                 "compile: false"
@@ -438,7 +438,7 @@ class Trainer:
 
     def _differentiable_twice(self) -> AbstractContextManager[Any]:
         """Faster kinds of attention have no second derivative."""
-        return sdpa_kernel(SDPBackend.MATH) if self.mixer.needs_graph else nullcontext()
+        return sdpa_kernel(SDPBackend.MATH) if self.mixer.signal.requirements.graph else nullcontext()
 
     @staticmethod
     def _parts(indices: Indices, *, at_most: int) -> list[Indices]:

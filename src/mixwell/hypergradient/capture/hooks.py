@@ -111,7 +111,8 @@ class LayerHooks:
         """
         accumulator.ignored = self.unsupported
         accumulator.touched = False
-        fusable = not (self._unverified or self._compiled)
+        unverified = self._unverified
+        fusable = not (unverified or self._compiled)
         with ExitStack() as stack:
             self._accumulator = accumulator
             stack.callback(setattr, self, "_accumulator", None)
@@ -124,7 +125,12 @@ class LayerHooks:
                     if not self._compiled:
                         stack.callback(handle.remove)
             self._hooked = self._compiled
-            yield _LayerCapture(self, accumulator)
+            try:
+                yield _LayerCapture(self, accumulator)
+            except BaseException:
+                # The batch may be given again. Sums of a batch that is verified run in another order.
+                self._unverified = unverified
+                raise
         if not accumulator.touched:
             compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
             raise ValueError(
@@ -137,7 +143,9 @@ class LayerHooks:
         Args:
             losses: the weighted losses of the rows.
         """
-        if self._unverified and len(accumulator.row_groups.slices) > 1:
+        several = len(accumulator.row_groups.slices) > 1
+        # Comparisons with NaN would hold for any model.
+        if self._unverified and several and bool(losses.isfinite().all()):
             self._unverified = False
             self._check(losses, accumulator)
             self.warn_unsupported()

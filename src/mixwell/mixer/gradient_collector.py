@@ -47,8 +47,7 @@ class GradientCollector:
             ValueError: there is no gradient when the block ends, or the loss was not scaled.
         """
         name = batch.domain
-        self.expect_closed(f"the block of {name!r}")
-        self._expect_no_gradients(name)
+        self.expect_ready(name)
         self._open = name
         scope = DomainScope(batch)
         try:
@@ -72,29 +71,18 @@ class GradientCollector:
             raise _no_gradient(name, step)
 
     @contextmanager
-    def accumulate(self, name: str, step: int, *, first: bool) -> Generator[None]:
-        """Let ``.backward()`` accumulate inside, on the parameters themselves.
-
-        Where the block fails, the parameters have no gradients afterwards.
-
-        Args:
-            first: whether it is the first block of the step, before which there must be no gradients.
+    def accumulate(self, name: str, step: int) -> Generator[None]:
+        """Let ``.backward()`` accumulate inside, on the parameters themselves; after :meth:`expect_ready`.
 
         Raises:
             ValueError: there is no gradient when the block ends, where that can be known then.
         """
-        self.expect_closed(f"the block of {name!r}")
-        if first:
-            self._expect_no_gradients(name)
         self._open = name
         try:
             yield
             # With fully_shard there may be none before the last micro-batch of a step, when gradients are reduced.
             if not self._parameters.sharded:
                 self.expect_gradient(name, step)
-        except BaseException:
-            self._parameters.clear_gradients()
-            raise
         finally:
             self._open = None
 
@@ -103,7 +91,15 @@ class GradientCollector:
         if all(p.grad is None for p in self._parameters.tensors):
             raise _no_gradient(name, step)
 
-    def _expect_no_gradients(self, name: str) -> None:
+    def expect_ready(self, name: str, *, first: bool = True) -> None:
+        """Raise a RuntimeError if a block cannot be opened.
+
+        Args:
+            first: whether gradients must not be accumulated to earlier ones.
+        """
+        self.expect_closed(f"the block of {name!r}")
+        if not first:
+            return
         stray = self._parameters.stray_gradient()
         if stray is not None:
             raise RuntimeError(
