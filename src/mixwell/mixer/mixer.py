@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Self, final
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -56,6 +55,8 @@ class Mixer:
     validation gradient that is due at the end of the round, or with the last training step where the signal needs
     none.
 
+    Calls out of order, missing domains and values that are not finite raise errors that say what to do.
+
     A mixed batch takes one forward and backward pass, with the losses of its rows (at little cost with
     ``signal=Hypergradient(traces=ProjectedTraces())``)::
 
@@ -66,13 +67,11 @@ class Mixer:
     Args:
         model: the model; its parameters' names appear in messages and state.
         optimizer: its learning rate, momentum and preconditioner are read at every step.
-        domains: the names of the domains.
         budget: the number N of training steps, which the default horizon requires.
         horizon: T; a number, a rule, or ``None`` for ``ceil(sqrt(N log N) / 2)``.
         signal: the scores of the domains; ``None`` for :class:`mixwell.Hypergradient` with its defaults.
         update: how the weights move; a number is the alpha of :class:`mixwell.MirrorDescent`, ``None`` is
             ``MirrorDescent("auto")``.
-        constraints: the set that the weights stay in.
         weights: initial weights, uniform by default.
         warmup: the number of first steps that are trained with the initial weights and leave no trace; the
             first round begins after them.
@@ -80,9 +79,6 @@ class Mixer:
         on_nonfinite: ``"raise"`` an error at a non-finite loss or gradient, or ``"skip"`` that contribution,
             count it and report it.
         probes: what the signal may compute on its own, for signals that need more than a step's gradients.
-
-    Raises:
-        ValueError: a setting is wrong; the message says what was got and what to do.
     """
 
     def __init__(
@@ -103,8 +99,6 @@ class Mixer:
         probes: Probes | None = None,
     ) -> None:
         nonfinite = NonFiniteGuard(on_nonfinite)
-        if clip_norm is not None and not (np.isfinite(clip_norm) and clip_norm > 0):
-            raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError(
                 "LBFGS evaluates the loss within a step, so it cannot be mixed; use SGD or AdamW"
@@ -116,16 +110,14 @@ class Mixer:
         """The weights: the last ones, their average and their history."""
         if VALIDATION in self.weights.names:
             raise ValueError(f"the name {VALIDATION!r} is taken in records; give that domain another one")
-        self._clip_norm = None if clip_norm is None else float(clip_norm)
-        self._stepped, self._optimizer = optimizer, unwrap_optimizer(optimizer)
+        self._optimizer = unwrap_optimizer(optimizer)
         self._parameters = Parameters.of(model, optimizer)
-        self._signal = signal or Hypergradient()
-        self._signal.attach(self._optimizer, self._parameters, self.weights.names, probes)
-        self._collector = GradientCollector(self._parameters, graphs=self._signal.requirements.graph)
-        self._round = RoundAccumulator(
-            self.weights, clock, updater, self._parameters, self._signal, nonfinite
-        )
-        self._step = StepAccumulator(self._round, self._collector)
+        self.signal = signal or Hypergradient()
+        """The signal; ``signal.requirements`` says what it requires of the training loop."""
+        self.signal.attach(self._optimizer, self._parameters, self.weights.names, probes)
+        self._collector = GradientCollector(self._parameters, graphs=self.signal.requirements.graph)
+        self._round = RoundAccumulator(self.weights, clock, updater, self._parameters, self.signal, nonfinite)
+        self._step = StepAccumulator(self._round, self._collector, optimizer, clip_norm)
         self.rounds: list[RoundRecord] = self._round.records
         """The records of the finished rounds."""
 
@@ -160,15 +152,11 @@ class Mixer:
         Args:
             method: its name; ``mixwell methods`` lists them.
             model: as for :class:`Mixer`, like all arguments that are not named here.
-            optimizer: trains it.
-            domains: the names of the domains.
-            budget: N, training steps of the run.
             horizon: T; ``"auto"`` is the T of the method's authors, ``"long"`` is ``ceil(sqrt(N log N))``.
             options: the method's settings; ``mixwell methods NAME`` lists them.
             rows: the number of rows by domain, for methods that use the domains' sizes.
             batch_rows: the rows of a training step over all domains, for methods that use it.
             step_size: alpha, for methods that descend along a hypergradient; ``"auto"`` tunes it.
-            seed: of the method's random numbers.
             weights: initial weights; by default those of the method, or uniform.
 
         Raises:
@@ -211,16 +199,8 @@ class Mixer:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"Mixer({self.weights!r}, {self._round.clock!r}, {self.signal!r}, {self._round.updater.update!r})"
-        )
-
-    # ------------------------------------------------------------------------------------------- reading
-
-    @property
-    def signal(self) -> Signal:
-        """The signal; ``signal.requirements`` says what it requires of the training loop."""
-        return self._signal
+        clock, update = self._round.clock, self._round.updater.update
+        return f"Mixer({self.weights!r}, {clock!r}, {self.signal!r}, {update!r})"
 
     @property
     def horizon(self) -> int:
@@ -249,11 +229,10 @@ class Mixer:
     def validation_rows(self, batch_rows: int) -> int:
         """Return the number of rows of a validation batch with which those of a round take 5% of its training.
 
+        In a round of fewer than twenty steps they are one training batch in all. A batch has at least one.
+
         Args:
             batch_rows: the rows of a training step, all domains together.
-
-        Returns:
-            At least 1. In a round of fewer than twenty steps they are one training batch in all.
         """
         points = len(self.signal.validation_points(self.horizon))
         return rounds.validation_rows(batch_rows, steps=self.horizon, points=points)
@@ -289,13 +268,12 @@ class Mixer:
         """The number of non-finite contributions that were skipped so far, by domain, where there were any."""
         return dict(self._round.nonfinite.total)
 
-    # ------------------------------------------------------------------------------------------- training
-
-    @contextmanager
     def domain(
         self, batch: DomainBatch | str, *, fraction: float = 1.0, rows: int | None = None
-    ) -> Generator[DomainScope]:
-        """Everything that ``.backward()`` accumulates inside is this domain's gradient.
+    ) -> AbstractContextManager[DomainScope]:
+        """Return a block in which everything that ``.backward()`` accumulates is this domain's gradient.
+
+        An error inside leaves the mixer as it was, so that the block can be tried again.
 
         Args:
             batch: a part of a loader's batch, or the name of a domain that is in every step.
@@ -303,31 +281,24 @@ class Mixer:
                 equal micro-batches (gradient accumulation) enter four times with ``fraction=1/4``; the fractions
                 of a step must sum to one.
             rows: with a name, the number of rows that are computed here, for signals that measure noise.
-
-        Yields:
-            A scope, which records the loss.
-
-        Raises:
-            ValueError: the domain is unknown or given twice, its gradient is missing or not finite, or the signal
-                needs losses that were not recorded.
-            RuntimeError: the calls are out of order.
         """
         if isinstance(batch, str):
             self.weights.index(batch)
             batch = DomainBatch(batch, None, rows, fraction=fraction)
         elif fraction != 1 or rows is not None:
             raise ValueError("fraction and rows go with the name of a domain; a DomainBatch has its own")
-        with self._step.domain(batch) as scope:
-            yield scope
+        return self._step.domain(batch)
 
-    @contextmanager
     def batch(
         self, batch: MixtureBatch | RowLabels, *, expected_counts: Mapping[str, float] | None = None
-    ) -> Generator[BatchScope]:
-        """One mixed batch; inside, call ``scope.weighted_loss(losses).backward()`` with the losses of its rows.
+    ) -> AbstractContextManager[BatchScope]:
+        """Return a block for one mixed batch; inside, call ``scope.weighted_loss(losses).backward()``.
 
         The loss of row i, of domain d, is weighted by ``w_d / e_d``, so that one ordinary backward pass gives
         ``.grad = sum_d w_d g_d``, and the signal separates the domains by what the layers see.
+
+        An error inside drops the step, with its earlier batches. Where gradients are in the traces already
+        (:class:`mixwell.DenseTraces`, after the backward pass), later calls are refused until a state is loaded.
 
         Args:
             batch: a batch of a loader, or for every row the name of its domain or its number in the order of
@@ -336,84 +307,35 @@ class Mixer:
                 every domain counts by its weight. Give the total of all batches where a step has several (gradient
                 accumulation), and the expected number where domains are drawn at random: with rows drawn by the
                 weights, ``{d: w_d * rows}``, the loss is the ordinary mean. With several ranks the mean of theirs.
-
-        Yields:
-            A scope, which weights the losses.
-
-        Raises:
-            ValueError: a label is wrong or a domain is given twice, a loss or gradient is missing or not finite,
-                or the signal needs one batch per domain.
-            RuntimeError: the calls are out of order.
         """
-        with self._step.batch(batch, expected_counts) as scope:
-            yield scope
+        return self._step.batch(batch, expected_counts)
 
     def step(self) -> None:
         """Take one training step: ``.grad = sum_j w_j g_j``, clipped if set, then ``optimizer.step()``.
 
         The parameters have no gradients afterwards.
-
-        Raises:
-            RuntimeError: a validation gradient is due, or a ``mixer.domain`` is still open.
-            ValueError: a domain is missing, or its fractions do not sum to one.
         """
-        self._expect_complete("mixer.step()")
-        try:
-            if self._step.combine(self._clip_norm, norm=None, clip_norm=None):
-                with self._parameters.full_precision(), torch.enable_grad(), self._round.indivisible():
-                    self._stepped.step()
-        finally:
-            self._parameters.clear_gradients()
-        self._step.end()
+        self._step.take()
 
     def before_step(self, *, norm: float | None = None, clip_norm: float | None = None) -> None:
         """Do the first half of :meth:`step`, for a trainer that calls ``optimizer.step()`` itself, right after it.
 
-        Call it when all of the step's gradients are there, and :meth:`after_step` after the optimizer::
-
-            mixer.before_step()
-            optimizer.step()
-            mixer.after_step()
-
-        A step that had to be skipped has no gradients then, so that the optimizer does nothing.
+        Call it when all of the step's gradients are there, and :meth:`after_step` after the optimizer. A step that
+        had to be skipped has no gradients then, so that the optimizer does nothing.
 
         Args:
-            norm: the norm of the combined gradient before the trainer clipped it, if it did.
-
-        Raises:
-            RuntimeError: the calls are out of order.
-            ValueError: a domain is missing, or the gradient is to be clipped twice.
+            norm: the norm of the combined gradient before the trainer clipped it to ``clip_norm``, if it did.
         """
-        self._expect_complete("mixer.before_step()")
-        if clip_norm is not None and self._clip_norm is not None:
-            raise ValueError(
-                f"the gradient is clipped to {clip_norm:g} by the trainer and to {self._clip_norm:g} by the "
-                "mixer; leave out one of them"
-            )
-        if not self._step.combine(self._clip_norm, norm=norm, clip_norm=clip_norm):
-            self._parameters.clear_gradients()
-        self._step.prepared = True
+        self._step.prepare(norm=norm, clip_norm=clip_norm)
 
     def after_step(self) -> None:
-        """Do the second half of :meth:`step`; see :meth:`before_step`.
+        """Do the second half of :meth:`step`; see :meth:`before_step`."""
+        self._step.finish()
 
-        Raises:
-            RuntimeError: there was no :meth:`before_step`.
-        """
-        if not self._step.prepared:
-            raise RuntimeError(
-                "mixer.after_step() without mixer.before_step(): call it before optimizer.step()"
-            )
-        self._parameters.clear_gradients()
-        self._step.end()
-
-    def _expect_complete(self, call: str) -> None:
-        self._step.expect_complete(call)
-        self._parameters.expect_all_of(self._optimizer)
-
-    @contextmanager
-    def validation(self, *, fraction: float = 1.0, rank_scale: float = 1.0) -> Generator[DomainScope]:
-        """Everything that ``.backward()`` accumulates inside is the validation gradient at the current parameters.
+    def validation(
+        self, *, fraction: float = 1.0, rank_scale: float = 1.0
+    ) -> AbstractContextManager[DomainScope]:
+        """Return a block in which everything that ``.backward()`` accumulates is the validation gradient.
 
         Call it where :attr:`validation_due` says so. At the end of a round the weights are updated with it, and
         the next round begins; :attr:`rounds` has the record. The model's buffers (running statistics of BatchNorm)
@@ -423,19 +345,9 @@ class Mixer:
             fraction: the fraction of the validation batch that is computed here; fractions must sum to one.
             rank_scale: the rows of this rank over the mean of all ranks. Where it is not 1, call
                 ``scope.scaled_loss(loss).backward()``.
-
-        Yields:
-            A scope, which records the loss.
-
-        Raises:
-            ValueError: the fractions exceed one, or there is no gradient.
-            RuntimeError: no validation gradient is due, or another rank has other weights.
         """
         part = DomainBatch(VALIDATION, fraction=fraction, rank_scale=rank_scale)
-        with self._round.validation(part, self._collector) as scope:
-            yield scope
-
-    # ------------------------------------------------------------------------------------------- state
+        return self._round.validation(part, self._collector)
 
     def state_dict(self, *, forget_step: bool = False) -> state.State:
         """Return everything that a resumed run needs, as plain values and tensors; also in the middle of a round.
@@ -444,27 +356,14 @@ class Mixer:
         all.
 
         Args:
-            forget_step: whether a step that was begun may be left out, as if it had not been.
+            forget_step: whether a step that was begun may be left out, as if it had not been. It is an error where
+                its gradients are in the traces already (:class:`mixwell.DenseTraces`).
 
         Returns:
             A state for :meth:`load_state_dict`. Its tensors are the live ones; save or copy it before training on.
-
-        Raises:
-            RuntimeError: in the middle of a step.
         """
-        self._collector.expect_closed("mixer.state_dict()")
-        self._round.expect_intact()
-        if (self._step or self._round.validating) and not forget_step:
-            raise RuntimeError(
-                "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
-                "after the block of mixer.validation()"
-            )
-        if not self._step.can_drop:
-            raise RuntimeError(
-                f"in the middle of a step the traces of {self.signal!r} contain a part of it, which a state cannot "
-                "forget; take it after mixer.step(), or use Hypergradient(traces=ProjectedTraces())"
-            )
-        return state.capture(self._round, self._clip_norm)
+        self._step.expect_between_steps("mixer.state_dict()", forget_step=forget_step)
+        return state.capture(self._round, self._step.clip_norm)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where another mixer stopped, bit for bit. A step that was begun is forgotten.
@@ -477,7 +376,7 @@ class Mixer:
                 is changed.
         """
         self._collector.expect_closed("mixer.load_state_dict()")
-        state.restore(saved, self._round, self._clip_norm)
+        state.restore(saved, self._round, self._step.clip_norm)
         self._step.clear()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -495,5 +394,5 @@ class Mixer:
         Args:
             path: a file or a folder, whatever the number of ranks that wrote it.
         """
-        like = state.capture(self._round, self._clip_norm)["tensors"]
+        like = state.capture(self._round, self._step.clip_norm)["tensors"]
         self.load_state_dict(state.read(path, like=like))

@@ -154,7 +154,11 @@ class RoundAccumulator:
 
     @contextmanager
     def validation(self, part: DomainBatch, collector: GradientCollector) -> Generator[DomainScope]:
-        """Add a part of a validation gradient; the last one of the last point ends the round."""
+        """Add a part of a validation gradient; the last one of the last point ends the round.
+
+        Yields:
+            The scope that records the loss.
+        """
         self.expect_intact()
         self._expect_validation_due()
         fraction = add_fraction(part, self._fraction, self.clock.steps_done)

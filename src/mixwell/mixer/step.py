@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from mixwell import distributed
 from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
+from mixwell.hypergradient.responses import unwrap_optimizer
 from mixwell.hypergradient.traces.base import Combined
-from mixwell.mixer.batch import (
-    FRACTION_TOLERANCE,
-    DomainBatch,
-    MixtureBatch,
-    RowLabels,
-    add_fraction,
-    domain_numbers,
-    resolve_expected,
-)
+from mixwell.mixer.batch import DomainBatch, MixtureBatch, RowLabels, domain_numbers, resolve_expected
+from mixwell.mixer.given_parts import GivenParts
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.round import RoundAccumulator
@@ -40,10 +35,21 @@ class StepAccumulator:
     Args:
         round_accumulator: the round that the step belongs to, with the weights and the signal.
         collector: opens the blocks in which gradients are computed.
+        optimizer: takes the step with the combined gradient.
+        clip_norm: clip the norm of the combined gradient to this.
     """
 
-    def __init__(self, round_accumulator: RoundAccumulator, collector: GradientCollector) -> None:
+    def __init__(
+        self,
+        round_accumulator: RoundAccumulator,
+        collector: GradientCollector,
+        optimizer: Optimizer,
+        clip_norm: float | None,
+    ) -> None:
         self._round, self._collector = round_accumulator, collector
+        if clip_norm is not None and not (np.isfinite(clip_norm) and clip_norm > 0):
+            raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
+        self._optimizer, self.clip_norm = optimizer, None if clip_norm is None else float(clip_norm)
         self._names = round_accumulator.weights.names
         self._parameters, self._signal = round_accumulator.parameters, round_accumulator.signal
         self._nonfinite, self._averaged = round_accumulator.nonfinite, round_accumulator.averaged
@@ -53,24 +59,35 @@ class StepAccumulator:
 
     def clear(self) -> None:
         """Begin a new step."""
-        self._fractions: dict[str, float] = {}
-        self._absent: frozenset[str] = frozenset()
+        self._given = GivenParts(self._names)
         self.sum.clear()
         self._losses: list[tuple[str, Any, float]] = []
-        self._mixed = False
-        self._batch_fraction: float | None = None
-        self._counted = False
-        self._lost = False
+        self._lost = False  # whether the gradient of a mixed batch is not finite
         self._traced = False  # whether the signal knows that the step has begun
         self._folded = False  # whether the signal knows that it ends
-        self.prepared = False
-        """Whether the gradients are combined, and the optimizer steps next."""
+        self._prepared = False  # whether the gradients are combined, and the optimizer steps next
 
-    def __bool__(self) -> bool:
-        return self._mixed or bool(self._fractions)
+    def expect_between_steps(self, call: str, *, forget_step: bool) -> None:
+        """Raise a RuntimeError if a state would be that of the middle of a step.
+
+        Args:
+            forget_step: whether a step that was begun may be left out, where nothing of it is in the traces.
+        """
+        self._collector.expect_closed(call)
+        self._round.expect_intact()
+        if (self._given or self._round.validating) and not forget_step:
+            raise RuntimeError(
+                "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
+                "after the block of mixer.validation()"
+            )
+        if not self._can_drop:
+            raise RuntimeError(
+                f"in the middle of a step {self._signal!r} contains a part of it, which a state cannot forget; "
+                "take it after mixer.step(), or use Hypergradient(traces=ProjectedTraces())"
+            )
 
     @property
-    def can_drop(self) -> bool:
+    def _can_drop(self) -> bool:
         """Whether nothing of the step is left once another is begun in its place."""
         return not self._traced or (self._signal.can_drop_step and not self._folded)
 
@@ -80,10 +97,9 @@ class StepAccumulator:
         That the gradients of earlier mixed batches go with it is seen when the step ends, from the fractions that
         are missing then; with labels and expected counts nobody would see it.
         """
-        unseen = self._counted and self._batch_fraction is None
-        if unseen or not self.can_drop:
+        if self._given.any_number_of_batches or not self._can_drop:
             self._round.interrupted = True
-        if self._mixed:
+        if self._given.mixed:
             self._nonfinite.total, self._nonfinite.in_round = self._skipped
         self._round.row_counts.drop_step()
         self._parameters.clear_gradients()
@@ -103,13 +119,15 @@ class StepAccumulator:
 
     @contextmanager
     def domain(self, part: DomainBatch) -> Generator[DomainScope]:
-        """Add the gradient that is computed inside to its domain's trace and to the weighted sum."""
+        """Add the gradient that is computed inside to its domain's trace and to the weighted sum.
+
+        Yields:
+            The scope that records the loss.
+        """
         index = self._round.weights.index(part.domain)
         self._round.expect_intact()
         self._round.expect_no_validation_due()
-        if self._mixed:
-            raise _two_ways()
-        fraction = add_fraction(part, self._fractions.get(part.domain, 0.0), self._number)
+        self._given.expect_domain(part, self._number)
         with self._round.row_counts.observe(index, part.count, self._parameters.model):
             with self._collector.collect(part, self._number) as scope:
                 yield scope
@@ -119,8 +137,7 @@ class StepAccumulator:
                     self._begin()
                     self._add_domain(index, scope)
                 scope.gradients = []  # so that a kept scope does not keep its gradient alive
-        self._fractions[part.domain] = fraction
-        self._absent |= part.absent
+        self._given.add_domain(part)
 
     def _add_domain(self, index: int, scope: DomainScope) -> None:
         part, signal = scope.batch, self._signal
@@ -155,7 +172,11 @@ class StepAccumulator:
     def batch(
         self, given: MixtureBatch | RowLabels, expected_counts: Mapping[str, float] | None
     ) -> Generator[BatchScope]:
-        """Leave the gradient that is computed inside on the parameters, and its losses with the signal."""
+        """Accumulate the gradient that is computed inside on the parameters, and pass the losses to the signal.
+
+        Yields:
+            The scope that weights the losses.
+        """
         self._round.expect_intact()
         self._round.expect_no_validation_due()
         names, batch = self._names, None
@@ -170,12 +191,13 @@ class StepAccumulator:
         groups, counted = RowGroups(numbers, len(names)), expected_counts is not None
         expected = resolve_expected(groups.counts, names, expected_counts)
         present = [index for index, _, _ in groups.slices]
-        self._expect_batch(batch, present, counted=counted)
-        self._collector.expect_ready("batch", first=not self._mixed)
+        self._given.expect_batch(batch, present, self._number, counted=counted)
+        first = not self._given.mixed
+        self._collector.expect_ready("batch", first=first)
         weights = np.maximum(self._round.weights.values, _LEAST_WEIGHT)
-        if not self._mixed:
+        if first:
             self._skipped = dict(self._nonfinite.total), dict(self._nonfinite.in_round)
-        self._mixed = True
+        self._given.mixed = True
         try:
             self._begin()
             capture = self._signal.capture(groups, weights) if self._traced else nullcontext(CaptureContext())
@@ -189,37 +211,7 @@ class StepAccumulator:
         self._losses += losses
         for index in present:
             self._round.row_counts.add(index, int(groups.counts[index]))
-        self._counted = counted
-        if batch is not None:
-            self._batch_fraction = (self._batch_fraction or 0.0) + batch.fraction
-        elif not counted:
-            self._fractions |= {names[index]: self._fractions.get(names[index], 0.0) + 1 for index in present}
-
-    def _expect_batch(self, batch: MixtureBatch | None, present: Sequence[int], *, counted: bool) -> None:
-        """Raise if a mixed batch cannot be added.
-
-        Args:
-            batch: has its fraction of the step; ``None`` where only labels are known.
-            counted: whether the expected counts of the step are known, so that it may have several batches.
-        """
-        if self.sum or (self._fractions and not self._mixed):
-            raise _two_ways()
-        if batch is not None:
-            if (self._batch_fraction or 0.0) + batch.fraction > 1 + FRACTION_TOLERANCE:
-                raise ValueError(
-                    f"a batch too many in step {self._number}: call mixer.step() after the "
-                    f"{batch.step.micro_batches} micro-batches of a step"
-                )
-        elif not counted:
-            for index in present:
-                total = self._fractions.get(self._names[index], 0.0) + 1
-                if total > 1 + FRACTION_TOLERANCE:
-                    raise ValueError(
-                        f"{self._names[index]!r} is given twice in step {self._number}: its fractions sum to "
-                        f"{total:g}. Call mixer.step() between steps; for several micro-batches in one step "
-                        "give each the rows that the whole step has, as in mixer.batch(labels, "
-                        "expected_counts={'web': 24, ...})"
-                    )
+        self._given.add_batch(batch, present, counted=counted)
 
     def _add_batch(self, scope: BatchScope, batch: MixtureBatch | None) -> list[tuple[str, Any, float]]:
         """Pass the losses of a mixed batch to the signal, and skip the step if something is not finite.
@@ -274,76 +266,82 @@ class StepAccumulator:
 
     # ------------------------------------------------------------------------------------------- the whole step
 
-    def expect_complete(self, call: str) -> None:
-        """Raise if a step cannot end: the calls are out of order, or a domain or a micro-batch is missing."""
+    def _expect_ready(self, call: str) -> None:
+        """Raise if the calls are out of order, a domain or a micro-batch is missing, or the optimizer changed."""
         self._collector.expect_closed(call)
-        if self.prepared:
+        if self._prepared:
             raise RuntimeError(
                 f"{call} after mixer.before_step(): call optimizer.step() and mixer.after_step()"
             )
         self._round.expect_intact()
         self._round.expect_no_validation_due()
-        if self._batch_fraction is not None:
-            if self._batch_fraction < 1 - FRACTION_TOLERANCE:
-                raise ValueError(
-                    f"the micro-batches of step {self._number} are {self._batch_fraction:g} of it: give all of "
-                    "them to mixer.batch before mixer.step()"
-                )
-            return
-        if self._counted:
-            return
-        for name in self._names:
-            fraction = self._fractions.get(name)
-            if fraction is None and name not in self._absent:
-                raise ValueError(
-                    f"domain {name!r} is missing in step {self._number}: "
-                    + (
-                        "where a batch need not have rows of every domain, give the batches of a MixtureLoader, "
-                        "or mixer.batch(labels, expected_counts=...) with the number of rows of each domain that "
-                        "a step has on average"
-                        if self._mixed
-                        else f"run it in `with mixer.domain({name!r}):`. A domain that is not in every step needs "
-                        "batches that say so: those of a MixtureLoader, or DomainBatch(..., probability=...) "
-                        "where it is there and DomainBatch(..., absent=...) of another where it is not"
-                    )
-                )
-            if fraction is not None and fraction < 1 - FRACTION_TOLERANCE:
-                raise ValueError(
-                    f"the fractions of domain {name!r} in step {self._number} sum to {fraction:g}, not 1"
-                )
+        self._given.expect_complete(self._number)
+        self._parameters.expect_all_of(unwrap_optimizer(self._optimizer))
 
-    def combine(self, own_clip: float | None, *, norm: float | None, clip_norm: float | None) -> bool:
-        """Put the combined gradient into ``.grad``, clip it, and pass it to the signal.
+    def take(self) -> None:
+        """Combine the gradients, and let the optimizer step with them; the parameters have none afterwards."""
+        self._expect_ready("mixer.step()")
+        try:
+            if self._combine(None, None):
+                with self._parameters.full_precision(), torch.enable_grad(), self._round.indivisible():
+                    self._optimizer.step()
+        finally:
+            self._parameters.clear_gradients()
+        self._end()
+
+    def prepare(self, *, norm: float | None, clip_norm: float | None) -> None:
+        """Combine the gradients; the optimizer steps next.
 
         Args:
-            own_clip: clip the norm of the gradient to this.
             norm: the norm before the gradient was clipped elsewhere, to ``clip_norm``.
+        """
+        self._expect_ready("mixer.before_step()")
+        if clip_norm is not None and self.clip_norm is not None:
+            raise ValueError(
+                f"the gradient is clipped to {clip_norm:g} by the trainer and to {self.clip_norm:g} by the "
+                "mixer; leave out one of them"
+            )
+        if not self._combine(norm, clip_norm):
+            self._parameters.clear_gradients()
+        self._prepared = True
+
+    def finish(self) -> None:
+        """End a step after :meth:`prepare` and the optimizer's step."""
+        if not self._prepared:
+            raise RuntimeError(
+                "mixer.after_step() without mixer.before_step(): call it before optimizer.step()"
+            )
+        self._parameters.clear_gradients()
+        self._end()
+
+    def _combine(self, norm: float | None, clip_norm: float | None) -> bool:
+        """Put the combined gradient into ``.grad``, clip it, and pass it to the signal.
 
         Returns:
             Whether there is a gradient; where not, the step is skipped.
         """
         try:
-            return self._combine(own_clip, norm, clip_norm)
+            return self._combined(norm, clip_norm)
         except BaseException:
             self.abandon()
             raise
 
-    def _combine(self, own_clip: float | None, norm: float | None, clip_norm: float | None) -> bool:
+    def _combined(self, norm: float | None, clip_norm: float | None) -> bool:
         with self._parameters.full_precision():
-            if self._averaged and not self._mixed:
+            if self._averaged and not self._given.mixed:
                 self._begin()  # also where this rank has no rows
             if not self._reduce():
                 return False
-            if self._mixed:
+            if self._given.mixed:
                 self._collector.expect_gradient("batch", self._number)
                 combined: Gradients = [p.grad for p in self._parameters.tensors]
             else:
                 combined = self.sum.gradients
                 for parameter, gradient in zip(self._parameters.tensors, combined, strict=True):
                     parameter.grad = gradient
-            if own_clip is not None:
-                clip_norm = own_clip
-                clipped = torch.nn.utils.clip_grad_norm_(self._parameters.tensors, own_clip)
+            if self.clip_norm is not None:
+                clip_norm = self.clip_norm
+                clipped = torch.nn.utils.clip_grad_norm_(self._parameters.tensors, clip_norm)
                 norm = float(distributed.full_tensor(clipped))
             if norm is not None and not np.isfinite(norm):
                 self._nonfinite.reject(
@@ -360,7 +358,7 @@ class StepAccumulator:
 
     def _reduce(self) -> bool:
         """Average over ranks what is averaged when a step is combined; return whether there is a gradient."""
-        if self._mixed:
+        if self._given.mixed:
             if self._nonfinite.policy == "skip":
                 # A value that is not finite on one rank has reached the gradients of all.
                 self._lost = distributed.any_rank(self._lost, self._parameters.device)
@@ -370,13 +368,8 @@ class StepAccumulator:
             distributed.broadcast_buffers(self._parameters.model)
         return bool(self.sum)
 
-    def end(self) -> None:
-        """End the step, after the optimizer has stepped."""
+    def _end(self) -> None:
         for name, loss, fraction in self._losses:
             self._round.losses.add(name, loss, fraction)
         self.clear()
         self._round.end_step()
-
-
-def _two_ways() -> RuntimeError:
-    return RuntimeError("mixer.batch and mixer.domain cannot be used in one step; call mixer.step() between")
