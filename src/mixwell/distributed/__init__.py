@@ -21,7 +21,7 @@ from mixwell.distributed.collectives import (
     world_size,
 )
 from mixwell.distributed.data_parallel import broadcast_buffers, is_ddp, no_sync
-from mixwell.distributed.sharding import (
+from mixwell.distributed.dtensor import (
     distribute_like,
     from_local,
     full_tensor,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -150,21 +151,51 @@ class MixtureBatch:
             parts={name: nested.to_device(part, place) for name, part in self.parts.items()},
         )
 
-    def split(self, max_rows: int) -> list[MixtureBatch]:
-        """Return micro-batches of at most ``max_rows`` rows, with the expected counts of the whole step."""
-        if len(self) <= max_rows:
+    def split(self, max_rows: int | None) -> list[MixtureBatch]:
+        """Return micro-batches of at most ``max_rows`` rows, with the expected counts of the whole step.
+
+        Every rank has the same number of them, also where one has a row less, because ranks wait for each other in
+        the passes over each. None is empty: with ``max_rows=1`` some have two rows where ranks have different
+        numbers of rows.
+
+        Args:
+            max_rows: ``None`` for no limit.
+
+        Raises:
+            ValueError: the rows of the step are not divided evenly among the ranks, so that the number of parts of
+                the others is not known.
+        """
+        if max_rows is None:
             return [self]
-        begins = range(0, len(self), max_rows)
-        step = replace(self.step, micro_batches=self.step.micro_batches * len(begins))
+        least, most = self._rows_per_rank()
+        number = min(-(-most // max_rows), least)
+        if number <= 1:
+            return [self]
+        count = len(self)
+        if -(-count // max_rows) == number:
+            bounds = [*range(0, count, max_rows), count]
+        else:
+            bounds = [count * part // number for part in range(number + 1)]
+        step = replace(self.step, micro_batches=self.step.micro_batches * number)
         return [
-            MixtureBatch(
-                self.names,
-                self.labels[begin : begin + max_rows],
-                step,
-                nested.slice_rows(self.rows, begin, begin + max_rows),
-            )
-            for begin in begins
+            MixtureBatch(self.names, self.labels[begin:end], step, nested.slice_rows(self.rows, begin, end))
+            for begin, end in pairwise(bounds)
         ]
+
+    def _rows_per_rank(self) -> tuple[int, int]:
+        """Return the least and the greatest number of rows of a micro-batch on any rank."""
+        own, total = len(self), sum(self.step.total.values())
+        if self.step.world_size == 1:
+            return own, own
+        shards = self.step.world_size * self.step.micro_batches
+        least, most = total // shards, -(-total // shards)
+        if not least <= own <= most:
+            raise ValueError(
+                f"this rank has {own} rows of a step of {total}, which are not divided evenly among "
+                f"{self.step.world_size} ranks and {self.step.micro_batches} micro-batches (MixtureLoader does "
+                "that), so that ranks would be split into different numbers of parts"
+            )
+        return least, most
 
     def by_domain(self, *, max_rows: int | None = None, min_parts: int = 1) -> list[DomainBatch]:
         """Return the rows of each domain, for ``mixer.domain``.
@@ -190,7 +221,7 @@ class MixtureBatch:
                     rank_scale=rank_scale,
                     absent=absent,
                 )
-                for begin, end, fraction, rank_scale in pieces(
+                for begin, end, fraction, rank_scale in row_ranges(
                     self.counts.get(name, 0),
                     total,
                     most,
@@ -217,8 +248,8 @@ class MixtureBatch:
         return part if (begin, end) == (0, max(own, 1)) else nested.slice_rows(part, begin, end)
 
 
-class Piece(NamedTuple):
-    """Rows that are computed at once: where they begin and end, and as in :class:`DomainBatch`."""
+class RowRange(NamedTuple):
+    """Rows that are computed at once, with their ``fraction`` and ``rank_scale`` as in :class:`DomainBatch`."""
 
     begin: int
     end: int
@@ -226,7 +257,7 @@ class Piece(NamedTuple):
     rank_scale: float
 
 
-def pieces(
+def row_ranges(
     own: int,
     total: int,
     most: int,
@@ -235,32 +266,28 @@ def pieces(
     local: int | None = None,
     micro_batches: int = 1,
     equal_forward_passes: bool = False,
-) -> list[Piece]:
-    """Divide the rows of one domain on one rank into pieces of at most ``most`` rows.
+) -> list[RowRange]:
+    """Divide the rows of one domain on one rank into ranges of at most ``most`` rows.
 
     Args:
         own: the rows of this micro-batch on this rank.
         total: the rows of the step on all ranks.
-        most: the greatest number of rows of a piece.
+        most: the greatest number of rows of a range.
         local: the rows of the step on this rank; by default ``own``.
-        equal_forward_passes: whether all ranks must have the same number of pieces; some may then be empty.
+        equal_forward_passes: whether all ranks must have the same number of ranges; some may then be empty.
     """
     local = own if local is None else local
     if not equal_forward_passes:
-        return [
-            Piece(begin, min(begin + most, own), min(most, own - begin) / local, world_size * local / total)
-            for begin in range(0, own, most)
-        ]
+        bounds = [*range(0, own, most), own]
+        scale = world_size * local / total
+        return [RowRange(begin, end, (end - begin) / local, scale) for begin, end in pairwise(bounds)]
     number = math.ceil(math.ceil(total / (world_size * micro_batches)) / most)
-    ends = np.cumsum([len(part) for part in np.array_split(np.arange(own), number)]).tolist()
+    parts = number * micro_batches
+    sizes = [len(part) for part in np.array_split(np.arange(own), number)]
+    ends = [0, *np.cumsum(sizes).tolist()]
     return [
-        Piece(
-            begin,
-            end,
-            1 / (number * micro_batches),
-            number * micro_batches * world_size * (end - begin) / total,
-        )
-        for begin, end in zip([0, *ends], ends, strict=False)
+        RowRange(begin, end, 1 / parts, parts * world_size * (end - begin) / total)
+        for begin, end in pairwise(ends)
     ]
 
 

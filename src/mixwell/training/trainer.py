@@ -17,7 +17,7 @@ from mixwell import distributed, methods
 from mixwell.data.datasets import IndexedDataset
 from mixwell.data.shuffle import ShuffledCursor
 from mixwell.mixer import state
-from mixwell.mixer.batch import MixtureBatch, Piece, pieces
+from mixwell.mixer.batch import MixtureBatch, RowRange, row_ranges
 from mixwell.reference.fidelity import Fidelity, measure_fidelity
 from mixwell.simplex import rounds
 from mixwell.training import checkpoints, mixing, optimization, parallel, randomness
@@ -337,7 +337,7 @@ class Trainer:
     def _mixed_backward(self, batch: MixtureBatch) -> dict[str, float]:
         """Run one backward pass over the rows of all domains, or several over parts of them."""
         found: list[Tensor] = []
-        parts = batch.split(self._config.batch.micro_rows or len(batch))
+        parts = batch.split(self._config.batch.micro_rows)
         for number, part in enumerate(parts):
             rows = to_device(part.rows, self.device)
             # Ranks average the gradient of all parts, with the last one.
@@ -444,14 +444,14 @@ class Trainer:
     def _parts(indices: Indices, *, at_most: int) -> list[Indices]:
         return [indices[i : i + at_most] for i in range(0, len(indices), at_most)]
 
-    def _own_pieces(self, drawn: Indices) -> list[tuple[Indices, Piece]]:
+    def _own_pieces(self, drawn: Indices) -> list[tuple[Indices, RowRange]]:
         """Return this rank's rows among those that all ranks drew, and how each piece of them counts.
 
         Where all ranks must run the model equally often, one that has no rows left runs one that does not count.
         """
         count = distributed.world_size()
         own = drawn[distributed.rank() :: count]
-        found = pieces(
+        found = row_ranges(
             len(own),
             len(drawn),
             self._most_rows,
