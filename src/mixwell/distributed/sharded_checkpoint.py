@@ -67,9 +67,6 @@ def load_sharded(
 
     Returns:
         Tensors by name, on the CPU where they are not sharded.
-
-    Raises:
-        ValueError: the folder holds no such tensors.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -119,9 +116,6 @@ def merge_rank_states(values: Sequence[Any]) -> Any:
 
     Args:
         values: one for each rank, all of the same structure.
-
-    Raises:
-        ValueError: their structures differ.
 
     Example:
         >>> merge_rank_states([{"scale": 0.5, "sums": [1.0, 2.0]}, {"scale": 0.5, "sums": [3.0, 2.0]}])

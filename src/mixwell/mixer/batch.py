@@ -312,11 +312,7 @@ def add_fraction(part: DomainBatch, before: float, step: int) -> float:
 
 
 def domain_numbers(labels: RowLabels, names: Sequence[str]) -> Labels:
-    """Return the number of every row's domain, shape ``(rows,)``.
-
-    Raises:
-        ValueError: there is no row, or a label is not that of a domain.
-    """
+    """Return the number of every row's domain, shape ``(rows,)``."""
     numbers = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if numbers.dtype.kind == "U":
         index = {name: number for number, name in enumerate(names)}
@@ -346,9 +342,6 @@ def resolve_expected(
 
     Returns:
         Shape ``(m,)``; NaN where a domain has neither rows nor an expected number.
-
-    Raises:
-        ValueError: a number is missing or not positive, or of an unknown domain.
     """
     if given is None:
         return np.where(counts > 0, counts, np.nan)

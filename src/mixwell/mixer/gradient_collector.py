@@ -41,10 +41,6 @@ class GradientCollector:
 
         Yields:
             The scope; its gradients are there when the block has ended.
-
-        Raises:
-            RuntimeError: another block is open, or there are gradients from before.
-            ValueError: there is no gradient when the block ends, or the loss was not scaled.
         """
         name = batch.domain
         self.expect_ready(name)
@@ -72,11 +68,7 @@ class GradientCollector:
 
     @contextmanager
     def accumulate(self, name: str, step: int) -> Generator[None]:
-        """Let ``.backward()`` accumulate inside, on the parameters themselves; after :meth:`expect_ready`.
-
-        Raises:
-            ValueError: there is no gradient when the block ends, where that can be known then.
-        """
+        """Let ``.backward()`` accumulate inside, on the parameters themselves; after :meth:`expect_ready`."""
         self._open = name
         try:
             yield

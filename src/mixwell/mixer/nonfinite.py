@@ -22,9 +22,6 @@ class NonFiniteGuard:
 
     Args:
         policy: ``"raise"``, or ``"skip"``: skip the contribution, warn once per domain, and count.
-
-    Raises:
-        ValueError: the policy is unknown.
     """
 
     def __init__(self, policy: NonFinitePolicy) -> None:

@@ -40,9 +40,6 @@ class DomainScope:
             loss: the mean loss, or the losses of rows or tokens, of which the mean is recorded. Several losses
                 of one scope are added up, as their gradients are.
             reference: the losses of a reference model on the same rows, of the same shape.
-
-        Raises:
-            ValueError: there is no loss, or the reference has another shape.
         """
         losses = torch.as_tensor(loss).detach()
         if not losses.numel():
@@ -119,10 +116,6 @@ class BatchScope:
             reference: the losses of a reference model, of the same shape, for signals that need it.
             objective: what to minimize in place of the losses, of the same shape.
             data: the rows themselves, for signals that weight every row.
-
-        Raises:
-            ValueError: there is not one loss per row.
-            RuntimeError: it is called twice.
         """
         if self.losses is not None:
             raise RuntimeError("weighted_loss was called twice in one block; open a block for each batch")

@@ -103,9 +103,6 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
 
     Args:
         path: where to, on a file system that all processes see.
-
-    Raises:
-        OSError: it cannot be written.
     """
     target = Path(path)
     part = target.with_name(target.name + ".part")
@@ -186,9 +183,6 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
 
     Returns:
         The state, to be given to ``Mixer.load_state_dict``.
-
-    Raises:
-        ValueError: it is not a state file of mixwell, or it is damaged.
     """
     left = Path(path).with_name(Path(path).name + ".old")
     if not Path(path).exists() and left.is_dir():  # of a process that died while it replaced it

@@ -94,9 +94,6 @@ class PriorPull(Constraint):
     Args:
         prior: positive weights by domain, or in their order; they are divided by their sum.
         strength: lambda, in the units of the validation loss.
-
-    Raises:
-        ValueError: the strength is negative or not finite.
     """
 
     prior: Mapping[str, float] | Sequence[float]

@@ -67,9 +67,6 @@ class RoundClock:
         budget: the number N of steps, where it is known.
         warmup: the number of first steps in no round.
 
-    Raises:
-        ValueError: the warm-up is negative or leaves no step for a round.
-
     Example:
         >>> clock = RoundClock(4, budget=10, warmup=1)
         >>> lengths = []

@@ -30,7 +30,8 @@ from mixwell.reference.theory.horizons import (
     shortest_noisy_horizon,
 )
 from mixwell.reference.theory.solvers import best_deterministic_horizon, best_stochastic_horizon
-from mixwell.simplex.formulas import deterministic_horizon, mirror_step_size, stochastic_horizon
+from mixwell.simplex.horizons import deterministic_horizon, stochastic_horizon
+from mixwell.simplex.updates.step_size import mirror_step_size
 
 __all__ = [
     "Bound",

@@ -9,7 +9,7 @@ import numpy as np
 from mixwell.reference.theory.bounds import Bound, deterministic_bound, stochastic_bound
 from mixwell.reference.theory.constants import Constants
 from mixwell.reference.theory.horizons import shortest_horizon, shortest_noisy_horizon
-from mixwell.simplex.formulas import check_budget
+from mixwell.simplex.horizons import check_budget
 
 
 def best_deterministic_horizon(constants: Constants, *, budget: int, learning_rate: float) -> int:
