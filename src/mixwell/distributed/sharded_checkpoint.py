@@ -30,9 +30,6 @@ def save_sharded(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Args:
         folder: on a file system that all ranks see; made if it is missing.
         tensors: of this rank, by name; the same names on all ranks.
-
-    Raises:
-        OSError: it cannot be written.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save

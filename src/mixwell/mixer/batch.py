@@ -202,7 +202,7 @@ class MixtureBatch:
 
         Args:
             max_rows: the greatest number of rows of a part; ``None`` for no limit.
-            min_parts: the least number of parts of a domain, where it has as many rows (on all ranks together).
+            min_parts: the least number of parts of a domain that has at least that number of rows on all ranks.
         """
         present = self.step.total if self.equal_forward_passes else self.step.local
         absent = frozenset(self.names) - {name for name, count in present.items() if count}

@@ -40,7 +40,7 @@ class GradientCollector:
         """Collect what ``.backward()`` accumulates inside: the gradient of this rank's rows, where possible.
 
         Yields:
-            The scope; its gradients are there when the block has ended.
+            The scope, which has the gradients when the block has ended.
         """
         name = batch.domain
         self.expect_ready(name)

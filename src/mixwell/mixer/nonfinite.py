@@ -1,4 +1,4 @@
-"""What happens to a loss or gradient that is not finite."""
+"""The policy for losses and gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NonFiniteGuard:
         """The number of those in the current round."""
 
     def accept_scope(self, scope: DomainScope, step: int, parameters: Parameters) -> bool:
-        """Return whether a loss and its gradient are finite; where not, raise or count as the policy says."""
+        """Return whether a loss and its gradient are finite; otherwise raise or count, by the policy."""
         name, problem = scope.batch.domain, _problem(parameters, scope.gradients, scope.loss)
         if self.policy == "skip" and parameters.sharded:
             # Each rank sees a part of the gradient, and all must do the same.
@@ -50,7 +50,7 @@ class NonFiniteGuard:
         return False
 
     def reject(self, name: str, problem: str, remedy: str) -> None:
-        """Raise a FloatingPointError or count, as the policy says.
+        """Raise a FloatingPointError or count, by the policy.
 
         Args:
             name: the domain, or another source of contributions, to count for.

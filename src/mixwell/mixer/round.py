@@ -59,7 +59,7 @@ class RoundAccumulator:
         self.records: list[RoundRecord] = []
         self.row_counts = RowCounts(weights.names)
         self.begun = False
-        """Whether the signal knows that the round has begun."""
+        """Whether ``signal.begin_round`` was called for this round."""
         self.interrupted = False
         """Whether an error has left something half changed, so that only loading a state helps."""
         self._clear()

@@ -1,4 +1,4 @@
-"""How many rows each domain has in a step, and what that makes of the batch."""
+"""The rows of each domain in a round, and the effective size of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 from mixwell.typing import Vector
 
 ROWS_IGNORE_WEIGHTS = "the rows of a step do not follow the weights"
-"""How the warning begins."""
+"""The beginning of the warning, for filters."""
 LOW = 0.6
 """The part of a batch's rows below which its effective size is worth a warning."""
 
@@ -103,7 +103,7 @@ class RowCounts:
             weights: of the round, shape ``(m,)``.
         """
         total = float(self._rows.sum())
-        # Rows of some domains only say nothing of the others.
+        # The rows of only some domains cannot be compared with the weights of all.
         if self._warned or not self._rows.all():
             return
         part = effective_rows(weights, self._rows) / total

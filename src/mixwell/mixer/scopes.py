@@ -1,4 +1,4 @@
-"""What ``with mixer.domain(...)``, ``mixer.validation()`` and ``mixer.batch(...)`` return."""
+"""The scopes of ``with mixer.domain(...)``, ``mixer.validation()`` and ``mixer.batch(...)``."""
 
 from __future__ import annotations
 

@@ -86,8 +86,7 @@ def write(path: str | os.PathLike[str], state: State) -> None:
     """Write a state file; what was there before is replaced in one move, or kept if anything fails.
 
     Args:
-        path: where to.
-        state: what ``Mixer.state_dict()`` gave.
+        state: the result of ``Mixer.state_dict()``.
     """
     target = Path(path)
     plain = json.dumps({key: value for key, value in state.items() if key != "tensors"})
@@ -102,7 +101,7 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
     """Write the states of all processes into a folder; what was there before is replaced when all is written.
 
     Args:
-        path: where to, on a file system that all processes see.
+        path: on a file system that all processes see.
     """
     target = Path(path)
     part = target.with_name(target.name + ".part")
@@ -121,11 +120,7 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
 
 
 def own_of(plain: Sequence[State]) -> State:
-    """Return the plain values with which this rank continues.
-
-    Returns:
-        Its own where there are as many processes as there were, else what all of them had together.
-    """
+    """Return the plain values with which this rank continues: its own, or merged ones in another world size."""
     if len(plain) == distributed.world_size():
         return plain[distributed.rank()]
     values = [dict(one["values"]) for one in plain]
@@ -178,11 +173,10 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
     """Read a state file, or the folder of several processes.
 
     Args:
-        path: where from.
         like: tensors by name that show how a tensor is sharded here.
 
     Returns:
-        The state, to be given to ``Mixer.load_state_dict``.
+        The state for ``Mixer.load_state_dict``.
     """
     left = Path(path).with_name(Path(path).name + ".old")
     if not Path(path).exists() and left.is_dir():  # of a process that died while it replaced it

@@ -63,8 +63,8 @@ class StepAccumulator:
         self.sum.clear()
         self._losses: list[tuple[str, Any, float]] = []
         self._lost = False  # whether the gradient of a mixed batch is not finite
-        self._traced = False  # whether the signal knows that the step has begun
-        self._folded = False  # whether the signal knows that it ends
+        self._traced = False  # whether signal.begin_step was called
+        self._folded = False  # whether signal.end_step was called
         self._prepared = False  # whether the gradients are combined, and the optimizer steps next
 
     def expect_between_steps(self, call: str, *, forget_step: bool) -> None:
@@ -75,7 +75,9 @@ class StepAccumulator:
         """
         self._collector.expect_closed(call)
         self._round.expect_intact()
-        if (self._given or self._round.validating) and not forget_step:
+        if not (self._given or self._round.validating):
+            return
+        if not forget_step:
             raise RuntimeError(
                 "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
                 "after the block of mixer.validation()"
@@ -195,12 +197,12 @@ class StepAccumulator:
         first = not self._given.mixed
         self._collector.expect_ready("batch", first=first)
         weights = np.maximum(self._round.weights.values, _LEAST_WEIGHT)
+        self._begin()
+        capture = self._signal.capture(groups, weights) if self._traced else nullcontext(CaptureContext())
         if first:
             self._skipped = dict(self._nonfinite.total), dict(self._nonfinite.in_round)
         self._given.mixed = True
         try:
-            self._begin()
-            capture = self._signal.capture(groups, weights) if self._traced else nullcontext(CaptureContext())
             with self._collector.accumulate("batch", self._number), capture as context:
                 scope = BatchScope(groups, expected, weights, context, self._signal)
                 yield scope
