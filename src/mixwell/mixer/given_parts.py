@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from mixwell.mixer.batch import FRACTION_TOLERANCE, DomainBatch, MixtureBatch, add_fraction
+from mixwell.mixer.batch import DomainBatch, MixtureBatch
+
+# The rounding that is allowed in fractions that sum to one.
+TOLERANCE = 1e-6
 
 
 @final
@@ -13,7 +16,7 @@ class GivenParts:
     """The parts of one step: fractions of the domains' batches, or mixed batches.
 
     Args:
-        names: the domains.
+        names: the domains, or ``("validation",)`` for a validation gradient.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -28,6 +31,14 @@ class GivenParts:
     def __bool__(self) -> bool:
         return self.mixed or bool(self._fractions)
 
+    def fraction(self, name: str) -> float:
+        """Return the fraction of a domain's batch that was given."""
+        return self._fractions.get(name, 0.0)
+
+    def complete(self, name: str) -> bool:
+        """Return whether the whole batch of a domain was given."""
+        return self.fraction(name) >= 1 - TOLERANCE
+
     @property
     def any_number_of_batches(self) -> bool:
         """Whether the number of batches of the step is not known, so that a lost one would not be missed."""
@@ -37,11 +48,17 @@ class GivenParts:
         """Raise if a part of a domain's batch cannot be added."""
         if self.mixed:
             raise _two_ways()
-        add_fraction(part, self._fractions.get(part.domain, 0.0), step)
+        total = self.fraction(part.domain) + part.fraction
+        if total > 1 + TOLERANCE:
+            raise ValueError(
+                f"{part.domain!r} is given twice in step {step}: its fractions sum to {total:g}. Call "
+                "mixer.step() between steps; for several micro-batches in one step give each its fraction, as in "
+                "mixer.domain(name, fraction=1/4)"
+            )
 
     def add_domain(self, part: DomainBatch) -> None:
         """Add a part of a domain's batch."""
-        self._fractions[part.domain] = self._fractions.get(part.domain, 0.0) + part.fraction
+        self._fractions[part.domain] = self.fraction(part.domain) + part.fraction
         self._absent |= part.absent
 
     def expect_batch(
@@ -56,15 +73,15 @@ class GivenParts:
         if self._fractions and not self.mixed:
             raise _two_ways()
         if batch is not None:
-            if (self._batch_fraction or 0.0) + batch.fraction > 1 + FRACTION_TOLERANCE:
+            if (self._batch_fraction or 0.0) + batch.fraction > 1 + TOLERANCE:
                 raise ValueError(
                     f"a batch too many in step {step}: call mixer.step() after the "
                     f"{batch.step.micro_batches} micro-batches of a step"
                 )
         elif not counted:
             for index in present:
-                total = self._fractions.get(self._names[index], 0.0) + 1
-                if total > 1 + FRACTION_TOLERANCE:
+                total = self.fraction(self._names[index]) + 1
+                if total > 1 + TOLERANCE:
                     raise ValueError(
                         f"{self._names[index]!r} is given twice in step {step}: its fractions sum to "
                         f"{total:g}. Call mixer.step() between steps; for several micro-batches in one step "
@@ -79,12 +96,12 @@ class GivenParts:
             self._batch_fraction = (self._batch_fraction or 0.0) + batch.fraction
         elif not counted:
             for name in (self._names[index] for index in present):
-                self._fractions[name] = self._fractions.get(name, 0.0) + 1
+                self._fractions[name] = self.fraction(name) + 1
 
     def expect_complete(self, step: int) -> None:
         """Raise a ValueError if a domain or a micro-batch is missing."""
         if self._batch_fraction is not None:
-            if self._batch_fraction < 1 - FRACTION_TOLERANCE:
+            if self._batch_fraction < 1 - TOLERANCE:
                 raise ValueError(
                     f"the micro-batches of step {step} are {self._batch_fraction:g} of it: give all of "
                     "them to mixer.batch before mixer.step()"
@@ -93,8 +110,7 @@ class GivenParts:
         if self._counted:
             return
         for name in self._names:
-            fraction = self._fractions.get(name)
-            if fraction is None and name not in self._absent:
+            if name not in self._fractions and name not in self._absent:
                 remedy = (
                     "where a batch need not have rows of every domain, give the batches of a MixtureLoader, or "
                     "mixer.batch(labels, expected_counts=...) with the number of rows of each domain that a step "
@@ -105,9 +121,9 @@ class GivenParts:
                     "is there and DomainBatch(..., absent=...) of another where it is not"
                 )
                 raise ValueError(f"domain {name!r} is missing in step {step}: {remedy}")
-            if fraction is not None and fraction < 1 - FRACTION_TOLERANCE:
+            if name in self._fractions and not self.complete(name):
                 raise ValueError(
-                    f"the fractions of domain {name!r} in step {step} sum to {fraction:g}, not 1"
+                    f"the fractions of domain {name!r} in step {step} sum to {self.fraction(name):g}, not 1"
                 )
 
 

@@ -15,12 +15,13 @@ from mixwell import distributed
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.responses import unwrap_optimizer
 from mixwell.mixer import state
-from mixwell.mixer.batch import DomainBatch, MixtureBatch, RowLabels
+from mixwell.mixer.batch import DomainBatch, MixtureBatch
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.nonfinite import NonFiniteGuard, NonFinitePolicy
 from mixwell.mixer.recipes import METHODS
 from mixwell.mixer.records import VALIDATION, RoundRecord
 from mixwell.mixer.round import RoundAccumulator
+from mixwell.mixer.row_labels import RowLabels
 from mixwell.mixer.scopes import BatchScope, DomainScope
 from mixwell.mixer.step import StepAccumulator
 from mixwell.signals import Hypergradient, Signal

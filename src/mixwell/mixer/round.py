@@ -11,7 +11,8 @@ import numpy as np
 from mixwell import distributed
 from mixwell.distributed.consistency import check_weights_in_sync
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.mixer.batch import FRACTION_TOLERANCE, DomainBatch, add_fraction
+from mixwell.mixer.batch import DomainBatch
+from mixwell.mixer.given_parts import GivenParts
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.nonfinite import NonFiniteGuard
@@ -129,12 +130,13 @@ class RoundAccumulator:
     @property
     def validating(self) -> bool:
         """Whether a part of a validation gradient was given."""
-        return self._fraction > 0
+        return bool(self._given)
 
     def expect_no_validation_due(self) -> None:
         """Raise a RuntimeError if a validation gradient is due."""
         if self.validation_due:
-            so_far = f" (fractions that sum to {self._fraction:g} of 1 were given)" if self._fraction else ""
+            fraction = self._given.fraction(VALIDATION)
+            so_far = f" (fractions that sum to {fraction:g} of 1 were given)" if fraction else ""
             raise RuntimeError(
                 f"a validation gradient is due after step {self.clock.steps_done}{so_far}: compute it in `with "
                 "mixer.validation():` where mixer.validation_due is true, before more training"
@@ -161,15 +163,15 @@ class RoundAccumulator:
         """
         self.expect_intact()
         self._expect_validation_due()
-        fraction = add_fraction(part, self._fraction, self.clock.steps_done)
+        self._given.expect_domain(part, self.clock.steps_done)
         with self.parameters.buffers_kept(), collector.collect(part, self.clock.steps_done) as scope:
             yield scope
         with self.parameters.full_precision():
             accepted = self.nonfinite.accept_scope(scope, self.clock.steps_done, self.parameters)
             try:
                 self._add_validation(scope, accepted=accepted)
-                self._fraction = fraction
-                if fraction < 1 - FRACTION_TOLERANCE:
+                self._given.add_domain(part)
+                if not self._given.complete(VALIDATION):
                     return
                 validation = self._end_point()
             except BaseException:
@@ -216,7 +218,7 @@ class RoundAccumulator:
     def drop_point(self) -> None:
         """Forget the parts of a validation gradient."""
         self._validation: WeightedSum | None = None
-        self._fraction, self._lost = 0.0, False
+        self._given, self._lost = GivenParts((VALIDATION,)), False
         self._losses: list[tuple[Any, float]] = []
         if not self.scores.points:
             self.scores.parts = []

@@ -15,11 +15,12 @@ from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.responses import unwrap_optimizer
 from mixwell.hypergradient.traces.base import Combined
-from mixwell.mixer.batch import DomainBatch, MixtureBatch, RowLabels, domain_numbers, resolve_expected
+from mixwell.mixer.batch import DomainBatch, MixtureBatch
 from mixwell.mixer.given_parts import GivenParts
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.round import RoundAccumulator
+from mixwell.mixer.row_labels import RowLabels, domain_numbers, resolve_expected
 from mixwell.mixer.scopes import BatchScope, DomainScope
 from mixwell.signals.base import DomainFactors, LinearSignal
 from mixwell.typing import Gradients
