@@ -353,8 +353,7 @@ class Mixer:
     def state_dict(self, *, forget_step: bool = False) -> state.State:
         """Return everything that a resumed run needs, as plain values and tensors; also in the middle of a round.
 
-        With several ranks it is the state of this one: traces are of its own rows. :meth:`save` writes those of
-        all.
+        With several ranks it is the state of this one, with traces of its own rows; :meth:`save` writes all.
 
         Args:
             forget_step: whether a step that was begun may be left out, as if it had not been. It is an error where
@@ -373,8 +372,7 @@ class Mixer:
             saved: what :meth:`state_dict` returned, of a mixer with the same settings.
 
         Raises:
-            ValueError: it is of another version or another run; the message says what differs, and nothing
-                is changed.
+            ValueError: it is of another version or another run; nothing is changed.
         """
         self._collector.expect_closed("mixer.load_state_dict()")
         state.restore(saved, self._round, self._step.clip_norm)
@@ -387,7 +385,8 @@ class Mixer:
             path: one safetensors file; with several ranks a folder, which ``torch.distributed.checkpoint`` fills,
                 and from which any number of ranks can resume.
         """
-        (state.write if distributed.is_single_process() else state.write_all)(path, self.state_dict())
+        write = state.write_file if distributed.is_single_process() else state.write_folder
+        write(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue from what :meth:`save` wrote. No code from it is run. With several ranks all must call it.
@@ -395,5 +394,5 @@ class Mixer:
         Args:
             path: a file or a folder, whatever the number of ranks that wrote it.
         """
-        like = state.capture(self._round, self._step.clip_norm)["tensors"]
-        self.load_state_dict(state.read(path, like=like))
+        here = state.capture(self._round, self._step.clip_norm)
+        self.load_state_dict(state.read(path, like=here["tensors"]))

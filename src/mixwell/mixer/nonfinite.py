@@ -62,7 +62,8 @@ class NonFiniteGuard:
             )
         if name not in self.total:
             warnings.warn(
-                f"{problem}: skipped; later occurrences will be skipped silently and counted", stacklevel=5
+                f"{problem}: skipped; later occurrences will be skipped silently and counted",
+                stacklevel=5,  # where the block of the mixer ends
             )
         self.total[name] = self.total.get(name, 0) + 1
         self.in_round[name] = self.in_round.get(name, 0) + 1

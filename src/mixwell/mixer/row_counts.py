@@ -116,7 +116,7 @@ class RowCounts:
             f"{self._rows[largest] / total:.0%} of the rows, so the gradient is as noisy as one of {part:.0%} of "
             "the batch. Draw rows in proportion to mixer.weights.last, as mixwell.MixtureLoader does, and take "
             "the mean loss of each domain's rows in mixer.domain as before",
-            stacklevel=6,
+            stacklevel=5,  # where the block of mixer.validation() ends
         )
 
 

@@ -82,7 +82,7 @@ def restore(saved: Mapping[str, Any], current: RoundAccumulator, clip_norm: floa
     current.load_state(values)
 
 
-def write(path: str | os.PathLike[str], state: State) -> None:
+def write_file(path: str | os.PathLike[str], state: State) -> None:
     """Write a state file; what was there before is replaced in one move, or kept if anything fails.
 
     Args:
@@ -97,7 +97,7 @@ def write(path: str | os.PathLike[str], state: State) -> None:
         save_file(tensors, temporary)
 
 
-def write_all(path: str | os.PathLike[str], state: State) -> None:
+def write_folder(path: str | os.PathLike[str], state: State) -> None:
     """Write the states of all processes into a folder; what was there before is replaced when all is written.
 
     Args:
@@ -119,7 +119,7 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
     distributed.run_on_rank_zero(finish)
 
 
-def own_of(plain: Sequence[State]) -> State:
+def values_for_rank(plain: Sequence[State]) -> State:
     """Return the plain values with which this rank continues: its own, or merged ones in another world size."""
     if len(plain) == distributed.world_size():
         return plain[distributed.rank()]
@@ -145,12 +145,12 @@ def own_of(plain: Sequence[State]) -> State:
     }
 
 
-def _read_all(folder: Path, like: Mapping[str, Tensor]) -> State:
+def _read_folder(folder: Path, like: Mapping[str, Tensor]) -> State:
     try:
         plain = json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{folder} is not a state of mixwell, or it is damaged ({error})") from error
-    return {**own_of(plain), "tensors": sharded_checkpoint.load_sharded(folder, like)}
+    return {**values_for_rank(plain), "tensors": sharded_checkpoint.load_sharded(folder, like)}
 
 
 @contextmanager
@@ -182,14 +182,14 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
     if not Path(path).exists() and left.is_dir():  # of a process that died while it replaced it
         path = left
     if Path(path).is_dir():
-        return _read_all(Path(path), like or {})
+        return _read_folder(Path(path), like or {})
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         plain = json.loads(tensors.pop(PLAIN).numpy().tobytes())
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a state file of mixwell, or it is damaged ({error})") from error
-    return {**own_of([plain]), "tensors": tensors}
+    return {**values_for_rank([plain]), "tensors": tensors}
 
 
 def _expect_same_run(state: Mapping[str, Any], expected: State) -> None:

@@ -141,7 +141,7 @@ class RoundClock:
             warnings.warn(
                 f"training continues after the budget of {self.budget} steps; rounds of {self.horizon} steps "
                 "follow",
-                stacklevel=3,
+                stacklevel=6,  # the call of mixer.step()
             )
         self.steps_done += 1
 

@@ -290,7 +290,7 @@ class Trainer:
         checkpoints.load_model(self.model, checkpoint.model_tensors(expected_model))
         optimization.load_state(self._optimizer, plain["optimizer"], part("optimizer"))
         saved = checkpoint.own
-        mixer = state.own_of([one["mixer"] for one in saved])
+        mixer = state.values_for_rank([one["mixer"] for one in saved])
         self.mixer.load_state_dict({**mixer, "tensors": part("mixer")})
         self.loader.load_state_dict(plain["loader"])
         self._batches = None
