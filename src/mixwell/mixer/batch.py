@@ -26,7 +26,6 @@ class DomainBatch:
     fraction * rank_scale / probability`` in the mean over the R ranks, so that the domain's gradient is unbiased.
 
     Args:
-        domain: the name of the domain.
         rows: the rows, as the model takes them.
         count: the number of rows that count, if known; 0 for rows that are run only because all ranks must run the
             model equally often.
@@ -67,7 +66,6 @@ class StepCounts:
         local: rows of this rank, all micro-batches together.
         probabilities: the probability with which a domain is in a step, of those that may be absent.
         world_size: the number of ranks that ``total`` is divided among.
-        micro_batches: the number of micro-batches of the step.
     """
 
     total: Mapping[str, int]
@@ -92,7 +90,6 @@ class MixtureBatch:
     """One micro-batch of one rank, as a :class:`mixwell.MixtureLoader` makes it.
 
     Args:
-        names: the domains.
         labels: the number of each row's domain in the order of ``names``, shape ``(rows,)``, increasing.
         step: the rows of the step that the micro-batch belongs to.
         collated: the rows as one batch, where they were collated together.

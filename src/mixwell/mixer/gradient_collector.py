@@ -18,7 +18,6 @@ class GradientCollector:
     """Opens one block at a time, and refuses gradients from outside of it.
 
     Args:
-        parameters: the trained parameters.
         graphs: whether gradients come with their graph. PyTorch then warns of a reference cycle, which ends
             with the block, so the warning is silenced.
     """

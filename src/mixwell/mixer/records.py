@@ -17,7 +17,6 @@ class RoundRecord:
     Args:
         index: the number of the round, from 0.
         first_step: the number of training steps before it.
-        steps: its length.
         weights: the weights during the round, by domain.
         scores: the hypergradient by domain; the weights move against it. Empty where it was not finite.
         step_size: alpha of the update, 0 where there was none.

@@ -33,16 +33,7 @@ COMMON = ("batch", "combined gradient", VALIDATION)
 
 @final
 class RoundAccumulator:
-    """Accumulates a round, updates the weights at its end, and begins the next.
-
-    Args:
-        weights: are updated.
-        clock: counts the steps.
-        updater: computes new weights from the scores.
-        parameters: the trained parameters.
-        signal: computes the scores.
-        nonfinite: decides what happens to gradients and scores that are not finite.
-    """
+    """Accumulates a round, updates the weights at its end, and begins the next."""
 
     def __init__(
         self,

@@ -48,11 +48,7 @@ def effective_rows(weights: Vector, rows: Vector) -> float:
 
 @final
 class RowCounts:
-    """Counts the rows of a round, and warns once where weighting the losses wastes much of the batch.
-
-    Args:
-        names: the domains.
-    """
+    """Counts the rows of a round, and warns once where weighting the losses wastes much of the batch."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
@@ -97,11 +93,7 @@ class RowCounts:
             self.add(domain, sum(counted))
 
     def check(self, weights: Vector) -> None:
-        """Warn, once in a run, where the rows of the round are far from following the weights.
-
-        Args:
-            weights: of the round, shape ``(m,)``.
-        """
+        """Warn, once in a run, where the rows of the round are far from following the weights."""
         total = float(self._rows.sum())
         # The rows of only some domains cannot be compared with the weights of all.
         if self._warned or not self._rows.all():
@@ -123,9 +115,6 @@ class RowCounts:
 @contextmanager
 def count_inputs(model: nn.Module) -> Generator[list[int]]:
     """Count the rows that a model is given: the length of the first tensor of each call.
-
-    Args:
-        model: its ``forward`` is called inside.
 
     Yields:
         A list to which every call appends.

@@ -17,11 +17,7 @@ from mixwell.typing import Gradients, Vector
 
 @final
 class DomainScope:
-    """Records the loss of one domain, or of validation.
-
-    Args:
-        batch: the rows that are computed inside.
-    """
+    """Records the loss of one domain, or of validation."""
 
     def __init__(self, batch: DomainBatch) -> None:
         self.batch = batch
@@ -82,10 +78,7 @@ class BatchScope:
     """Weights the losses of a mixed batch's rows.
 
     Args:
-        groups: which rows belong to which domain.
         expected: the expected count of each domain, shape ``(m,)``.
-        weights: of the domains, shape ``(m,)``.
-        capture: receives the weighted losses.
         signal: may weight rows by more than their domain.
     """
 

@@ -36,7 +36,6 @@ class StepAccumulator:
     Args:
         round_accumulator: the round that the step belongs to, with the weights and the signal.
         collector: opens the blocks in which gradients are computed.
-        optimizer: takes the step with the combined gradient.
         clip_norm: clip the norm of the combined gradient to this.
     """
 

@@ -16,7 +16,6 @@ def validation_points(
     """Return the steps of a round after which a validation gradient is due, evenly spaced in its later part.
 
     Args:
-        length: the number of steps in the round.
         points: the number of gradients; fewer where that part of the round has fewer steps.
         span: the part of the round, at its end, in (0, 1].
         window: the greatest number of last steps that this part may have.
