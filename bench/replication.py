@@ -32,7 +32,7 @@ from mixwell import Hypergradient, Mixer
 from mixwell.data.shuffle import ShuffledCursor
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.lab import problems
-from mixwell.mixer.round import RoundScores
+from mixwell.mixer.scores import RoundScores
 from mixwell.reference.comparison import tangent, tangent_cosine
 from mixwell.signals import Signal
 from mixwell.simplex.rounds import validation_points

@@ -48,7 +48,7 @@ CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "constraint": ("5", ("simplex/constraints.py", "training/constraints.py")),
     "method": ("1-2", ("methods/x.py",)),
     "report figure": ("5", ("report/run_figures.py", "report/runs.py")),
-    "GradScaler": ("n/a", ("mixer/collection.py", "mixer/step.py", "integrations/*")),
+    "GradScaler": ("n/a", ("mixer/gradient_collector.py", "mixer/step.py", "integrations/*")),
 }
 
 

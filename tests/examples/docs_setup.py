@@ -94,7 +94,7 @@ def methods_page(folder: Path) -> Generator[Names]:
     names: Names = {**trained(), "loader": steps_of(["web", "code"], 30) * 15}
     yield names
     assert len(names["mixer"].rounds) == 1
-    assert not names["mixer"].needs_validation
+    assert not names["mixer"].signal.requirements.validation
 
 
 @page("guides/own-loop.md")

@@ -30,7 +30,7 @@ from mixwell import (
     SketchedTraces,
     distributed,
 )
-from mixwell.data.sharding import shard_batch
+from mixwell.data.rank_batches import shard_batch
 from mixwell.hypergradient.traces import Traces
 from mixwell.training.models.gpt import Gpt
 

@@ -46,7 +46,7 @@ def descend(
             time.sleep(0.01)
         if stopping():
             tensors = {"place": place, "random": random.get_state()}
-            state.write(checkpoint, {"steps": step + 1, "tensors": tensors})
+            state.write_file(checkpoint, {"steps": step + 1, "tensors": tensors})
             raise StoppedError
     return begun, place.tolist(), torch.get_num_threads()
 

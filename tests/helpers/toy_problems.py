@@ -62,7 +62,7 @@ def quadratic_round(
     for t in range(horizon):
         for index, name in enumerate(domains):
             with mixer.domain(name):
-                problem.losses(model.theta, t)[index].backward(create_graph=mixer.needs_graph)
+                problem.losses(model.theta, t)[index].backward(create_graph=mixer.signal.requirements.graph)
         mixer.step()
         if mixer.validation_due:
             with mixer.validation():
@@ -108,7 +108,7 @@ def step_by_domain(
     """One training step with one batch per domain."""
     for name, batch in step.items():
         with mixer.domain(name):
-            loss(model, batch).backward(create_graph=mixer.needs_graph)
+            loss(model, batch).backward(create_graph=mixer.signal.requirements.graph)
     mixer.step()
 
 

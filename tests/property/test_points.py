@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixwell import ConstantWeights, Hypergradient
-from mixwell.mixer.round import RoundScores
+from mixwell.mixer.scores import RoundScores
 from mixwell.reference import theory
 from mixwell.simplex.rounds import VALIDATION_FRACTION, validation_points, validation_rows
 

@@ -15,9 +15,9 @@ from mixwell import distributed
 from mixwell.data import readers
 from mixwell.data.datasets import IndexedDataset, as_rows
 from mixwell.data.mixture_dataset import MixtureDataset
+from mixwell.data.rank_batches import RankBatch, shard_batch
 from mixwell.data.readers import Reader
 from mixwell.data.sampler import Rule, Sampler
-from mixwell.data.sharding import RankBatch, shard_batch
 from mixwell.mixer.batch import MixtureBatch
 from mixwell.simplex.repetition import EpochCap
 from mixwell.typing import Indices, Vector

@@ -1,7 +1,7 @@
 """Rank, world size and collectives, with single-process fallbacks.
 
-Every collective must be called by all ranks. Without a process group, or in a world of one, each returns its
-argument, so callers need no special case.
+Every collective must be called by all ranks; ``device`` is where it runs. Without a process group, or in a world
+of one, each returns its argument, so callers need no special case.
 """
 
 from __future__ import annotations
@@ -40,11 +40,7 @@ def world_size() -> int:
 
 
 def require_single_process(what: object) -> None:
-    """Refuse several ranks, for a signal that sees the rows of its own rank only.
-
-    Raises:
-        ValueError: the world has more than one rank.
-    """
+    """Refuse several ranks, for a signal that sees the rows of its own rank only."""
     if not is_single_process():
         raise ValueError(
             f"{what!r} supports a single process only, because each rank would compute different weights; train "
@@ -53,11 +49,7 @@ def require_single_process(what: object) -> None:
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Return whether ``flag`` is true on any rank.
-
-    Args:
-        device: on which collectives run.
-    """
+    """Return whether ``flag`` is true on any rank."""
     if is_single_process():
         return flag
     return bool(all_reduce_mean(torch.tensor(float(flag), device=device)) > 0)
@@ -73,11 +65,7 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
 
 
 def all_reduce_sum(numbers: Vector, device: torch.device) -> Vector:
-    """Return the sum of an array over ranks.
-
-    Args:
-        device: on which collectives run.
-    """
+    """Return the sum of an array over ranks."""
     if is_single_process():
         return numbers
     # A copy, because the reduction is in place.
@@ -91,7 +79,6 @@ def all_gather_array(numbers: Vector, device: torch.device) -> NDArray[np.float6
 
     Args:
         numbers: of the same length on all ranks.
-        device: on which collectives run.
     """
     if is_single_process():
         return numbers[None]
@@ -131,10 +118,7 @@ class RankZeroError(OSError):
 
 
 def run_on_rank_zero(action: Callable[[], Result]) -> Result:
-    """Run a function on rank 0 while the others wait, and return its result on all ranks.
-
-    Args:
-        action: its result is pickled.
+    """Run a function on rank 0 while the others wait, and return its (pickled) result on all ranks.
 
     Raises:
         RankZeroError: on all ranks but 0, which raises the original exception.
@@ -180,10 +164,6 @@ def rank_zero_first() -> Generator[None]:
 
 
 def set_object_group(group: Any) -> None:
-    """Set the process group on which ranks wait for rank 0, which may have a longer timeout.
-
-    Args:
-        group: a process group for objects; ``None`` for the default one.
-    """
+    """Set the process group on which ranks wait for rank 0, ``None`` for the default one."""
     global _object_group
     _object_group = group

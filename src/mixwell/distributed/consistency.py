@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 
 
 def check_weights_in_sync(weights: NDArray[np.float64], names: Sequence[str], *, round_index: int) -> None:
-    """Raise a RuntimeError that names the rank whose weights differ from those of most others in any bit.
+    """Raise a RuntimeError that names a rank with weights that differ from those of most others in any bit.
 
     Args:
         weights: one row for each rank, shape ``(world_size, m)``.
-        names: the domains.
-        round_index: for the message.
     """
     rows = [row.tobytes() for row in weights]
     usual = Counter(rows).most_common(1)[0][0]

@@ -30,9 +30,6 @@ def save_sharded(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Args:
         folder: on a file system that all ranks see; made if it is missing.
         tensors: of this rank, by name; the same names on all ranks.
-
-    Raises:
-        OSError: it cannot be written.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -67,9 +64,6 @@ def load_sharded(
 
     Returns:
         Tensors by name, on the CPU where they are not sharded.
-
-    Raises:
-        ValueError: the folder holds no such tensors.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -119,9 +113,6 @@ def merge_rank_states(values: Sequence[Any]) -> Any:
 
     Args:
         values: one for each rank, all of the same structure.
-
-    Raises:
-        ValueError: their structures differ.
 
     Example:
         >>> merge_rank_states([{"scale": 0.5, "sums": [1.0, 2.0]}, {"scale": 0.5, "sums": [3.0, 2.0]}])

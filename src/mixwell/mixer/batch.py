@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from mixwell.hypergradient.capture.row_groups import Labels
-from mixwell.typing import Vector
 from mixwell.utils import nested
-
-RowLabels = Tensor | NDArray[Any] | Sequence[Any]
-"""For every row the name of its domain, or its number in the order of the domains."""
 
 
 @final
@@ -31,7 +26,6 @@ class DomainBatch:
     fraction * rank_scale / probability`` in the mean over the R ranks, so that the domain's gradient is unbiased.
 
     Args:
-        domain: the name of the domain.
         rows: the rows, as the model takes them.
         count: the number of rows that count, if known; 0 for rows that are run only because all ranks must run the
             model equally often.
@@ -72,7 +66,6 @@ class StepCounts:
         local: rows of this rank, all micro-batches together.
         probabilities: the probability with which a domain is in a step, of those that may be absent.
         world_size: the number of ranks that ``total`` is divided among.
-        micro_batches: the number of micro-batches of the step.
     """
 
     total: Mapping[str, int]
@@ -97,7 +90,6 @@ class MixtureBatch:
     """One micro-batch of one rank, as a :class:`mixwell.MixtureLoader` makes it.
 
     Args:
-        names: the domains.
         labels: the number of each row's domain in the order of ``names``, shape ``(rows,)``, increasing.
         step: the rows of the step that the micro-batch belongs to.
         collated: the rows as one batch, where they were collated together.
@@ -148,28 +140,58 @@ class MixtureBatch:
             parts={name: nested.to_device(part, place) for name, part in self.parts.items()},
         )
 
-    def split(self, max_rows: int) -> list[MixtureBatch]:
-        """Return micro-batches of at most ``max_rows`` rows, with the expected counts of the whole step."""
-        if len(self) <= max_rows:
+    def split(self, max_rows: int | None) -> list[MixtureBatch]:
+        """Return micro-batches of at most ``max_rows`` rows, with the expected counts of the whole step.
+
+        Every rank has the same number of them, also where one has a row less, because ranks wait for each other in
+        the passes over each. None is empty: with ``max_rows=1`` some have two rows where ranks have different
+        numbers of rows.
+
+        Args:
+            max_rows: ``None`` for no limit.
+
+        Raises:
+            ValueError: the rows of the step are not divided evenly among the ranks, so that the number of parts of
+                the others is not known.
+        """
+        if max_rows is None:
             return [self]
-        begins = range(0, len(self), max_rows)
-        step = replace(self.step, micro_batches=self.step.micro_batches * len(begins))
+        least, most = self._rows_per_rank()
+        number = min(-(-most // max_rows), least)
+        if number <= 1:
+            return [self]
+        count = len(self)
+        if -(-count // max_rows) == number:
+            bounds = [*range(0, count, max_rows), count]
+        else:
+            bounds = [count * part // number for part in range(number + 1)]
+        step = replace(self.step, micro_batches=self.step.micro_batches * number)
         return [
-            MixtureBatch(
-                self.names,
-                self.labels[begin : begin + max_rows],
-                step,
-                nested.slice_rows(self.rows, begin, begin + max_rows),
-            )
-            for begin in begins
+            MixtureBatch(self.names, self.labels[begin:end], step, nested.slice_rows(self.rows, begin, end))
+            for begin, end in pairwise(bounds)
         ]
+
+    def _rows_per_rank(self) -> tuple[int, int]:
+        """Return the least and the greatest number of rows of a micro-batch on any rank."""
+        own, total = len(self), sum(self.step.total.values())
+        if self.step.world_size == 1:
+            return own, own
+        shards = self.step.world_size * self.step.micro_batches
+        least, most = total // shards, -(-total // shards)
+        if not least <= own <= most:
+            raise ValueError(
+                f"this rank has {own} rows of a step of {total}, which are not divided evenly among "
+                f"{self.step.world_size} ranks and {self.step.micro_batches} micro-batches (MixtureLoader does "
+                "that), so that ranks would be split into different numbers of parts"
+            )
+        return least, most
 
     def by_domain(self, *, max_rows: int | None = None, min_parts: int = 1) -> list[DomainBatch]:
         """Return the rows of each domain, for ``mixer.domain``.
 
         Args:
             max_rows: the greatest number of rows of a part; ``None`` for no limit.
-            min_parts: the least number of parts of a domain, where it has as many rows (on all ranks together).
+            min_parts: the least number of parts of a domain that has at least that number of rows on all ranks.
         """
         present = self.step.total if self.equal_forward_passes else self.step.local
         absent = frozenset(self.names) - {name for name, count in present.items() if count}
@@ -188,7 +210,7 @@ class MixtureBatch:
                     rank_scale=rank_scale,
                     absent=absent,
                 )
-                for begin, end, fraction, rank_scale in pieces(
+                for begin, end, fraction, rank_scale in row_ranges(
                     self.counts.get(name, 0),
                     total,
                     most,
@@ -215,8 +237,8 @@ class MixtureBatch:
         return part if (begin, end) == (0, max(own, 1)) else nested.slice_rows(part, begin, end)
 
 
-class Piece(NamedTuple):
-    """Rows that are computed at once: where they begin and end, and as in :class:`DomainBatch`."""
+class RowRange(NamedTuple):
+    """Rows that are computed at once, with their ``fraction`` and ``rank_scale`` as in :class:`DomainBatch`."""
 
     begin: int
     end: int
@@ -224,7 +246,7 @@ class Piece(NamedTuple):
     rank_scale: float
 
 
-def pieces(
+def row_ranges(
     own: int,
     total: int,
     most: int,
@@ -233,87 +255,26 @@ def pieces(
     local: int | None = None,
     micro_batches: int = 1,
     equal_forward_passes: bool = False,
-) -> list[Piece]:
-    """Divide the rows of one domain on one rank into pieces of at most ``most`` rows.
+) -> list[RowRange]:
+    """Divide the rows of one domain on one rank into ranges of at most ``most`` rows.
 
     Args:
         own: the rows of this micro-batch on this rank.
         total: the rows of the step on all ranks.
-        most: the greatest number of rows of a piece.
+        most: the greatest number of rows of a range.
         local: the rows of the step on this rank; by default ``own``.
-        equal_forward_passes: whether all ranks must have the same number of pieces; some may then be empty.
+        equal_forward_passes: whether all ranks must have the same number of ranges; some may then be empty.
     """
     local = own if local is None else local
     if not equal_forward_passes:
-        return [
-            Piece(begin, min(begin + most, own), min(most, own - begin) / local, world_size * local / total)
-            for begin in range(0, own, most)
-        ]
+        bounds = [*range(0, own, most), own]
+        scale = world_size * local / total
+        return [RowRange(begin, end, (end - begin) / local, scale) for begin, end in pairwise(bounds)]
     number = math.ceil(math.ceil(total / (world_size * micro_batches)) / most)
-    ends = np.cumsum([len(part) for part in np.array_split(np.arange(own), number)]).tolist()
+    parts = number * micro_batches
+    sizes = [len(part) for part in np.array_split(np.arange(own), number)]
+    ends = [0, *np.cumsum(sizes).tolist()]
     return [
-        Piece(
-            begin,
-            end,
-            1 / (number * micro_batches),
-            number * micro_batches * world_size * (end - begin) / total,
-        )
-        for begin, end in zip([0, *ends], ends, strict=False)
+        RowRange(begin, end, 1 / parts, parts * world_size * (end - begin) / total)
+        for begin, end in pairwise(ends)
     ]
-
-
-def domain_numbers(labels: RowLabels, names: Sequence[str]) -> Labels:
-    """Return the number of every row's domain, shape ``(rows,)``.
-
-    Raises:
-        ValueError: there is no row, or a label is not that of a domain.
-    """
-    numbers = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if numbers.dtype.kind == "U":
-        index = {name: number for number, name in enumerate(names)}
-        unknown = sorted(set(numbers.tolist()) - set(index))
-        if unknown:
-            raise ValueError(f"unknown domain {unknown[0]!r}; the domains are {', '.join(names)}")
-        numbers = np.array([index[label] for label in numbers.tolist()])
-    if numbers.ndim != 1 or not len(numbers):
-        raise ValueError(
-            f"labels must have one entry for every row, and there must be rows; got shape {numbers.shape}"
-        )
-    if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= len(names):
-        raise ValueError(
-            f"labels must be names of domains, or whole numbers from 0 to {len(names) - 1}; got "
-            f"{numbers.min()} to {numbers.max()} ({numbers.dtype})"
-        )
-    return numbers.astype(np.int64)
-
-
-def resolve_expected(
-    counts: NDArray[np.int64], names: Sequence[str], given: Mapping[str, float] | None
-) -> Vector:
-    """Return the number by which the sum over the rows of each domain is divided.
-
-    Args:
-        counts: the rows of each domain in the batch, shape ``(m,)``; the result where nothing is given.
-
-    Returns:
-        Shape ``(m,)``; NaN where a domain has neither rows nor an expected number.
-
-    Raises:
-        ValueError: a number is missing or not positive, or of an unknown domain.
-    """
-    if given is None:
-        return np.where(counts > 0, counts, np.nan)
-    unknown = sorted(set(given) - set(names))
-    if unknown:
-        raise ValueError(
-            f"unknown domain {unknown[0]!r} in expected_counts; the domains are {', '.join(names)}"
-        )
-    expected = np.array([given.get(name, np.nan) for name in names], dtype=np.float64)
-    wrong = (counts > 0) & ~(np.isfinite(expected) & (expected > 0))
-    if wrong.any():
-        name = names[int(np.flatnonzero(wrong)[0])]
-        raise ValueError(
-            f"expected_counts must say how many rows of {name!r} a step has, as it is in the batch; got "
-            f"{given.get(name)}"
-        )
-    return expected

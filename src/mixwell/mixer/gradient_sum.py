@@ -21,7 +21,6 @@ class WeightedSum:
     """``sum_j w_j g_j`` in one set of buffers that are kept for the whole run.
 
     Args:
-        parameters: the trained parameters.
         lazy: allocate the buffers when the first gradient is added.
         averaged: whether :meth:`all_reduce` averages it over ranks. The buffers are then views of one flat
             tensor for each dtype, so that each takes one collective.

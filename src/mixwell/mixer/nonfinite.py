@@ -1,4 +1,4 @@
-"""What happens to a loss or gradient that is not finite."""
+"""The policy for losses and gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mixwell import distributed
 from mixwell.hypergradient.parameters import Parameters
+from mixwell.mixer.scopes import DomainScope
 from mixwell.typing import Gradients
 
 NonFinitePolicy = Literal["raise", "skip"]
@@ -21,9 +22,6 @@ class NonFiniteGuard:
 
     Args:
         policy: ``"raise"``, or ``"skip"``: skip the contribution, warn once per domain, and count.
-
-    Raises:
-        ValueError: the policy is unknown.
     """
 
     def __init__(self, policy: NonFinitePolicy) -> None:
@@ -35,11 +33,9 @@ class NonFiniteGuard:
         self.in_round: dict[str, int] = {}
         """The number of those in the current round."""
 
-    def accept(
-        self, name: str, step: int, parameters: Parameters, gradients: Gradients, loss: Tensor | None
-    ) -> bool:
-        """Return whether a contribution is finite; where not, raise or count as the policy says."""
-        problem = _problem(parameters, gradients, loss)
+    def accept_scope(self, scope: DomainScope, step: int, parameters: Parameters) -> bool:
+        """Return whether a loss and its gradient are finite; otherwise raise or count, by the policy."""
+        name, problem = scope.batch.domain, _problem(parameters, scope.gradients, scope.loss)
         if self.policy == "skip" and parameters.sharded:
             # Each rank sees a part of the gradient, and all must do the same.
             found = distributed.any_rank(problem is not None, parameters.device)
@@ -54,7 +50,7 @@ class NonFiniteGuard:
         return False
 
     def reject(self, name: str, problem: str, remedy: str) -> None:
-        """Raise a FloatingPointError or count, as the policy says.
+        """Raise a FloatingPointError or count, by the policy.
 
         Args:
             name: the domain, or another source of contributions, to count for.
@@ -66,7 +62,8 @@ class NonFiniteGuard:
             )
         if name not in self.total:
             warnings.warn(
-                f"{problem}: skipped; later occurrences will be skipped silently and counted", stacklevel=5
+                f"{problem}: skipped; later occurrences will be skipped silently and counted",
+                stacklevel=5,  # where the block of the mixer ends
             )
         self.total[name] = self.total.get(name, 0) + 1
         self.in_round[name] = self.in_round.get(name, 0) + 1

@@ -25,9 +25,7 @@ class Recipe:
     """A method for one run: signal, update, constraints.
 
     Args:
-        signal: what is measured.
-        update: how the weights move.
-        constraints: where the weights may be, in addition to those of the settings.
+        constraints: are added to those of the settings.
         weights: initial weights by domain, where the method sets them.
     """
 
@@ -51,7 +49,7 @@ class LoopSettings(TypedDict):
 
 
 class MixingMethod(Protocol):
-    """What :meth:`mixwell.Mixer.from_method` asks of a method."""
+    """The interface of a method for :meth:`mixwell.Mixer.from_method`."""
 
     def round_length(self, chosen: HorizonSetting, steps: int) -> int:
         """Return T of a run of N steps."""

@@ -1,32 +1,33 @@
-"""What happened in each round."""
+"""The record of a round."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
+VALIDATION = "validation"
+"""The name under which records have the validation loss and skipped validation gradients."""
+
 
 @final
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round: what was trained with, what was measured, and what came of it.
+    """One round: its weights, the scores that were measured, and the new weights.
 
     Args:
         index: the number of the round, from 0.
         first_step: the number of training steps before it.
-        steps: its length.
-        weights: of the domains in this round.
-        scores: the hypergradient by domain; the weights move against it. Empty where it had to be left out.
-        step_size: alpha of the update (0 where the update was left out).
-        new_weights: of the domains in the next round.
-        losses: the mean of the losses that were observed, by domain, where they were.
-        skipped: how many non-finite contributions were left out, by domain, where there were any;
-            ``"validation"`` counts validation points (with all of them the update).
+        weights: the weights during the round, by domain.
+        scores: the hypergradient by domain; the weights move against it. Empty where it was not finite.
+        step_size: alpha of the update, 0 where there was none.
+        new_weights: the weights of the next round, by domain.
+        losses: the means of the recorded losses, by domain.
+        skipped: the number of non-finite contributions that were skipped, by domain; ``"validation"`` counts
+            validation points. Without any point there is no update.
         noise: the standard error of each score, from the scatter of the scores at the round's validation points;
             of one point from the parts of its batch, where there were several. It contains the noise of the
             iterates (of one point: not even that) and of the validation batches, not that of the traces.
-        points: the number of validation points over which the scores are the mean; 0 where they had to be left
-            out.
+        points: the number of validation points that the scores are the mean over.
         measured: more numbers of the signal and the update: the measured curvature, the trust in the scores
             (:func:`mixwell.simplex.updates.trust`), the gain of the step size.
     """

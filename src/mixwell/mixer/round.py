@@ -1,253 +1,322 @@
-"""One round: its mean losses, its validation gradients and the scores at each."""
+"""One round after the other: losses, validation gradients, the scores at each, and new weights at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, final
 
 import numpy as np
-from torch import Tensor
 
 from mixwell import distributed
 from mixwell.distributed.consistency import check_weights_in_sync
 from mixwell.hypergradient.parameters import Parameters
+from mixwell.mixer.batch import DomainBatch
+from mixwell.mixer.given_parts import GivenParts
+from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.nonfinite import NonFiniteGuard
+from mixwell.mixer.records import VALIDATION, RoundRecord
+from mixwell.mixer.row_counts import RowCounts
 from mixwell.mixer.scopes import DomainScope
-from mixwell.mixer.step import VALIDATION
+from mixwell.mixer.scores import LossMeans, RoundScores
 from mixwell.signals import Signal
 from mixwell.signals.base import LinearSignal
-from mixwell.typing import Gradients, Vector
+from mixwell.simplex.rounds import RoundClock
+from mixwell.simplex.weight_updater import WeightUpdater
+from mixwell.simplex.weights import Weights
+from mixwell.typing import Gradients
 
-# Found by all ranks at once, each of which counts them.
+# Sources of non-finite values that all ranks find at once, so that each of them counts it.
 COMMON = ("batch", "combined gradient", VALIDATION)
 
 
 @final
 class RoundAccumulator:
-    """Accumulates a round.
-
-    Args:
-        names: the domains.
-        parameters: the trained parameters.
-        signal: computes the scores.
-        nonfinite: decides what happens to gradients and scores that are not finite.
-        averaged: whether validation gradients are averaged over ranks here.
-    """
+    """Accumulates a round, updates the weights at its end, and begins the next."""
 
     def __init__(
         self,
-        names: Sequence[str],
+        weights: Weights,
+        clock: RoundClock,
+        updater: WeightUpdater,
         parameters: Parameters,
         signal: Signal,
         nonfinite: NonFiniteGuard,
-        *,
-        averaged: bool,
     ) -> None:
-        self._names, self._parameters = tuple(names), parameters
-        self._signal, self._nonfinite, self._averaged = signal, nonfinite, averaged
+        self.weights, self.clock, self.updater = weights, clock, updater
+        self.parameters, self.signal, self.nonfinite = parameters, signal, nonfinite
+        self.averaged = distributed.is_ddp(parameters.model)
+        """Whether gradients of domains and of validation are averaged over ranks when they are complete."""
+        self.records: list[RoundRecord] = []
+        self.row_counts = RowCounts(weights.names)
         self.begun = False
-        """Whether the signal knows that the round has begun."""
-        self.clear()
+        """Whether ``signal.begin_round`` was called for this round."""
+        self.interrupted = False
+        """Whether an error has left something half changed, so that only loading a state helps."""
+        self._clear()
 
-    def clear(self) -> None:
-        """Begin a new round."""
-        self._validation: WeightedSum | None = None
-        self._validation_lost = False
-        self._nonfinite.in_round = {}
-        self.losses = LossMeans()
-        self.scores = RoundScores()
-        self.points_lost = 0
-        """The validation points without scores."""
+    def _clear(self) -> None:
+        self.losses, self.scores = LossMeans(), RoundScores()
+        self._points_lost = 0
+        self.nonfinite.in_round = {}
+        self.row_counts.clear()
+        self.drop_point()
 
-    @property
-    def points_done(self) -> int:
-        """The number of validation points so far."""
-        return len(self.scores.points) + self.points_lost
+    # ------------------------------------------------------------------------------------------- steps
 
-    def add_validation(self, scope: DomainScope, *, accepted: bool, only_point: bool) -> None:
-        """Add a part of a validation gradient.
+    def begin_step(self) -> bool:
+        """Return whether the next step belongs to a round, which has begun then."""
+        if self.clock.in_round and not self.begun:
+            self._begin(None)
+        return self.clock.in_round
+
+    def end_step(self) -> None:
+        """Count a step. Where the signal needs no validation gradient, the last one ends the round."""
+        self.row_counts.end_step()
+        self.clock.tick()
+        if self.clock.round_done and not self._due_points:
+            with self.parameters.full_precision(), self.indivisible():
+                self._add_scores(None)
+                self._end(None)
+
+    @contextmanager
+    def indivisible(self, *, unless: tuple[type[Exception], ...] = ()) -> Generator[None]:
+        """Refuse every later call if the block raises, because half of what it changes would stay.
 
         Args:
-            only_point: whether the round has no other validation point.
+            unless: exceptions that are raised before anything is changed.
         """
+        try:
+            yield
+        except unless:
+            raise
+        except BaseException:
+            self.interrupted = True
+            raise
+
+    def expect_intact(self) -> None:
+        """Raise a RuntimeError if an error has left something half changed."""
+        if self.interrupted:
+            raise RuntimeError(
+                f"step {self.clock.steps_done} was interrupted by an error, and what it had begun cannot be "
+                "undone (gradients were added to the traces, or earlier batches of the step are lost): load a "
+                "state from before it (mixer.load_state_dict, mixer.load), or make a new "
+                "Mixer(weights=mixer.weights.last). A step can be tried again with batches of a MixtureLoader "
+                "and Hypergradient(traces=ProjectedTraces())"
+            )
+
+    # ------------------------------------------------------------------------------------------- validation
+
+    @property
+    def _due_points(self) -> tuple[int, ...]:
+        return self.signal.validation_points(self.clock.round_length)
+
+    @property
+    def validation_due(self) -> bool:
+        """Whether a validation gradient is due before the next step."""
+        done, due = len(self.scores.points) + self._points_lost, self._due_points
+        return done < len(due) and self.clock.steps_in_round == due[done]
+
+    @property
+    def validating(self) -> bool:
+        """Whether a part of a validation gradient was given."""
+        return bool(self._given)
+
+    def expect_no_validation_due(self) -> None:
+        """Raise a RuntimeError if a validation gradient is due."""
+        if self.validation_due:
+            fraction = self._given.fraction(VALIDATION)
+            so_far = f" (fractions that sum to {fraction:g} of 1 were given)" if fraction else ""
+            raise RuntimeError(
+                f"a validation gradient is due after step {self.clock.steps_done}{so_far}: compute it in `with "
+                "mixer.validation():` where mixer.validation_due is true, before more training"
+            )
+
+    def _expect_validation_due(self) -> None:
+        if not self.signal.requirements.validation:
+            raise RuntimeError(
+                f"{self.signal!r} needs no validation gradient; call mixer.validation() only where "
+                "mixer.validation_due is true"
+            )
+        if not self.validation_due:
+            raise RuntimeError(
+                f"no validation gradient is due ({self.clock!r}); call mixer.validation() only where "
+                "mixer.validation_due is true after mixer.step()"
+            )
+
+    @contextmanager
+    def validation(self, part: DomainBatch, collector: GradientCollector) -> Generator[DomainScope]:
+        """Add a part of a validation gradient; the last one of the last point ends the round.
+
+        Yields:
+            The scope that records the loss.
+        """
+        self.expect_intact()
+        self._expect_validation_due()
+        self._given.expect_domain(part, self.clock.steps_done)
+        with self.parameters.buffers_kept(), collector.collect(part, self.clock.steps_done) as scope:
+            yield scope
+        with self.parameters.full_precision():
+            accepted = self.nonfinite.accept_scope(scope, self.clock.steps_done, self.parameters)
+            try:
+                self._add_validation(scope, accepted=accepted)
+                self._given.add_domain(part)
+                if not self._given.complete(VALIDATION):
+                    return
+                validation = self._end_point()
+            except BaseException:
+                self.drop_point()  # with all its parts
+                raise
+            self.drop_point()
+            if self.clock.round_done:
+                with self.indivisible():
+                    self._end(validation)
+
+    def _add_validation(self, scope: DomainScope, *, accepted: bool) -> None:
         if not accepted:
-            self._validation_lost = True
+            self._lost = True
             return
         part = scope.batch
-        if self._validation is None:
-            self._validation = self._new_sum()
         # The score of a part needs its gradient over all ranks, which exists of the whole only.
         if (
             part.fraction < 1
-            and only_point
-            and isinstance(self._signal, LinearSignal)
+            and len(self._due_points) == 1
+            and isinstance(self.signal, LinearSignal)
             and distributed.is_single_process()
         ):
-            self.scores.add_part(part.fraction, self._signal.scores(scope.gradients))
+            self.scores.add_part(part.fraction, self.signal.scores(scope.gradients))
+        self._validation = self._validation or self._new_sum()
         self._validation.take(scope.gradients, part.fraction)
-        self.losses.add(VALIDATION, scope.loss, part.fraction * part.rank_scale)
+        scope.gradients = []
+        self._losses.append((scope.loss, part.fraction * part.rank_scale))
 
-    def end_point(self, step: int, round_index: int) -> Gradients | None:
-        """Score the complete validation gradient of a point, and return it; ``None`` if a part had to be skipped.
-
-        Args:
-            step: the number of steps of the round before it.
-        """
+    def _end_point(self) -> Gradients | None:
+        """Score a complete validation gradient and return it; ``None`` if a part had to be skipped."""
         if not distributed.is_single_process():
-            if self._nonfinite.policy == "skip":
-                self._validation_lost = distributed.any_rank(self._validation_lost, self._parameters.device)
-            if self._averaged and not self._validation_lost:
+            if self.nonfinite.policy == "skip":
+                self._lost = distributed.any_rank(self._lost, self.parameters.device)
+            if self.averaged and not self._lost:
                 self._validation = self._validation or self._new_sum()
                 self._validation.all_reduce()
-        lost = self._validation_lost or self._validation is None
-        validation = None if lost or self._validation is None else self._validation.gradients
-        if validation is None or not self.add_scores(step, validation, round_index):
-            self.points_lost += 1
-        self._validation, self._validation_lost = None, False
+        validation = None if self._lost or self._validation is None else self._validation.gradients
+        if validation is None or not self._add_scores(validation):
+            self._points_lost += 1
+        for loss, fraction in self._losses:
+            self.losses.add(VALIDATION, loss, fraction)
         return validation
 
-    def add_scores(self, step: int, validation: Gradients | None, round_index: int) -> bool:
+    def drop_point(self) -> None:
+        """Forget the parts of a validation gradient."""
+        self._validation: WeightedSum | None = None
+        self._given, self._lost = GivenParts((VALIDATION,)), False
+        self._losses: list[tuple[Any, float]] = []
+        if not self.scores.points:
+            self.scores.parts = []
+
+    def _new_sum(self) -> WeightedSum:
+        return WeightedSum(self.parameters, lazy=True, averaged=self.averaged)
+
+    def _add_scores(self, validation: Gradients | None) -> bool:
         """Add the signal's scores; return whether they are finite and there was a step to score."""
         if not self.begun:
             return False
-        scores = self._signal.scores(validation)
-        wrong = [n for n, s in zip(self._names, scores, strict=True) if not np.isfinite(s)]
+        scores = self.signal.scores(validation)
+        wrong = [n for n, s in zip(self.weights.names, scores, strict=True) if not np.isfinite(s)]
         if wrong:
-            self._nonfinite.reject(
+            self.nonfinite.reject(
                 VALIDATION,
-                f"the score of {', '.join(wrong)} overflowed in round {round_index}",
+                f"the score of {', '.join(wrong)} overflowed in round {self.clock.round_index}",
                 "Lower the learning rate, shorten the horizon, or raise the curvature",
             )
             return False
-        self.scores.add(step, scores)
+        self.scores.add(self.clock.steps_in_round, scores)
         return True
 
-    def _new_sum(self) -> WeightedSum:
-        return WeightedSum(self._parameters, lazy=True, averaged=self._averaged)
+    # ------------------------------------------------------------------------------------------- beginning and end
 
-    def sync(self, weights: Vector, round_index: int) -> None:
-        """Check that all ranks have the same weights, and merge their losses and skipped contributions.
+    def _begin(self, validation: Gradients | None) -> None:
+        self.signal.begin_round(self.clock.round_index, self.weights.values, validation)
+        self.begun = True
 
-        Raises:
-            RuntimeError: a rank has other weights.
-        """
+    def _end(self, validation: Gradients | None) -> None:
+        self.row_counts.check(self.weights.values)
+        self.records.append(self._update_weights())
+        self._clear()
+        self.clock.next_round()
+        self.begun = False
+        if not self.clock.finished:
+            self._begin(validation)
+
+    def _update_weights(self) -> RoundRecord:
+        weights, clock, points = self.weights, self.clock, self.scores
+        before, scores, noise = weights.last, points.mean(), points.standard_errors()
+        # The noise estimated from the parts of one batch is for the record only: the number of parts in which a
+        # batch is computed must not change the weights.
+        known = noise if len(points.points) > 1 else None
+        step_size = self.updater.apply(weights, scores, clock, noise=known)
+        self._sync()
+        return RoundRecord(
+            index=clock.round_index,
+            first_step=clock.round_start,
+            steps=clock.round_length,
+            weights=before,
+            scores={} if scores is None else dict(zip(weights.names, scores.tolist(), strict=True)),
+            step_size=step_size,
+            new_weights=weights.last,
+            losses=self.losses.means(),
+            skipped=dict(self.nonfinite.in_round),
+            noise={} if noise is None else dict(zip(weights.names, noise.tolist(), strict=True)),
+            points=len(points.points),
+            measured={**self.signal.summary(), **self.updater.update.summary()},
+        )
+
+    def _sync(self) -> None:
+        """Check that all ranks have the same weights, and merge their losses and skipped contributions."""
         if distributed.is_single_process():
             return
-        recorded, counted = [*self._names, VALIDATION], [*self._names, *COMMON]
+        names = self.weights.names
+        recorded, counted = [*names, VALIDATION], [*names, *COMMON]
         sums = [self.losses.sums.get(name, (0.0, 0.0)) for name in recorded]
-        skipped = [float(self._nonfinite.in_round.get(name, 0)) for name in counted]
-        own = np.concatenate([weights, np.ravel(sums), skipped])
-        found = distributed.all_gather_array(own, self._parameters.device)
-        check_weights_in_sync(found[:, : len(self._names)], self._names, round_index=round_index)
-        ends = np.cumsum([len(self._names), 2 * len(recorded)])
-        totals = found[:, ends[0] : ends[1]].sum(axis=0).reshape(-1, 2)
+        skipped = [float(self.nonfinite.in_round.get(name, 0)) for name in counted]
+        own = np.concatenate([self.weights.values, np.ravel(sums), skipped])
+        found = distributed.all_gather_array(own, self.parameters.device)
+        weights, sums, skipped = np.split(found, np.cumsum([len(names), 2 * len(recorded)]), axis=1)
+        check_weights_in_sync(weights, names, round_index=self.clock.round_index)
+        totals = sums.sum(axis=0).reshape(-1, 2).tolist()
         self.losses.sums = {
-            name: (total, count)
-            for name, (total, count) in zip(recorded, totals.tolist(), strict=True)
-            if count
+            name: (total, count) for name, (total, count) in zip(recorded, totals, strict=True) if count
         }
-        for name, column in zip(counted, found[:, ends[1] :].T, strict=True):
+        for name, column in zip(counted, skipped.T, strict=True):
             # Ranks of a sharded model skip the same contributions.
-            everywhere = int(column.max() if self._parameters.sharded or name in COMMON else column.sum())
-            before = self._nonfinite.total.get(name, 0) - self._nonfinite.in_round.get(name, 0)
+            everywhere = int(column.max() if self.parameters.sharded or name in COMMON else column.sum())
+            before = self.nonfinite.total.get(name, 0) - self.nonfinite.in_round.get(name, 0)
             if everywhere:
-                self._nonfinite.in_round[name] = everywhere
-                self._nonfinite.total[name] = before + everywhere
+                self.nonfinite.in_round[name] = everywhere
+                self.nonfinite.total[name] = before + everywhere
+
+    # ------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
         """Return what a run resumed in mid-round needs, as plain values."""
         return {
+            "rounds": [record.to_json() for record in self.records],
+            "skipped": dict(self.nonfinite.total),
+            "skipped_in_round": dict(self.nonfinite.in_round),
             "round_begun": self.begun,
             "losses": {name: list(sums) for name, sums in self.losses.sums.items()},
             "points": self.scores.state(),
-            "points_lost": self.points_lost,
+            "points_lost": self._points_lost,
         }
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state` returned."""
-        self.clear()
+        """Restore the result of :meth:`state`."""
+        self._clear()
+        self.interrupted = False
+        self.records[:] = [RoundRecord(**record) for record in values["rounds"]]
+        self.nonfinite.total = dict(values["skipped"])
+        self.nonfinite.in_round = dict(values["skipped_in_round"])
         self.begun = bool(values["round_begun"])
         self.losses.sums = {name: (total, count) for name, (total, count) in values["losses"].items()}
         self.scores.load_state(values["points"])
-        self.points_lost = int(values["points_lost"])
-
-
-@final
-class LossMeans:
-    """The means of the losses that were recorded in a round, by domain."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, tuple[float, float]] = {}
-        """By domain the sum of fraction times loss, and the sum of fractions."""
-
-    def add(self, name: str, loss: Tensor | float | None, fraction: float) -> None:
-        """Add the loss of a fraction of a batch, if it was recorded."""
-        if loss is not None:
-            total, count = self.sums.get(name, (0.0, 0.0))
-            self.sums[name] = (total + fraction * float(loss), count + fraction)
-
-    def means(self) -> dict[str, float]:
-        """Return the mean loss of every domain that has one."""
-        return {name: total / count for name, (total, count) in self.sums.items()}
-
-
-@final
-class RoundScores:
-    """The scores at the validation points of a round, their mean and its standard error."""
-
-    def __init__(self) -> None:
-        self.points: list[tuple[int, Vector]] = []
-        """The step of the round and the scores of every point, shape ``(m,)``."""
-        self._parts: list[tuple[float, Vector]] = []
-
-    def add(self, step: int, scores: Vector) -> None:
-        """Add a point after ``step`` >= 1 steps of the round, with finite scores, shape ``(m,)``."""
-        self.points.append((step, scores))
-
-    def add_part(self, fraction: float, scores: Vector) -> None:
-        """Add the scores of a part of the only point's batch, from which the noise of that batch is estimated."""
-        self._parts.append((fraction, scores))
-
-    def mean(self) -> Vector | None:
-        """Return the mean over the points, shape ``(m,)``; ``None`` where there are none."""
-        if not self.points:
-            return None
-        # Divide first, so that finite scores have a finite mean.
-        return np.sum([scores / len(self.points) for _, scores in self.points], axis=0)
-
-    def standard_errors(self) -> Vector | None:
-        """Return the standard error of the mean score of every domain.
-
-        Scores grow in proportion to the number of steps that the traces look back over, so the noise of k points
-        after ``t_i`` steps is what remains without that growth, ``r_i = h_i - t_i sum h / sum t``, and the
-        standard error is ``sqrt(sum_i r_i^2 / (k (k - 1)))``. It contains the noise of the iterates and of the
-        validation batches, not that of the traces, which the points share. For one point that was computed in k
-        parts with fractions ``s_i`` it is ``sqrt(k / (k - 1) * sum_i s_i^2 (h_i - h)^2)``, the noise of its batch
-        only.
-
-        Returns:
-            Shape ``(m,)``; ``None`` where there are no two points or parts, or they are too large.
-        """
-        with np.errstate(over="ignore", invalid="ignore"):
-            if len(self.points) > 1:
-                steps = np.array([[float(step)] for step, _ in self.points])
-                scores = np.stack([one for _, one in self.points])
-                left = scores - steps * (scores.sum(axis=0) / steps.sum())
-                variance = (left**2).sum(axis=0) / (len(scores) * (len(scores) - 1))
-            elif self.points and len(self._parts) > 1:
-                fractions = np.array([[fraction] for fraction, _ in self._parts])
-                scores = np.stack([one for _, one in self._parts])
-                mean = (fractions * scores).sum(axis=0) / fractions.sum()
-                variance = (fractions**2 * (scores - mean) ** 2).sum(axis=0) * len(scores) / (len(scores) - 1)
-            else:
-                return None
-        return np.sqrt(variance) if np.isfinite(variance).all() else None
-
-    def state(self) -> list[tuple[int, list[float]]]:
-        """Return the points as plain values."""
-        return [(step, scores.tolist()) for step, scores in self.points]
-
-    def load_state(self, state: Sequence[tuple[int, Sequence[float]]]) -> None:
-        """Take up what :meth:`state` returned."""
-        self.points = [(int(step), np.array(scores, dtype=np.float64)) for step, scores in state]
+        self._points_lost = int(values["points_lost"])

@@ -1,4 +1,4 @@
-"""How many rows each domain has in a step, and what that makes of the batch."""
+"""The rows of each domain in a round, and the effective size of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 from mixwell.typing import Vector
 
 ROWS_IGNORE_WEIGHTS = "the rows of a step do not follow the weights"
-"""How the warning begins."""
+"""The beginning of the warning, for filters."""
 LOW = 0.6
 """The part of a batch's rows below which its effective size is worth a warning."""
 
@@ -48,11 +48,7 @@ def effective_rows(weights: Vector, rows: Vector) -> float:
 
 @final
 class RowCounts:
-    """Counts the rows of a round, and warns once where weighting the losses wastes much of the batch.
-
-    Args:
-        names: the domains.
-    """
+    """Counts the rows of a round, and warns once where weighting the losses wastes much of the batch."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
@@ -62,25 +58,44 @@ class RowCounts:
     def clear(self) -> None:
         """Begin a round."""
         self._rows = np.zeros(len(self._names))
-        self.wanted = not self._warned
-        """Whether rows must still be counted in this round, where that takes a look at the model's inputs."""
+        self._wanted = not self._warned  # whether to look at the model's inputs where rows are not known
+        self.drop_step()
+
+    def drop_step(self) -> None:
+        """Forget the rows of a step that did not end."""
+        self._step_rows = np.zeros(len(self._names))
 
     def end_step(self) -> None:
         """Look no more where all domains were seen. Whole steps are counted, with all their micro-batches."""
-        self.wanted = not self._warned and not self._rows.all()
+        self._rows += self._step_rows
+        self.drop_step()
+        self._wanted = not self._warned and not self._rows.all()
 
     def add(self, domain: int, rows: float) -> None:
-        """Count rows."""
-        self._rows[domain] += rows
+        """Count rows of the current step."""
+        self._step_rows[domain] += rows
 
-    def check(self, weights: Vector) -> None:
-        """Warn, once in a run, where the rows of the round are far from following the weights.
+    @contextmanager
+    def observe(self, domain: int, rows: int | None, model: nn.Module | None) -> Generator[None]:
+        """Count the rows of a block, unless it raises.
 
         Args:
-            weights: of the round, shape ``(m,)``.
+            rows: their number, if it is known; else the inputs of the model are counted.
         """
+        if rows is not None or not self._wanted or model is None:
+            yield
+            self.add(domain, rows or 0)
+            return
+        with count_inputs(model) as counted:
+            yield
+        # Inputs of length 1 are as likely packed sequences, where rows are not seen.
+        if set(counted) != {1}:
+            self.add(domain, sum(counted))
+
+    def check(self, weights: Vector) -> None:
+        """Warn, once in a run, where the rows of the round are far from following the weights."""
         total = float(self._rows.sum())
-        # Rows of some domains only say nothing of the others.
+        # The rows of only some domains cannot be compared with the weights of all.
         if self._warned or not self._rows.all():
             return
         part = effective_rows(weights, self._rows) / total
@@ -93,16 +108,13 @@ class RowCounts:
             f"{self._rows[largest] / total:.0%} of the rows, so the gradient is as noisy as one of {part:.0%} of "
             "the batch. Draw rows in proportion to mixer.weights.last, as mixwell.MixtureLoader does, and take "
             "the mean loss of each domain's rows in mixer.domain as before",
-            stacklevel=6,
+            stacklevel=5,  # where the block of mixer.validation() ends
         )
 
 
 @contextmanager
 def count_inputs(model: nn.Module) -> Generator[list[int]]:
     """Count the rows that a model is given: the length of the first tensor of each call.
-
-    Args:
-        model: its ``forward`` is called inside.
 
     Yields:
         A list to which every call appends.

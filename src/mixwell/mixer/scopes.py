@@ -1,4 +1,4 @@
-"""What ``with mixer.domain(...)``, ``mixer.validation()`` and ``mixer.batch(...)`` return."""
+"""The scopes of ``with mixer.domain(...)``, ``mixer.validation()`` and ``mixer.batch(...)``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from mixwell.typing import Gradients, Vector
 
 @final
 class DomainScope:
-    """Records the loss of one domain, or of validation.
-
-    Args:
-        batch: the rows that are computed inside.
-    """
+    """Records the loss of one domain, or of validation."""
 
     def __init__(self, batch: DomainBatch) -> None:
         self.batch = batch
@@ -40,9 +36,6 @@ class DomainScope:
             loss: the mean loss, or the losses of rows or tokens, of which the mean is recorded. Several losses
                 of one scope are added up, as their gradients are.
             reference: the losses of a reference model on the same rows, of the same shape.
-
-        Raises:
-            ValueError: there is no loss, or the reference has another shape.
         """
         losses = torch.as_tensor(loss).detach()
         if not losses.numel():
@@ -85,10 +78,7 @@ class BatchScope:
     """Weights the losses of a mixed batch's rows.
 
     Args:
-        groups: which rows belong to which domain.
         expected: the expected count of each domain, shape ``(m,)``.
-        weights: of the domains, shape ``(m,)``.
-        capture: receives the weighted losses.
         signal: may weight rows by more than their domain.
     """
 
@@ -119,10 +109,6 @@ class BatchScope:
             reference: the losses of a reference model, of the same shape, for signals that need it.
             objective: what to minimize in place of the losses, of the same shape.
             data: the rows themselves, for signals that weight every row.
-
-        Raises:
-            ValueError: there is not one loss per row.
-            RuntimeError: it is called twice.
         """
         if self.losses is not None:
             raise RuntimeError("weighted_loss was called twice in one block; open a block for each batch")

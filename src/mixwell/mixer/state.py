@@ -1,8 +1,7 @@
-"""State files: one safetensors file, plain values in it as JSON. Reading one runs no code from it.
+"""The state of a mixer, and its file: safetensors, with plain values as JSON. Reading one runs no code from it.
 
-The state of several processes is a folder: their tensors (:mod:`mixwell.distributed.sharded_checkpoint`),
-and their plain values in
-``mixwell.json``.
+The state of several processes is a folder: their tensors (:mod:`mixwell.distributed.sharded_checkpoint`), and
+their plain values in ``mixwell.json``.
 """
 
 from __future__ import annotations
@@ -22,20 +21,72 @@ from torch import Tensor
 
 from mixwell import distributed
 from mixwell.distributed import sharded_checkpoint
+from mixwell.mixer.round import RoundAccumulator
 from mixwell.utils import files
 
 FORMAT = 3
 PLAIN = "mixwell.json"
+# Tensors with one entry for each finished round.
+GROWING = ("weights.history", "weights.steps")
 State = dict[str, Any]
 """``{"format": int, "settings": {...}, "values": {...}, "tensors": {name: Tensor}}``"""
 
 
-def write(path: str | os.PathLike[str], state: State) -> None:
+def capture(current: RoundAccumulator, clip_norm: float | None) -> State:
+    """Return everything that a resumed run needs, with the live tensors."""
+    values, tensors = current.signal.state()
+    history, steps = current.weights.state()
+    named = {f"signal.{name}": tensor.detach() for name, tensor in tensors.items()}
+    named["weights.history"] = torch.from_numpy(history)
+    named["weights.steps"] = torch.from_numpy(steps)
+    return {
+        "format": FORMAT,
+        "settings": {
+            "domains": list(current.weights.names),
+            "horizon": current.clock.horizon,
+            "budget": current.clock.budget,
+            "warmup": current.clock.warmup,
+            "clip_norm": clip_norm,
+            "signal": repr(current.signal),
+            "update": repr(current.updater.update),
+            "constraints": repr(current.updater.constraints),
+            "parameters": current.parameters.shapes(),
+        },
+        "values": {
+            "clock": current.clock.state(),
+            "signal": values,
+            "update": current.updater.update.state(),
+            **current.state(),
+        },
+        "tensors": named,
+    }
+
+
+def restore(saved: Mapping[str, Any], current: RoundAccumulator, clip_norm: float | None) -> None:
+    """Set everything to the result of :func:`capture`.
+
+    Raises:
+        ValueError: it is of another version or another run; nothing is changed.
+    """
+    _expect_same_run(saved, capture(current, clip_norm))
+    tensors: dict[str, Tensor] = saved["tensors"]
+    values: dict[str, Any] = saved["values"]
+    own = {k.removeprefix("signal."): t for k, t in tensors.items() if k.startswith("signal.")}
+    with torch.no_grad():
+        current.signal.load_state(values["signal"], own)
+    history, steps = (tensors[name].cpu().numpy() for name in GROWING)
+    current.weights.load_state(history, steps)
+    current.clock.load_state(values["clock"])
+    current.updater.at_step(current.clock.round_start if values["rounds"] else 0)
+    current.updater.update.load_state(values["update"])
+    current.load_state(values)
+
+
+def write_file(path: str | os.PathLike[str], state: State) -> None:
     """Write a state file; what was there before is replaced in one move, or kept if anything fails.
 
     Args:
-        path: where to.
-        state: what ``Mixer.state_dict()`` gave.
+        state: the result of ``Mixer.state_dict()``.
     """
     target = Path(path)
     plain = json.dumps({key: value for key, value in state.items() if key != "tensors"})
@@ -46,14 +97,11 @@ def write(path: str | os.PathLike[str], state: State) -> None:
         save_file(tensors, temporary)
 
 
-def write_all(path: str | os.PathLike[str], state: State) -> None:
+def write_folder(path: str | os.PathLike[str], state: State) -> None:
     """Write the states of all processes into a folder; what was there before is replaced when all is written.
 
     Args:
-        path: where to, on a file system that all processes see.
-
-    Raises:
-        OSError: it cannot be written.
+        path: on a file system that all processes see.
     """
     target = Path(path)
     part = target.with_name(target.name + ".part")
@@ -71,12 +119,8 @@ def write_all(path: str | os.PathLike[str], state: State) -> None:
     distributed.run_on_rank_zero(finish)
 
 
-def own_of(plain: Sequence[State]) -> State:
-    """Return the plain values with which this rank continues.
-
-    Returns:
-        Its own where there are as many processes as there were, else what all of them had together.
-    """
+def values_for_rank(plain: Sequence[State]) -> State:
+    """Return the plain values with which this rank continues: its own, or merged ones in another world size."""
     if len(plain) == distributed.world_size():
         return plain[distributed.rank()]
     values = [dict(one["values"]) for one in plain]
@@ -101,12 +145,12 @@ def own_of(plain: Sequence[State]) -> State:
     }
 
 
-def _read_all(folder: Path, like: Mapping[str, Tensor]) -> State:
+def _read_folder(folder: Path, like: Mapping[str, Tensor]) -> State:
     try:
         plain = json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"{folder} is not a state of mixwell, or it is damaged ({error})") from error
-    return {**own_of(plain), "tensors": sharded_checkpoint.load_sharded(folder, like)}
+    return {**values_for_rank(plain), "tensors": sharded_checkpoint.load_sharded(folder, like)}
 
 
 @contextmanager
@@ -129,39 +173,27 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
     """Read a state file, or the folder of several processes.
 
     Args:
-        path: where from.
         like: tensors by name that show how a tensor is sharded here.
 
     Returns:
-        The state, to be given to ``Mixer.load_state_dict``.
-
-    Raises:
-        ValueError: it is not a state file of mixwell, or it is damaged.
+        The state for ``Mixer.load_state_dict``.
     """
     left = Path(path).with_name(Path(path).name + ".old")
     if not Path(path).exists() and left.is_dir():  # of a process that died while it replaced it
         path = left
     if Path(path).is_dir():
-        return _read_all(Path(path), like or {})
+        return _read_folder(Path(path), like or {})
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         plain = json.loads(tensors.pop(PLAIN).numpy().tobytes())
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a state file of mixwell, or it is damaged ({error})") from error
-    return {**own_of([plain]), "tensors": tensors}
+    return {**values_for_rank([plain]), "tensors": tensors}
 
 
-def check(state: Mapping[str, Any], expected: State, *, growing: tuple[str, ...] = ()) -> None:
-    """Raise if a state does not fit, and say what differs.
-
-    Args:
-        expected: the state of the mixer that is to load it.
-        growing: names of tensors in which the first dimension may differ.
-
-    Raises:
-        ValueError: with every difference.
-    """
+def _expect_same_run(state: Mapping[str, Any], expected: State) -> None:
+    """Raise a ValueError that lists every difference if a state does not fit that of the mixer to load it."""
     if not {"format", "settings", "values", "tensors"} <= set(state):
         raise ValueError("this is not a state of mixwell.Mixer: give what state_dict() returned")
     if state["format"] != FORMAT:
@@ -175,7 +207,7 @@ def check(state: Mapping[str, Any], expected: State, *, growing: tuple[str, ...]
         if name not in tensors:
             differences.append(f"tensor {name} is missing")
         else:
-            skip = 1 if name in growing else 0
+            skip = 1 if name in GROWING else 0
             if tensors[name].shape[skip:] != tensor.shape[skip:]:
                 differences.append(
                     f"tensor {name}: {tuple(tensors[name].shape)} in the state, {tuple(tensor.shape)} here"

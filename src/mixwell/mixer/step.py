@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, final
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
 from mixwell import distributed
-from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
+from mixwell.hypergradient.responses import unwrap_optimizer
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.mixer.batch import DomainBatch, MixtureBatch
+from mixwell.mixer.given_parts import GivenParts
+from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
-from mixwell.mixer.nonfinite import NonFiniteGuard
+from mixwell.mixer.round import RoundAccumulator
+from mixwell.mixer.row_labels import RowLabels, domain_numbers, resolve_expected
 from mixwell.mixer.scopes import BatchScope, DomainScope
-from mixwell.signals import Signal
 from mixwell.signals.base import DomainFactors, LinearSignal
 from mixwell.typing import Gradients
 
-VALIDATION = "validation"
-TOLERANCE = 1e-6
+# Losses of rows are weighted by no less, so that a domain's gradient can be recovered from the weighted one.
+_LEAST_WEIGHT = 1e-20
 
 
 @final
@@ -28,175 +34,203 @@ class StepAccumulator:
     """Accumulates a training step, from domains one at a time or from mixed batches.
 
     Args:
-        names: the domains.
-        parameters: the trained parameters.
-        signal: receives the gradients and losses of steps that belong to a round.
-        nonfinite: decides what happens to contributions that are not finite.
-        averaged: whether gradients of domains are averaged over ranks when they are combined.
+        round_accumulator: the round that the step belongs to, with the weights and the signal.
+        collector: opens the blocks in which gradients are computed.
+        clip_norm: clip the norm of the combined gradient to this.
     """
 
     def __init__(
         self,
-        names: Sequence[str],
-        parameters: Parameters,
-        signal: Signal,
-        nonfinite: NonFiniteGuard,
-        *,
-        averaged: bool,
+        round_accumulator: RoundAccumulator,
+        collector: GradientCollector,
+        optimizer: Optimizer,
+        clip_norm: float | None,
     ) -> None:
-        self._names = tuple(names)
-        self._parameters, self._signal, self._nonfinite = parameters, signal, nonfinite
-        self._averaged = averaged
-        self.sum = WeightedSum(parameters, lazy=not signal.requirements.domain_batches, averaged=averaged)
+        self._round, self._collector = round_accumulator, collector
+        if clip_norm is not None and not (np.isfinite(clip_norm) and clip_norm > 0):
+            raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
+        self._optimizer, self.clip_norm = optimizer, None if clip_norm is None else float(clip_norm)
+        self._names = round_accumulator.weights.names
+        self._parameters, self._signal = round_accumulator.parameters, round_accumulator.signal
+        self._nonfinite, self._averaged = round_accumulator.nonfinite, round_accumulator.averaged
+        lazy = not self._signal.requirements.domain_batches
+        self.sum = WeightedSum(self._parameters, lazy=lazy, averaged=self._averaged)
         self.clear()
 
     def clear(self) -> None:
         """Begin a new step."""
-        self._fractions: dict[str, float] = {}
-        self._absent: frozenset[str] = frozenset()
+        self._given = GivenParts(self._names)
         self.sum.clear()
-        self.mixed = False
-        """Whether mixed batches were given."""
-        self._batch_fraction: float | None = None
-        self._counted = False
-        self._lost = False
-        self.traced = False
-        """Whether the signal knows that the step has begun."""
-        self.prepared = False
-        """Whether the gradients are combined, and the optimizer steps next."""
+        self._losses: list[tuple[str, Any, float]] = []
+        self._lost = False  # whether the gradient of a mixed batch is not finite
+        self._traced = False  # whether signal.begin_step was called
+        self._folded = False  # whether signal.end_step was called
+        self._prepared = False  # whether the gradients are combined, and the optimizer steps next
 
-    def __bool__(self) -> bool:
-        return self.mixed or bool(self._fractions)
+    def expect_between_steps(self, call: str, *, forget_step: bool) -> None:
+        """Raise a RuntimeError if a state would be that of the middle of a step.
 
-    # ------------------------------------------------------------------------------------------- fractions
-
-    def fraction(self, name: str) -> float:
-        """Return the fraction of a domain's batch that was given so far."""
-        return self._fractions.get(name, 0.0)
-
-    def complete(self, name: str) -> bool:
-        """Return whether the fractions of a domain sum to one."""
-        return self.fraction(name) >= 1 - TOLERANCE
-
-    def expect(self, part: DomainBatch, step: int) -> None:
-        """Raise if a part cannot be added to the step, or is more than the whole of its domain's batch."""
-        if self.mixed:
-            raise _two_ways()
-        total = self.fraction(part.domain) + part.fraction
-        if total > 1 + TOLERANCE:
-            raise ValueError(
-                f"{part.domain!r} is given twice in step {step}: its fractions sum to {total:g}. Call "
-                "mixer.step() between steps; for several micro-batches in one step give each its fraction, as in "
-                "mixer.domain(name, fraction=1/4)"
+        Args:
+            forget_step: whether a step that was begun may be left out, where nothing of it is in the traces.
+        """
+        self._collector.expect_closed(call)
+        self._round.expect_intact()
+        if not (self._given or self._round.validating):
+            return
+        if not forget_step:
+            raise RuntimeError(
+                "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
+                "after the block of mixer.validation()"
+            )
+        if not self._can_drop:
+            raise RuntimeError(
+                f"in the middle of a step {self._signal!r} contains a part of it, which a state cannot forget; "
+                "take it after mixer.step(), or use Hypergradient(traces=ProjectedTraces())"
             )
 
-    def give(self, part: DomainBatch) -> None:
-        """Count a part."""
-        self._fractions[part.domain] = self.fraction(part.domain) + part.fraction
-        self._absent |= part.absent
+    @property
+    def _can_drop(self) -> bool:
+        """Whether nothing of the step is left once another is begun in its place."""
+        return not self._traced or (self._signal.can_drop_step and not self._folded)
 
-    def expect_complete(self, step: int) -> None:
-        """Raise a ValueError if a domain or a micro-batch is missing."""
-        if self._batch_fraction is not None:
-            if self._batch_fraction < 1 - TOLERANCE:
-                raise ValueError(
-                    f"the micro-batches of step {step} are {self._batch_fraction:g} of it: give all of them to "
-                    "mixer.batch before mixer.step()"
-                )
-            return
-        if self._counted:
-            return
-        for name in self._names:
-            if self.mixed and name not in self._fractions and name not in self._absent:
-                raise ValueError(
-                    f"domain {name!r} is missing in step {step}: where a batch need not have rows of every "
-                    "domain, give the batches of a MixtureLoader, or mixer.batch(labels, expected_counts=...) "
-                    "with the number of rows of each domain that a step has on average"
-                )
-            if name not in self._fractions and name not in self._absent:
-                raise ValueError(
-                    f"domain {name!r} is missing in step {step}: run it in `with mixer.domain({name!r}):`. "
-                    "A domain that is not in every step needs batches that say so: those of a MixtureLoader, or "
-                    "DomainBatch(..., probability=...) where it is there and DomainBatch(..., absent=...) "
-                    "of another where it is not"
-                )
-            if name in self._fractions and not self.complete(name):
-                raise ValueError(
-                    f"the fractions of domain {name!r} in step {step} sum to {self.fraction(name):g}, not 1"
-                )
+    def abandon(self) -> None:
+        """Forget the step after an error, or refuse every later call where something of it would be left.
+
+        That the gradients of earlier mixed batches go with it is seen when the step ends, from the fractions that
+        are missing then; with labels and expected counts nobody would see it.
+        """
+        if self._given.any_number_of_batches or not self._can_drop:
+            self._round.interrupted = True
+        if self._given.mixed:
+            self._nonfinite.total, self._nonfinite.in_round = self._skipped
+        self._round.row_counts.drop_step()
+        self._parameters.clear_gradients()
+        self.clear()
+
+    def _begin(self) -> None:
+        """Tell the signal that a step has begun, where it belongs to a round."""
+        if self._round.begin_step() and not self._traced:
+            self._signal.begin_step(remaining=self._round.clock.remaining)
+            self._traced = True
+
+    @property
+    def _number(self) -> int:
+        return self._round.clock.steps_done
 
     # ------------------------------------------------------------------------------------------- domain by domain
 
-    def add_domain(self, index: int, scope: DomainScope, weight: float) -> None:
-        """Add a domain's gradient to its trace and to the weighted sum; it is free then."""
-        part = scope.batch
-        scale = part.fraction / part.probability
-        if self.traced:
-            self._signal.fold(index, scope.gradients, scale=scale, weight=weight, rows=part.count)
-        factor = self._signal.domain_factor(index) if isinstance(self._signal, DomainFactors) else 1.0
-        self.sum.add(scope.gradients, weight * scale * factor)
-        if self.traced and scope.losses:
-            losses, reference = scope.recorded()
-            fraction = part.fraction * part.rank_scale
-            self._signal.record_loss(index, losses, fraction=fraction, reference=reference)
+    @contextmanager
+    def domain(self, part: DomainBatch) -> Generator[DomainScope]:
+        """Add the gradient that is computed inside to its domain's trace and to the weighted sum.
+
+        Yields:
+            The scope that records the loss.
+        """
+        index = self._round.weights.index(part.domain)
+        self._round.expect_intact()
+        self._round.expect_no_validation_due()
+        self._given.expect_domain(part, self._number)
+        with self._round.row_counts.observe(index, part.count, self._parameters.model):
+            with self._collector.collect(part, self._number) as scope:
+                yield scope
+            with self._parameters.full_precision():
+                if self._nonfinite.accept_scope(scope, self._number, self._parameters):
+                    self._expect_recorded(scope)
+                    self._begin()
+                    self._add_domain(index, scope)
+                scope.gradients = []  # so that a kept scope does not keep its gradient alive
+        self._given.add_domain(part)
+
+    def _add_domain(self, index: int, scope: DomainScope) -> None:
+        part, signal = scope.batch, self._signal
+        weight, scale = float(self._round.weights.values[index]), part.fraction / part.probability
+        fraction = part.fraction * part.rank_scale
+        if self._traced:
+            # A signal refuses a gradient before it changes anything.
+            with self._round.indivisible(unless=(ValueError,)):
+                signal.fold(index, scope.gradients, scale=scale, weight=weight, rows=part.count)
+        with self._round.indivisible():
+            factor = signal.domain_factor(index) if isinstance(signal, DomainFactors) else 1.0
+            self.sum.add(scope.gradients, weight * scale * factor)
+            if self._traced and scope.losses:
+                losses, reference = scope.recorded()
+                signal.record_loss(index, losses, fraction=fraction, reference=reference)
+            self._losses.append((part.domain, scope.loss, fraction))
+
+    def _expect_recorded(self, scope: DomainScope) -> None:
+        if self._signal.requirements.losses and not scope.losses:
+            raise ValueError(
+                f"{self._signal!r} requires the losses: call scope.record_loss(loss) in `with "
+                f"mixer.domain({scope.batch.domain!r}) as scope:`"
+            )
+        if self._signal.requirements.reference and any(other is None for _, other in scope.losses):
+            raise ValueError(
+                f"{self._signal!r} needs the losses of a reference model: scope.record_loss(losses, reference=...)"
+            )
 
     # ------------------------------------------------------------------------------------------- mixed batches
 
-    def expect_batch(
-        self, batch: MixtureBatch | None, present: Sequence[int], step: int, *, counted: bool
-    ) -> None:
-        """Raise if a mixed batch cannot be added.
+    @contextmanager
+    def batch(
+        self, given: MixtureBatch | RowLabels, expected_counts: Mapping[str, float] | None
+    ) -> Generator[BatchScope]:
+        """Accumulate the gradient that is computed inside on the parameters, and pass the losses to the signal.
 
-        Args:
-            batch: with its fraction of the step; ``None`` where only labels are known.
-            counted: whether the expected counts of the step are known, so that it may have several batches.
+        Yields:
+            The scope that weights the losses.
         """
-        if self.sum or (self._fractions and not self.mixed):
-            raise _two_ways()
-        if batch is not None:
-            if (self._batch_fraction or 0.0) + batch.fraction > 1 + TOLERANCE:
-                raise ValueError(
-                    f"a batch too many in step {step}: call mixer.step() after the {batch.step.micro_batches} "
-                    "micro-batches of a step"
-                )
-        elif not counted:
-            for index in present:
-                total = self.fraction(self._names[index]) + 1
-                if total > 1 + TOLERANCE:
-                    raise ValueError(
-                        f"{self._names[index]!r} is given twice in step {step}: its fractions sum to "
-                        f"{total:g}. Call mixer.step() between steps; for several micro-batches in one step "
-                        "give each the rows that the whole step has, as in mixer.batch(labels, "
-                        "expected_counts={'web': 24, ...})"
-                    )
+        self._round.expect_intact()
+        self._round.expect_no_validation_due()
+        names, batch = self._names, None
+        if isinstance(given, MixtureBatch):
+            if expected_counts is not None:
+                raise ValueError("expected_counts goes with labels; a MixtureBatch has its own")
+            batch, expected_counts = given, given.expected_counts
+            places = np.array([self._round.weights.index(name) for name in given.names])
+            numbers = places[domain_numbers(given.labels, given.names)]
+        else:
+            numbers = domain_numbers(given, names)
+        groups, counted = RowGroups(numbers, len(names)), expected_counts is not None
+        expected = resolve_expected(groups.counts, names, expected_counts)
+        present = [index for index, _, _ in groups.slices]
+        self._given.expect_batch(batch, present, self._number, counted=counted)
+        first = not self._given.mixed
+        self._collector.expect_ready("batch", first=first)
+        weights = np.maximum(self._round.weights.values, _LEAST_WEIGHT)
+        self._begin()
+        capture = self._signal.capture(groups, weights) if self._traced else nullcontext(CaptureContext())
+        if first:
+            self._skipped = dict(self._nonfinite.total), dict(self._nonfinite.in_round)
+        self._given.mixed = True
+        try:
+            with self._collector.accumulate("batch", self._number), capture as context:
+                scope = BatchScope(groups, expected, weights, context, self._signal)
+                yield scope
+            losses = self._add_batch(scope, batch)
+        except BaseException:
+            self.abandon()
+            raise
+        self._losses += losses
+        for index in present:
+            self._round.row_counts.add(index, int(groups.counts[index]))
+        self._given.add_batch(batch, present, counted=counted)
 
-    def give_batch(self, batch: MixtureBatch | None, present: Sequence[int], *, counted: bool) -> None:
-        """Count a mixed batch."""
-        self._counted = counted
-        if batch is not None:
-            self._batch_fraction = (self._batch_fraction or 0.0) + batch.fraction
-        elif not counted:
-            for index in present:
-                self._fractions[self._names[index]] = self.fraction(self._names[index]) + 1
-
-    def add_batch(
-        self, scope: BatchScope, batch: MixtureBatch | None, step: int
-    ) -> list[tuple[str, float, float]]:
+    def _add_batch(self, scope: BatchScope, batch: MixtureBatch | None) -> list[tuple[str, Any, float]]:
         """Pass the losses of a mixed batch to the signal, and skip the step if something is not finite.
 
         Returns:
             The domain, the mean loss and the number of rows over the expected one, where the loss is finite.
         """
         signal = self._signal
-        found = signal.non_finite() if self.traced and isinstance(signal, LinearSignal) else None
+        found = signal.non_finite() if self._traced and isinstance(signal, LinearSignal) else None
         problems = {self._names[index]: "gradient" for index in found or []}
-        losses: list[tuple[str, float, float]] = []
+        losses: list[tuple[str, Any, float]] = []
         for index, rows, mean in scope.means():
             if np.isfinite(mean):
                 losses.append((self._names[index], mean, rows / float(scope.expected[index])))
             else:
                 problems[self._names[index]] = f"loss ({mean:g})"
-        if self.traced and scope.recorded is not None and not problems:
+        if self._traced and scope.recorded is not None and not problems:
             self._record_rows(scope, batch)
         if found is None and not problems:  # the signal has not looked at the gradients
             parameter = self._parameters.non_finite([p.grad for p in self._parameters.tensors])
@@ -206,7 +240,7 @@ class StepAccumulator:
             self._lost = True
             self._nonfinite.reject(
                 name,
-                f"non-finite {problem} in a row of {name!r} at step {step}, which is left out",
+                f"non-finite {problem} in a row of {name!r} at step {self._number}, which is left out",
                 "Look at that batch, or lower the learning rate",
             )
         return losses
@@ -234,48 +268,110 @@ class StepAccumulator:
 
     # ------------------------------------------------------------------------------------------- the whole step
 
-    def reduce(self) -> bool:
-        """Average over ranks what is averaged when a step is combined; return whether there is a gradient."""
-        if self.mixed and self._nonfinite.policy == "skip":
-            # A value that is not finite on one rank has reached the gradients of all.
-            self._lost = distributed.any_rank(self._lost, self._parameters.device)
-        if self._averaged and not self.mixed:
-            with self._parameters.full_precision():
-                self.sum.all_reduce()
-                distributed.broadcast_buffers(self._parameters.model)
-        return bool(self.sum) or (self.mixed and not self._lost)
+    def _expect_ready(self, call: str) -> None:
+        """Raise if the calls are out of order, a domain or a micro-batch is missing, or the optimizer changed."""
+        self._collector.expect_closed(call)
+        if self._prepared:
+            raise RuntimeError(
+                f"{call} after mixer.before_step(): call optimizer.step() and mixer.after_step()"
+            )
+        self._round.expect_intact()
+        self._round.expect_no_validation_due()
+        self._given.expect_complete(self._number)
+        self._parameters.expect_all_of(unwrap_optimizer(self._optimizer))
 
-    def combine(
-        self, step: int, *, own_clip: float | None, norm: float | None, clip_norm: float | None
-    ) -> bool:
-        """Put the combined gradient into ``.grad``, clip it, and pass it to the signal.
+    def take(self) -> None:
+        """Combine the gradients, and let the optimizer step with them; the parameters have none afterwards."""
+        self._expect_ready("mixer.step()")
+        try:
+            if self._combine(None, None):
+                with self._parameters.full_precision(), torch.enable_grad(), self._round.indivisible():
+                    self._optimizer.step()
+        finally:
+            self._parameters.clear_gradients()
+        self._end()
+
+    def prepare(self, *, norm: float | None, clip_norm: float | None) -> None:
+        """Combine the gradients; the optimizer steps next.
 
         Args:
-            own_clip: clip the norm of the gradient to this.
-            norm: the norm before the gradient was clipped elsewhere.
+            norm: the norm before the gradient was clipped elsewhere, to ``clip_norm``.
         """
-        if self.mixed:
-            combined: Gradients = [p.grad for p in self._parameters.tensors]
-        else:
-            combined = self.sum.gradients
-            for parameter, gradient in zip(self._parameters.tensors, combined, strict=True):
-                parameter.grad = gradient
-        if own_clip is not None:
-            clip_norm = own_clip
-            clipped = torch.nn.utils.clip_grad_norm_(self._parameters.tensors, own_clip)
-            norm = float(distributed.full_tensor(clipped))
-        if norm is not None and not np.isfinite(norm):
-            self._nonfinite.reject(
-                "combined gradient",
-                f"the norm of the combined gradient overflowed at step {step}",
-                "Lower the learning rate",
+        self._expect_ready("mixer.before_step()")
+        if clip_norm is not None and self.clip_norm is not None:
+            raise ValueError(
+                f"the gradient is clipped to {clip_norm:g} by the trainer and to {self.clip_norm:g} by the "
+                "mixer; leave out one of them"
             )
-            return False
-        clip = 1.0 if norm is None or clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
-        if self.traced:
-            self._signal.end_step(Combined(combined, clip, norm))
-        return True
+        if not self._combine(norm, clip_norm):
+            self._parameters.clear_gradients()
+        self._prepared = True
 
+    def finish(self) -> None:
+        """End a step after :meth:`prepare` and the optimizer's step."""
+        if not self._prepared:
+            raise RuntimeError(
+                "mixer.after_step() without mixer.before_step(): call it before optimizer.step()"
+            )
+        self._parameters.clear_gradients()
+        self._end()
 
-def _two_ways() -> RuntimeError:
-    return RuntimeError("mixer.batch and mixer.domain cannot be used in one step; call mixer.step() between")
+    def _combine(self, norm: float | None, clip_norm: float | None) -> bool:
+        """Put the combined gradient into ``.grad``, clip it, and pass it to the signal.
+
+        Returns:
+            Whether there is a gradient; where not, the step is skipped.
+        """
+        try:
+            return self._combined(norm, clip_norm)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _combined(self, norm: float | None, clip_norm: float | None) -> bool:
+        with self._parameters.full_precision():
+            if self._averaged and not self._given.mixed:
+                self._begin()  # also where this rank has no rows
+            if not self._reduce():
+                return False
+            if self._given.mixed:
+                self._collector.expect_gradient("batch", self._number)
+                combined: Gradients = [p.grad for p in self._parameters.tensors]
+            else:
+                combined = self.sum.gradients
+                for parameter, gradient in zip(self._parameters.tensors, combined, strict=True):
+                    parameter.grad = gradient
+            if self.clip_norm is not None:
+                clip_norm = self.clip_norm
+                clipped = torch.nn.utils.clip_grad_norm_(self._parameters.tensors, clip_norm)
+                norm = float(distributed.full_tensor(clipped))
+            if norm is not None and not np.isfinite(norm):
+                self._nonfinite.reject(
+                    "combined gradient",
+                    f"the norm of the combined gradient overflowed at step {self._number}",
+                    "Lower the learning rate",
+                )
+                return False
+            if self._traced:
+                self._folded = True
+                clip = 1.0 if norm is None or clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
+                self._signal.end_step(Combined(combined, clip, norm))
+            return True
+
+    def _reduce(self) -> bool:
+        """Average over ranks what is averaged when a step is combined; return whether there is a gradient."""
+        if self._given.mixed:
+            if self._nonfinite.policy == "skip":
+                # A value that is not finite on one rank has reached the gradients of all.
+                self._lost = distributed.any_rank(self._lost, self._parameters.device)
+            return not self._lost
+        if self._averaged:
+            self.sum.all_reduce()
+            distributed.broadcast_buffers(self._parameters.model)
+        return bool(self.sum)
+
+    def _end(self) -> None:
+        for name, loss, fraction in self._losses:
+            self._round.losses.add(name, loss, fraction)
+        self.clear()
+        self._round.end_step()

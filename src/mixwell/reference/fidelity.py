@@ -291,7 +291,7 @@ class _Experiment:
             for step in batches:
                 for name, batch in step.items():
                     with mixer.domain(name):
-                        self._loss(model, batch).backward(create_graph=mixer.needs_graph)
+                        self._loss(model, batch).backward(create_graph=mixer.signal.requirements.graph)
                 mixer.step()
                 if mixer.validation_due:
                     with mixer.validation():

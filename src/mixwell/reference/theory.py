@@ -19,10 +19,10 @@ from typing import final
 
 import numpy as np
 
-from mixwell.simplex.formulas import check_budget
-from mixwell.simplex.formulas import deterministic_horizon as deterministic_horizon
-from mixwell.simplex.formulas import mirror_step_size as mirror_step_size
-from mixwell.simplex.formulas import stochastic_horizon as stochastic_horizon
+from mixwell.simplex.horizons import check_budget
+from mixwell.simplex.horizons import deterministic_horizon as deterministic_horizon
+from mixwell.simplex.horizons import stochastic_horizon as stochastic_horizon
+from mixwell.simplex.updates.step_size import mirror_step_size as mirror_step_size
 
 
 @final

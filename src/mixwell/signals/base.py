@@ -135,6 +135,9 @@ class Signal(ABC):
             gradients: valid during the call only.
             scale: the gradient's factor (fraction of the batch over inclusion probability).
             rows: the number of rows that the gradient is the mean over, where known.
+
+        Raises:
+            ValueError: the signal refuses it; nothing was changed.
         """
         if self.requirements.mixed_batches:
             raise ValueError(
@@ -165,6 +168,11 @@ class Signal(ABC):
         if self.requirements.domain_batches:
             raise ValueError(f"{self!r} needs one batch per domain (mixer.domain), not a mixed one")
         return nullcontext(CaptureContext())
+
+    @property
+    def can_drop_step(self) -> bool:
+        """Whether :meth:`begin_step` can drop the step that was begun, so that nothing of it is left."""
+        return True
 
     def end_step(self, combined: Combined) -> None:
         """End a step; all gradients are folded and the optimizer steps next with ``combined``."""

@@ -148,6 +148,11 @@ class Hypergradient(LinearSignal):
     def non_finite(self) -> list[int] | None:
         return self.traces.non_finite() if self._traced else None
 
+    @property
+    @override
+    def can_drop_step(self) -> bool:
+        return not self._traced or self.traces.can_drop_step
+
     @override
     def end_step(self, combined: Combined) -> None:
         if self._traced:

@@ -103,6 +103,11 @@ class Influence(Signal):
                 total.add_(gradient.detach(), alpha=scale)
         self._scales[domain] += scale
 
+    @property
+    @override
+    def can_drop_step(self) -> bool:
+        return False  # gradients are added to the sums of the round at once
+
     @override
     def end_step(self, combined: Combined) -> None:
         for total, gradient in zip(self._fisher, combined.gradients, strict=True):

@@ -1,1 +1,1 @@
-"""The weights of the domains: updates, constraints, horizons and rounds, with their formulas. NumPy only."""
+"""The weights of the domains: updates, constraints, horizons and rounds. NumPy only."""

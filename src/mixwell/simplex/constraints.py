@@ -94,9 +94,6 @@ class PriorPull(Constraint):
     Args:
         prior: positive weights by domain, or in their order; they are divided by their sum.
         strength: lambda, in the units of the validation loss.
-
-    Raises:
-        ValueError: the strength is negative or not finite.
     """
 
     prior: Mapping[str, float] | Sequence[float]
@@ -143,7 +140,6 @@ def constrain(names: Sequence[str], log: Vector, constraints: Sequence[Constrain
     """Return the weights within the bounds that are nearest in KL divergence, shape ``(m,)``.
 
     Args:
-        log: log-weights, shape ``(m,)``.
         constraints: their pulls have no effect without a step.
     """
     return np.exp(apply_constraints(names, log, constraints, step_size=0.0))

@@ -13,7 +13,52 @@ from typing import final
 
 from typing_extensions import override
 
-from mixwell.simplex import formulas
+
+def stochastic_horizon(budget: int, factor: float = 1.0) -> int:
+    """Return the horizon that minimizes the stochastic bound up to constants, ``T = ceil(factor sqrt(N log N))``.
+
+    Args:
+        budget: the number N of training steps.
+        factor: 1 is the paper's choice.
+
+    Returns:
+        At least 1.
+
+    Example:
+        >>> [stochastic_horizon(n) for n in (1, 1000, 5000, 10000)]
+        [1, 84, 207, 304]
+    """
+    check_budget(budget)
+    return max(1, math.ceil(factor * math.sqrt(budget * math.log(budget))))
+
+
+def deterministic_horizon(budget: int, *, learning_rate: float, strong_convexity: float) -> int:
+    """Return the paper's horizon for full gradients, ``T = ceil(2 log N / (eta mu))``.
+
+    Args:
+        budget: the number N of training steps.
+        learning_rate: eta, the step size of the model's training.
+        strong_convexity: mu, a lower bound of the curvature of every domain's loss.
+
+    Returns:
+        At least 1. It may exceed the budget: the theorem then says nothing.
+
+    Example:
+        >>> deterministic_horizon(1000, learning_rate=0.1, strong_convexity=1.0)
+        139
+    """
+    check_budget(budget)
+    if not (learning_rate > 0 and strong_convexity > 0):
+        raise ValueError(
+            f"learning_rate and strong_convexity must be positive, got {learning_rate} and {strong_convexity}"
+        )
+    return max(1, math.ceil(2 * math.log(budget) / (learning_rate * strong_convexity)))
+
+
+def check_budget(budget: int) -> None:
+    """Raise ``ValueError`` for a budget below one step."""
+    if budget < 1:
+        raise ValueError(f"budget must be at least 1 training step, got {budget}")
 
 
 class Horizon(ABC):
@@ -32,9 +77,6 @@ class Horizon(ABC):
 @dataclass(frozen=True)
 class FixedHorizon(Horizon):
     """One weight update every ``steps`` training steps.
-
-    Raises:
-        ValueError: ``steps`` is not a positive whole number.
 
     Example:
         >>> FixedHorizon(84).length(budget=1000)
@@ -55,16 +97,10 @@ class FixedHorizon(Horizon):
 @final
 @dataclass(frozen=True)
 class StochasticHorizon(Horizon):
-    """The paper's choice for noisy gradients: ``ceil(factor * sqrt(N log N))`` (stochastic theorem).
+    """The paper's choice for noisy gradients (the stochastic theorem); see :func:`stochastic_horizon`.
 
     The theorem leaves the constant open. It balances the number of updates against the noise of one; a
     hypergradient that is averaged over several iterates is less noisy, so the default is half of the paper's.
-
-    Args:
-        factor: 1 is the paper's choice.
-
-    Raises:
-        ValueError: the factor is not positive and finite.
 
     Example:
         >>> StochasticHorizon().length(budget=1000), StochasticHorizon(0.5).length(budget=1000)
@@ -79,32 +115,20 @@ class StochasticHorizon(Horizon):
 
     @override
     def length(self, budget: int | None) -> int:
-        steps = _needed(budget, self)
-        if self.factor == 1:
-            return formulas.stochastic_horizon(steps)
-        return max(1, math.ceil(self.factor * math.sqrt(steps * math.log(steps))))
+        return stochastic_horizon(_needed(budget, self), self.factor)
 
 
 @final
 @dataclass(frozen=True)
 class DeterministicHorizon(Horizon):
-    """The paper's choice for full gradients: ``T = ceil(2 log N / (eta mu))`` (the deterministic theorem).
-
-    Args:
-        learning_rate: eta, the learning rate of the model.
-        strong_convexity: mu, a lower bound of the curvature of the losses.
-
-    Example:
-        >>> DeterministicHorizon(learning_rate=0.1, strong_convexity=1.0).length(budget=1000)
-        139
-    """
+    """The paper's choice for full gradients (the deterministic theorem); see :func:`deterministic_horizon`."""
 
     learning_rate: float
     strong_convexity: float
 
     @override
     def length(self, budget: int | None) -> int:
-        return formulas.deterministic_horizon(
+        return deterministic_horizon(
             _needed(budget, self), learning_rate=self.learning_rate, strong_convexity=self.strong_convexity
         )
 

@@ -40,9 +40,6 @@ class EpochPace(Constraint):
         batch_size: B, rows per step.
         budget: N, training steps.
 
-    Raises:
-        ValueError: a number is out of range.
-
     Example:
         >>> pace = EpochPace({"a": 100, "b": 10_000}, 4, batch_size=10, budget=200)
         >>> pace.bounds(["a", "b"])[1].tolist()
@@ -80,11 +77,7 @@ class EpochPace(Constraint):
 
     @override
     def bounds(self, names: Sequence[str]) -> tuple[Vector, Vector]:
-        """Return ``[0, epochs n_j / min(B (N - t), sum n)]``; after the last step ``[0, 1]``.
-
-        Raises:
-            ValueError: a domain's number of rows was not given.
-        """
+        """Return ``[0, epochs n_j / min(B (N - t), sum n)]``; after the last step ``[0, 1]``."""
         missing = [name for name in names if name not in self._rows]
         if missing:
             raise ValueError(f"EpochPace must have the rows of all domains; {', '.join(missing)} is missing")

@@ -16,7 +16,6 @@ def validation_points(
     """Return the steps of a round after which a validation gradient is due, evenly spaced in its later part.
 
     Args:
-        length: the number of steps in the round.
         points: the number of gradients; fewer where that part of the round has fewer steps.
         span: the part of the round, at its end, in (0, 1].
         window: the greatest number of last steps that this part may have.
@@ -66,9 +65,6 @@ class RoundClock:
         horizon: the number T of steps in a round.
         budget: the number N of steps, where it is known.
         warmup: the number of first steps in no round.
-
-    Raises:
-        ValueError: the warm-up is negative or leaves no step for a round.
 
     Example:
         >>> clock = RoundClock(4, budget=10, warmup=1)
@@ -144,7 +140,7 @@ class RoundClock:
             warnings.warn(
                 f"training continues after the budget of {self.budget} steps; rounds of {self.horizon} steps "
                 "follow",
-                stacklevel=3,
+                stacklevel=6,  # the call of mixer.step()
             )
         self.steps_done += 1
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mixwell.simplex.constraints import Constraint, apply_constraints, constrain, limits
 from mixwell.simplex.rounds import RoundClock
-from mixwell.simplex.updates import RoundContext, Update, resolve_update
+from mixwell.simplex.updates import MirrorDescent, RoundContext, Update
 from mixwell.simplex.weights import TINY, Weights
 from mixwell.typing import Vector
 
@@ -19,12 +19,13 @@ class WeightUpdater:
     """An update on a constrained simplex.
 
     Args:
-        update: a number is the step size of mirror descent, ``None`` is a self-tuned step size.
-        constraints: are intersected.
+        update: a number is the step size of mirror descent, ``None`` is ``MirrorDescent("auto")``.
     """
 
     def __init__(self, update: Update | float | None, constraints: Sequence[Constraint]) -> None:
-        self.update = resolve_update(update)
+        if not isinstance(update, Update):
+            update = MirrorDescent("auto" if update is None else update)
+        self.update = update
         self.update.reset()
         self.constraints = tuple(constraints)
 

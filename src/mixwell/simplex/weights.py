@@ -45,9 +45,6 @@ class Weights:
         initial: positive numbers, by domain or in the order of ``names``; they are divided by their sum.
             ``None`` is uniform.
 
-    Raises:
-        ValueError: a name is repeated or empty, or an initial weight is missing, unknown, or not positive.
-
     Example:
         >>> weights = Weights(["web", "code"], {"web": 3, "code": 1})
         >>> weights["web"]
@@ -81,11 +78,7 @@ class Weights:
         return f"Weights({inside})"
 
     def index(self, name: str) -> int:
-        """Return the position of a domain in ``names``.
-
-        Raises:
-            ValueError: there is no such domain.
-        """
+        """Return the position of a domain in ``names``."""
         try:
             return self.names.index(name)
         except ValueError:
@@ -145,11 +138,7 @@ class Weights:
         return np.stack(self._history), np.asarray(self._steps, dtype=np.int64)
 
     def load_state(self, history: NDArray[np.float64], steps: NDArray[np.int64]) -> None:
-        """Restore the result of :meth:`state`.
-
-        Raises:
-            ValueError: the shapes do not fit these domains.
-        """
+        """Restore the result of :meth:`state`."""
         if history.ndim != 2 or history.shape[1] != len(self) or len(history) != len(steps) + 1:
             raise ValueError(
                 f"weights history of shape {history.shape} with {len(steps)} rounds does not fit "

@@ -17,7 +17,7 @@ from mixwell import distributed, methods
 from mixwell.data.datasets import IndexedDataset
 from mixwell.data.shuffle import ShuffledCursor
 from mixwell.mixer import state
-from mixwell.mixer.batch import MixtureBatch, Piece, pieces
+from mixwell.mixer.batch import MixtureBatch, RowRange, row_ranges
 from mixwell.reference.fidelity import Fidelity, measure_fidelity
 from mixwell.simplex import rounds
 from mixwell.training import checkpoints, mixing, optimization, parallel, randomness
@@ -102,7 +102,7 @@ class Trainer:
         self._cursor: ShuffledCursor | None = None
         self.validation_rows = 0
         """Rows of one validation gradient; 0 where none is needed."""
-        if validation is not None and self.mixer.needs_validation:
+        if validation is not None and self.mixer.signal.requirements.validation:
             self._cursor = ShuffledCursor(len(validation), f"seed {config.seed}, validation set")
             points = len(self.mixer.signal.validation_points(self.mixer.horizon))
             rows = validation_rows(config, self.mixer.horizon, points=points)
@@ -290,7 +290,7 @@ class Trainer:
         checkpoints.load_model(self.model, checkpoint.model_tensors(expected_model))
         optimization.load_state(self._optimizer, plain["optimizer"], part("optimizer"))
         saved = checkpoint.own
-        mixer = state.own_of([one["mixer"] for one in saved])
+        mixer = state.values_for_rank([one["mixer"] for one in saved])
         self.mixer.load_state_dict({**mixer, "tensors": part("mixer")})
         self.loader.load_state_dict(plain["loader"])
         self._batches = None
@@ -330,14 +330,14 @@ class Trainer:
                 if reference is not None and signal.requirements.objective == "excess":
                     objective = (loss - reference).clamp(min=0)
                 scaled = scope.scaled_loss(loss, objective=objective, reference=reference)
-                scaled.backward(create_graph=self.mixer.needs_graph)
+                scaled.backward(create_graph=self.mixer.signal.requirements.graph)
             totals[part.domain] = totals.get(part.domain, 0.0) + float(loss.detach()) * part.count
         return {name: totals[name] / count for name, count in batch.counts.items()}
 
     def _mixed_backward(self, batch: MixtureBatch) -> dict[str, float]:
         """Run one backward pass over the rows of all domains, or several over parts of them."""
         found: list[Tensor] = []
-        parts = batch.split(self._config.batch.micro_rows or len(batch))
+        parts = batch.split(self._config.batch.micro_rows)
         for number, part in enumerate(parts):
             rows = to_device(part.rows, self.device)
             # Ranks average the gradient of all parts, with the last one.
@@ -389,7 +389,7 @@ class Trainer:
 
     def _expect_suitable(self) -> None:
         name = f"mixer.method: {self._config.mixer.method}"
-        if self.mixer.needs_graph and self._config.compile:
+        if self.mixer.signal.requirements.graph and self._config.compile:
             raise ValueError(
                 f"{name} with options.curvature: exact differentiates twice, which a compiled model cannot; set "
                 "compile: false"
@@ -438,20 +438,20 @@ class Trainer:
 
     def _differentiable_twice(self) -> AbstractContextManager[Any]:
         """Faster kinds of attention have no second derivative."""
-        return sdpa_kernel(SDPBackend.MATH) if self.mixer.needs_graph else nullcontext()
+        return sdpa_kernel(SDPBackend.MATH) if self.mixer.signal.requirements.graph else nullcontext()
 
     @staticmethod
     def _parts(indices: Indices, *, at_most: int) -> list[Indices]:
         return [indices[i : i + at_most] for i in range(0, len(indices), at_most)]
 
-    def _own_pieces(self, drawn: Indices) -> list[tuple[Indices, Piece]]:
+    def _own_pieces(self, drawn: Indices) -> list[tuple[Indices, RowRange]]:
         """Return this rank's rows among those that all ranks drew, and how each piece of them counts.
 
         Where all ranks must run the model equally often, one that has no rows left runs one that does not count.
         """
         count = distributed.world_size()
         own = drawn[distributed.rank() :: count]
-        found = pieces(
+        found = row_ranges(
             len(own),
             len(drawn),
             self._most_rows,

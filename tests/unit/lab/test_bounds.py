@@ -153,7 +153,7 @@ def test_the_fast_loop_is_the_mixer(curvature: str) -> None:
         for index, name in enumerate("abc"):
             with mixer.domain(name):
                 torch_losses(problem, torch.stack(list(model)))[0][index].backward(
-                    create_graph=mixer.needs_graph
+                    create_graph=mixer.signal.requirements.graph
                 )
         mixer.step()
         if mixer.validation_due:

@@ -174,7 +174,7 @@ def test_a_lost_point_is_still_lost_after_a_resume() -> None:
 def test_a_file_of_the_format_before_is_refused(tmp_path: Path) -> None:
     _, _, mixer = build("momentum", ESTIMATORS["dense"])
     old = {**mixer.state_dict(), "format": 1}
-    state.write(tmp_path / "old", old)
+    state.write_file(tmp_path / "old", old)
     with pytest.raises(
         ValueError,
         match="the state has format 1, this version of mixwell reads format 3; load it with the version",

@@ -146,7 +146,7 @@ def test_the_limits_of_a_resumed_run_are_those_of_its_last_update(tmp_path: Any)
         )
 
     mixer = new()
-    module: Any = mixer._model
+    module: Any = mixer._parameters.model
     for _ in range(6):
         for name in ("a", "b"):
             with mixer.domain(name, rows=3):
@@ -205,7 +205,7 @@ def test_in_a_loop_of_one_s_own_it_is_there_where_sizes_are_given() -> None:
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         mixer = mixwell.Mixer.from_method("mixwell", model, optimizer, ["a", "b"], budget=100, **sizes)
-        return [type(one) for one in mixer._outer.constraints]
+        return [type(one) for one in mixer._round.updater.constraints]
 
     assert kinds(rows=SIZES, batch_rows=20) == [EpochPace]
     assert kinds() == []

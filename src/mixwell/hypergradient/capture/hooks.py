@@ -124,8 +124,9 @@ class LayerHooks:
         """
         accumulator.ignored = self.unsupported
         accumulator.touched = False
+        unverified = self._unverified
         # The verification needs hooks, and replacing `forward` would compile the model again.
-        fusable = not (self._unverified or self._compiled)
+        fusable = not (unverified or self._compiled)
         with ExitStack() as stack:
             self._accumulator = accumulator
             # Undone last: the exit stack first removes the hooks that use it.
@@ -139,7 +140,12 @@ class LayerHooks:
                     if not self._compiled:
                         stack.callback(handle.remove)
             self._hooked = self._compiled
-            yield CaptureContext(lambda losses: self._verify(losses, accumulator))
+            try:
+                yield CaptureContext(lambda losses: self._verify(losses, accumulator))
+            except BaseException:
+                # The batch may be given again. Sums of a batch that is verified run in another order.
+                self._unverified = unverified
+                raise
         if not accumulator.touched:
             compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
             raise ValueError(
@@ -191,7 +197,9 @@ class LayerHooks:
 
     def _verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Verify the first batch that has rows of two domains, and handle unsupported parameters."""
-        if self._unverified and len(accumulator.row_groups.slices) > 1:
+        several = len(accumulator.row_groups.slices) > 1
+        # Comparisons with NaN would hold for any model.
+        if self._unverified and several and bool(losses.isfinite().all()):
             self._unverified = False
             self._check(losses, accumulator)
             self.warn_unsupported()

@@ -166,6 +166,11 @@ class Traces(ABC):
     def end_step(self, combined: Combined) -> None:
         """Take the combined gradient; the optimizer has not stepped yet."""
 
+    @property
+    def can_drop_step(self) -> bool:
+        """Whether nothing is left of a step that was begun and not ended, once ``begin_step`` is called again."""
+        return True
+
     @abstractmethod
     def dot(self, vector: Gradients) -> Vector:
         """Return ``<vector, z_j>`` for every domain, shape ``(m,)``."""

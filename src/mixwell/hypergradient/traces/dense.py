@@ -75,6 +75,7 @@ class DenseTraces(Traces):
         self._scale = [1.0] * len(parameters)
         self._shrunk = [1.0] * len(parameters)
         self._empty = True
+        self._decayed = False
         self._step = self._selection.step(step)
         self._hooks: LayerHooks | None = None
         self._verified: dict[str, str] | None = None
@@ -95,7 +96,16 @@ class DenseTraces(Traces):
 
     @override
     def begin_step(self, step: StepModel) -> None:
-        self._step = step = self._selection.step(step)
+        # The traces decay with the first gradient, so that a step without any can be begun again.
+        self._step, self._decayed = self._selection.step(step), False
+
+    @property
+    @override
+    def can_drop_step(self) -> bool:
+        return not self._decayed
+
+    def _decay(self) -> None:
+        self._decayed, step = True, self._step
         for index in range(len(self._parameters)):
             shrink = step.shrink(index)
             self._shrunk[index] = 1.0
@@ -126,6 +136,8 @@ class DenseTraces(Traces):
         self, domain: int, index: int, gradient: Tensor, scale: float, rows: slice | None = None
     ) -> None:
         """``stored_j += rate * scale * P g_j / decay`` for one parameter, or some of its rows."""
+        if not self._decayed:
+            self._decay()
         # z = self._scale * stored, so a new term is divided by the decay that it will be multiplied by.
         rate = self._step.rate(index) * scale / self._scale[index]
         if not rate:
@@ -183,12 +195,14 @@ class DenseTraces(Traces):
         assumed for it is replaced by the true one. The optimizer does not change a parameter without any gradient,
         so its trace did not decay.
         """
+        if not self._decayed:
+            self._decay()
         for index, gradient in enumerate(self._selection.gradients(combined.gradients)):
             if self._empty:
                 self._scale[index] *= combined.clip / self._step.clip
             if gradient is None:
                 self._scale[index] /= self._shrunk[index]
-        self._empty = False
+        self._empty = self._decayed = False
 
     @override
     def dot(self, vector: Gradients) -> Vector:

@@ -61,6 +61,7 @@ class SketchedTraces(Traces):
         self._parameters = parameters
         self._step = step
         self._empty = True
+        self._decayed = False
         self._groups = sorted(set(parameters.groups))
         device = parameters.tensors[0].device
         dtype = torch.promote_types(parameters.tensors[0].dtype, torch.float32)
@@ -89,9 +90,19 @@ class SketchedTraces(Traces):
 
     @override
     def begin_step(self, step: StepModel) -> None:
-        self._step = step
-        for group in self._groups:
-            self._scale[group] *= self._shrink(group, step)
+        # The sketches decay with the first gradient, so that a step without any can be begun again.
+        self._step, self._decayed = step, False
+
+    @property
+    @override
+    def can_drop_step(self) -> bool:
+        return not self._decayed
+
+    def _decay(self) -> None:
+        shrinks = {group: self._shrink(group, self._step) for group in self._groups}
+        self._decayed = True
+        for group, shrink in shrinks.items():
+            self._scale[group] *= shrink
             if self._scale[group] < SMALLEST_SCALE:
                 self._stored[group].mul_(self._scale[group])
                 self._scale[group] = 1.0
@@ -99,6 +110,8 @@ class SketchedTraces(Traces):
     @override
     def add(self, domain: int, gradients: Gradients, scale: float) -> None:
         """``stored_j += rate * scale * S P g_j / decay``."""
+        if not self._decayed:
+            self._decay()
         self._sketch_into(
             {g: stored[domain] for g, stored in self._stored.items()},
             (
@@ -111,10 +124,12 @@ class SketchedTraces(Traces):
     @override
     def end_step(self, combined: Combined) -> None:
         """Replace the clipping factor that was assumed for the first step of a round by the true one."""
+        if not self._decayed:
+            self._decay()
         if self._empty:
             for group in self._groups:
                 self._scale[group] *= combined.clip / self._step.clip
-        self._empty = False
+        self._empty = self._decayed = False
 
     @override
     def dot(self, vector: Gradients) -> Vector:

@@ -63,11 +63,7 @@ class Update(ABC):
 
 
 def positive_step_size(value: float) -> float:
-    """Return a step size of the weights.
-
-    Raises:
-        ValueError: it is not positive and finite.
-    """
+    """Return a step size of the weights as a float, or raise a ValueError."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"the step size of the weights must be positive and finite, got {value}")
     return float(value)

@@ -45,9 +45,6 @@ class MirrorDescent(Update):
         factor: multiplies an ``"auto"`` step size.
         shrink: whether noise in the scores shortens ``"auto"`` steps.
 
-    Raises:
-        ValueError: a number is not positive and finite.
-
     Example:
         >>> log, alpha = MirrorDescent(0.5).step(np.log([0.5, 0.5]), np.array([1.0, -1.0]), RoundContext(0, 1))
         >>> (np.exp(log) / np.exp(log).sum()).round(4).tolist(), alpha

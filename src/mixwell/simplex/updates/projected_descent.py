@@ -22,9 +22,6 @@ class ProjectedDescent(Update):
     Args:
         step_size: eta.
 
-    Raises:
-        ValueError: the step size is not positive and finite.
-
     Example:
         >>> log, _ = ProjectedDescent(0.1).step(np.log([0.5, 0.5]), np.array([1.0, -1.0]), RoundContext(0, 1))
         >>> np.exp(log).round(3).tolist()

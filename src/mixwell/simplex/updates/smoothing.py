@@ -20,9 +20,6 @@ class UniformSmoothing(Update):
     Args:
         update: the other one, which sets the step size.
         epsilon: the fraction of uniform weights.
-
-    Raises:
-        ValueError: ``epsilon`` is not in [0, 1].
     """
 
     def __init__(self, update: Update, epsilon: float) -> None:

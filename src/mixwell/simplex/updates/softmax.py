@@ -20,9 +20,6 @@ class SoftmaxWeights(Update):
     Args:
         ema: the decay of an exponential moving average, ``w <- ema w + (1 - ema) softmax(-h)``.
 
-    Raises:
-        ValueError: ``ema`` is not in [0, 1).
-
     Example:
         >>> log, _ = SoftmaxWeights().step(np.log([0.9, 0.1]), -np.log([1.0, 3.0]), RoundContext(0, 1))
         >>> np.exp(normalize(log)).round(4).tolist()

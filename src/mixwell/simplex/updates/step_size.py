@@ -7,7 +7,6 @@ from typing import cast, final
 
 import numpy as np
 
-from mixwell.simplex.formulas import mirror_step_size
 from mixwell.simplex.updates.base import RoundContext, UpdateState
 from mixwell.typing import Vector
 
@@ -17,6 +16,27 @@ FACTOR = 4.0
 """The default factor of the theorem's step size."""
 LEAST_GAIN = 0.125
 """The lower limit of the gain, reached where rounds contradict each other."""
+
+
+def mirror_step_size(*, rounds: int, domains: int, size: float) -> float:
+    """Return the theorems' step size of mirror descent, ``alpha = sqrt(log m / K) / size``.
+
+    The theorems' size is ``G G_V / mu_hat``, an upper bound of every entry of the hypergradient.
+
+    Args:
+        rounds: the number K of weight updates.
+        domains: the number m of domains.
+        size: the size of the hypergradients; where it is 0, so is alpha.
+
+    Example:
+        >>> round(mirror_step_size(rounds=12, domains=3, size=0.5), 4)
+        0.6051
+    """
+    if rounds < 1:
+        raise ValueError(f"there must be at least 1 round, got {rounds}")
+    if size <= 0:
+        return 0.0
+    return math.sqrt(math.log(domains) / rounds) / size
 
 
 def trust(scores: Vector, noise: Vector | None) -> float:
@@ -75,9 +95,6 @@ class AutoStepSize:
     Args:
         factor: multiplies the theorem's step size.
         shrink: whether noise in the scores shortens the steps.
-
-    Raises:
-        ValueError: the factor is not positive and finite.
 
     References:
         Baydin, Cornish, Rubio, Schmidt, Wood 2018, Online learning rate adaptation with hypergradient descent.

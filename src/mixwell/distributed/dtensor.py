@@ -28,7 +28,7 @@ def to_local(tensor: Tensor) -> Tensor:
 
 
 def from_local(part: Tensor, pattern: Tensor) -> Tensor:
-    """Return the tensor whose shard on this rank is ``part``.
+    """Return the tensor of which ``part`` is the shard on this rank.
 
     Args:
         pattern: of the full shape, with the placements that the result has; where it is not sharded, ``part`` is

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixwell import MixtureBatch
+from mixwell.data.rank_batches import RankBatch, shard_batch
 from mixwell.data.sampler import Sampler
-from mixwell.data.sharding import RankBatch, shard_batch
+from mixwell.mixer.batch import StepCounts
 
 BATCHES = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 
 
-def batch_of(own: RankBatch, number: int, names: list[str], *, equal: bool) -> MixtureBatch:
+def batch_of(own: RankBatch, number: int, names: list[str], *, equal: bool = False) -> MixtureBatch:
     chosen = own.micro_batches[number]
     labels = [place for place, name in enumerate(names) for _ in chosen.get(name, ())]
     rows = {name: torch.from_numpy(chosen.get(name, np.array([-1]))) for name in names}
@@ -72,6 +73,47 @@ def shard_passes(shard: RankBatch, most: int, micro: int) -> dict[str, int]:
     names = list(shard.step.total)
     batches = [batch_of(shard, number, names, equal=True) for number in range(micro)]
     return Counter(part.domain for one in batches for part in one.by_domain(max_rows=most))
+
+
+@given(BATCHES, st.integers(1, 4), st.integers(1, 3), st.integers(1, 7))
+def test_all_ranks_split_a_mixed_batch_into_the_same_number_of_parts(
+    numbers: list[int], ranks: int, micro: int, most: int
+) -> None:
+    drawn = {str(place): np.arange(number) + 100 * place for place, number in enumerate(numbers)}
+    if sum(numbers) < ranks * micro:
+        return
+    weights = torch.linspace(0.5, 1.5, len(numbers), dtype=torch.float64)
+    losses = torch.rand(100 * len(numbers), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def weighted_loss(batch: MixtureBatch) -> torch.Tensor:
+        expected = torch.tensor([batch.expected_counts[name] for name in drawn], dtype=torch.float64)
+        return ((weights / expected)[batch.labels] * losses[batch.rows]).sum()
+
+    for number in range(micro):
+        batches = [
+            batch_of(shard_batch(drawn, rank=r, world_size=ranks, micro_batches=micro), number, list(drawn))
+            for r in range(ranks)
+        ]
+        each = [batch.split(most) for batch in batches]
+        assert len({len(parts) for parts in each}) == 1
+        uneven = sum(numbers) % (ranks * micro) and ranks > 1
+        for batch, parts in zip(batches, each, strict=True):
+            sizes = [len(part) for part in parts]
+            assert min(sizes) >= 1
+            assert max(sizes) <= (2 if uneven and most == 1 else most)
+            assert torch.equal(torch.cat([part.rows for part in parts]), batch.rows)
+            assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)
+            assert sum(part.fraction for part in parts) == pytest.approx(batch.fraction)
+            total = sum(weighted_loss(part) for part in parts)
+            torch.testing.assert_close(total, weighted_loss(batch), rtol=1e-12, atol=0)
+            assert [len(part) for part in batch.split(None)] == [len(batch)]
+
+
+def test_rows_that_are_not_divided_evenly_cannot_be_split() -> None:
+    step = StepCounts({"web": 9}, {"web": 3}, world_size=2)
+    batch = MixtureBatch(("web",), torch.zeros(3, dtype=torch.int64), step, torch.arange(3))
+    with pytest.raises(ValueError, match="this rank has 3 rows of a step of 9, which are not divided evenly"):
+        batch.split(2)
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=4), st.integers(1, 5), st.integers(1, 30))

@@ -18,7 +18,6 @@ class GradientCollector:
     """Opens one block at a time, and refuses gradients from outside of it.
 
     Args:
-        parameters: the trained parameters.
         graphs: whether gradients come with their graph. PyTorch then warns of a reference cycle, which ends
             with the block, so the warning is silenced.
     """
@@ -40,15 +39,10 @@ class GradientCollector:
         """Collect what ``.backward()`` accumulates inside: the gradient of this rank's rows, where possible.
 
         Yields:
-            The scope; its gradients are there when the block has ended.
-
-        Raises:
-            RuntimeError: another block is open, or there are gradients from before.
-            ValueError: there is no gradient when the block ends, or the loss was not scaled.
+            The scope, which has the gradients when the block has ended.
         """
         name = batch.domain
-        self.expect_closed(f"the block of {name!r}")
-        self._expect_no_gradients(name)
+        self.expect_ready(name)
         self._open = name
         scope = DomainScope(batch)
         try:
@@ -72,29 +66,14 @@ class GradientCollector:
             raise _no_gradient(name, step)
 
     @contextmanager
-    def accumulate(self, name: str, step: int, *, first: bool) -> Generator[None]:
-        """Let ``.backward()`` accumulate inside, on the parameters themselves.
-
-        Where the block fails, the parameters have no gradients afterwards.
-
-        Args:
-            first: whether it is the first block of the step, before which there must be no gradients.
-
-        Raises:
-            ValueError: there is no gradient when the block ends, where that can be known then.
-        """
-        self.expect_closed(f"the block of {name!r}")
-        if first:
-            self._expect_no_gradients(name)
+    def accumulate(self, name: str, step: int) -> Generator[None]:
+        """Let ``.backward()`` accumulate inside, on the parameters themselves; after :meth:`expect_ready`."""
         self._open = name
         try:
             yield
             # With fully_shard there may be none before the last micro-batch of a step, when gradients are reduced.
             if not self._parameters.sharded:
                 self.expect_gradient(name, step)
-        except BaseException:
-            self._parameters.clear_gradients()
-            raise
         finally:
             self._open = None
 
@@ -103,7 +82,15 @@ class GradientCollector:
         if all(p.grad is None for p in self._parameters.tensors):
             raise _no_gradient(name, step)
 
-    def _expect_no_gradients(self, name: str) -> None:
+    def expect_ready(self, name: str, *, first: bool = True) -> None:
+        """Raise a RuntimeError if a block cannot be opened.
+
+        Args:
+            first: whether gradients must not be accumulated to earlier ones.
+        """
+        self.expect_closed(f"the block of {name!r}")
+        if not first:
+            return
         stray = self._parameters.stray_gradient()
         if stray is not None:
             raise RuntimeError(
