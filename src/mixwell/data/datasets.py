@@ -10,12 +10,14 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data._utils import collate as torch_collate
 from typing_extensions import override
 
 from mixwell.data.sources.base import digest_of
 from mixwell.data.token_files import Integers, TokenFile
 from mixwell.typing import Indices
+from mixwell.utils.nested import like_container
 
 _SAMPLED_ROWS = 256
 
@@ -161,7 +163,7 @@ class DatasetRows(IndexedDataset):
 
     Args:
         dataset: has ``len(dataset)`` and ``dataset[i]``.
-        collate: makes a batch of a list of rows, by default PyTorch's ``default_collate``.
+        collate: makes a batch of a list of rows, by default :func:`collate_columns`.
 
     Raises:
         ValueError: it is not such a dataset, or has no rows.
@@ -177,7 +179,7 @@ class DatasetRows(IndexedDataset):
         if not hasattr(dataset, "__len__"):
             raise ValueError(f"{kind} does not say how many rows it has; give it __len__")
         self.dataset: Any = dataset
-        self.collate = collate or default_collate
+        self.collate = collate or collate_columns
         if not len(self):
             raise ValueError(f"{kind} has no rows")
 
@@ -196,6 +198,38 @@ class DatasetRows(IndexedDataset):
     def digest(self) -> str:
         """Return a digest of the type and the number of rows only: a row may differ each time it is read."""
         return digest_of("dataset", type(self.dataset).__qualname__, len(self))
+
+
+def collate_columns(rows: list[Any]) -> Any:
+    """Collate rows as ``default_collate`` does, but rows that are tuples or lists to a tuple of columns.
+
+    ``default_collate`` returns a list of columns, which :mod:`mixwell.utils.nested` could take for a list of rows.
+
+    Example:
+        >>> collate_columns([(1, "a"), (2, "b")])
+        (tensor([1, 2]), ['a', 'b'])
+    """
+    return torch_collate.collate(rows, collate_fn_map=_COLLATE)
+
+
+def _collate_sequences(rows: list[Any], *, collate_fn_map: Any) -> Any:
+    sizes = sorted({len(row) for row in rows})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"rows must have the same number of entries, got {sizes[0]} to {sizes[-1]}; give collate"
+        )
+    columns = tuple(
+        torch_collate.collate(list(column), collate_fn_map=collate_fn_map)
+        for column in zip(*rows, strict=True)
+    )
+    return like_container(rows[0], columns) if hasattr(rows[0], "_fields") else columns
+
+
+_COLLATE: dict[Any, Callable[..., Any]] = {
+    **torch_collate.default_collate_fn_map,
+    tuple: _collate_sequences,
+    list: _collate_sequences,
+}
 
 
 def as_rows(made: Any) -> IndexedDataset:

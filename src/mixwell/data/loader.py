@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from mixwell import distributed
 from mixwell.data import readers
-from mixwell.data.datasets import IndexedDataset, as_rows
+from mixwell.data.datasets import IndexedDataset, as_rows, collate_columns
 from mixwell.data.mixture_dataset import MixtureDataset
 from mixwell.data.readers import Reader
 from mixwell.data.sampler import Rule, Sampler
@@ -365,7 +365,7 @@ def _reading(domains: Mapping[str, Any], collate: Collate | None, *, streams: bo
                 "others; leave out collate, or give a dataset of rows"
             )
     readers.check_datasets(columns)
-    return _Read(columns, collate or default_collate)
+    return _Read(columns, collate or collate_columns)
 
 
 def _is_columns(domain: Any) -> bool:

@@ -137,7 +137,7 @@ class MixtureBatch:
         """The rows as one batch, in the order of the labels."""
         if self.collated is not None:
             return self.collated
-        return nested.concat_batches([self.parts[name] for name in self.counts])
+        return nested.concat_batches([self.parts[name] for name in self.counts], list(self.counts.values()))
 
     def to(self, device: torch.device | str, **_: Any) -> MixtureBatch:
         """Return the batch with its rows on a device. Labels stay where they are."""
@@ -159,7 +159,7 @@ class MixtureBatch:
                 self.names,
                 self.labels[begin : begin + max_rows],
                 step,
-                nested.slice_rows(self.rows, begin, begin + max_rows),
+                nested.slice_rows(self.rows, begin, begin + max_rows, len(self)),
             )
             for begin in begins
         ]
@@ -208,11 +208,12 @@ class MixtureBatch:
                     "equally often; take mixed batches (mixer.batch), or a loader without collate"
                 )
             offset = int((self.labels < self.names.index(name)).sum())
-            return nested.slice_rows(self.collated, offset + begin, offset + end)
+            return nested.slice_rows(self.collated, offset + begin, offset + end, len(self))
         part, own = self.parts[name], self.counts.get(name, 0)
         if begin == end:  # any row will do: it does not count
             begin, end = 0, 1
-        return part if (begin, end) == (0, max(own, 1)) else nested.slice_rows(part, begin, end)
+        rows = max(own, 1)
+        return part if (begin, end) == (0, rows) else nested.slice_rows(part, begin, end, rows)
 
 
 class Piece(NamedTuple):
