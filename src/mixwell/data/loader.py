@@ -102,6 +102,8 @@ class MixtureLoader:
         if micro_batches < 1:
             raise ValueError(f"a step must have at least 1 micro-batch, got {micro_batches}")
         self._settings: dict[str, Any] = {
+            "micro_batches": micro_batches,
+            "collate": collate,
             "rule": rule,
             "least": least,
             "cap": cap,
@@ -110,15 +112,15 @@ class MixtureLoader:
             "num_workers": num_workers,
             "prefetch_factor": prefetch_factor,
             "multiprocessing_context": multiprocessing_context,
+            "rank": rank,
+            "world_size": world_size,
         }
         self.datasets = dict(domains)
         """The datasets by domain, as they were given."""
         self.batch_size, self.micro_batches = batch_size, micro_batches
         self.rank = distributed.rank() if rank is None else rank
         self.world_size = distributed.world_size() if world_size is None else world_size
-        self._seed = seed
-        self.cap = cap
-        """How often rows may be seen."""
+        self._seed, self.collate, self.cap = seed, collate, cap
         self.streams = any(
             not isinstance(one, IndexedDataset) and readers.is_stream(one) for one in domains.values()
         )
@@ -176,6 +178,8 @@ class MixtureLoader:
     def follow(self, mixer: Mixer) -> Iterator[MixtureBatch]:
         """Yield the micro-batches of every step of a mixer, until its budget is spent.
 
+        Their domains are in the mixer's order, so that their labels are also what ``mixer.batch(labels)`` takes.
+
         Raises:
             ValueError: the mixer has other domains.
         """
@@ -183,13 +187,12 @@ class MixtureLoader:
             raise ValueError(
                 f"the loader has the domains {', '.join(self.names)}, the mixer {', '.join(mixer.weights.names)}"
             )
-        order = [mixer.weights.index(name) for name in self.names]
         if self._ahead:  # rows that were read ahead and not given come again
             self._ahead.clear()
             assert self._given is not None
             self._return_to(self._given)
         while mixer.budget is None or mixer.steps_done < mixer.budget:
-            yield from self._batches(mixer, order)
+            yield from self._batches(mixer)
 
     def next_step(self, weights: Vector, *, equal_forward_passes: bool = False) -> list[MixtureBatch]:
         """Return this rank's micro-batches of the next step.
@@ -198,10 +201,11 @@ class MixtureLoader:
             weights: of the domains, shape ``(m,)``, in the order of :attr:`names`.
             equal_forward_passes: whether all ranks must run the model equally often (``fully_shard``).
         """
-        keys = self._draw(weights, equal_forward_passes)
+        keys = self._draw(weights, equal_forward_passes, self.names)
         own, self._given = self._ahead.popleft()
         return [
-            self._batch(self._read[one], own, number, equal_forward_passes) for number, one in enumerate(keys)
+            self._batch(self._read[one], own, number, equal_forward_passes, self.names)
+            for number, one in enumerate(keys)
         ]
 
     def with_settings(self, batch_size: int, **settings: Any) -> MixtureLoader:
@@ -218,6 +222,10 @@ class MixtureLoader:
             rank=self.rank,
             world_size=self.world_size,
         )
+
+    def shutdown_workers(self) -> None:
+        """End the worker processes at once; :meth:`follow` starts others, and reads again what was not given."""
+        self._loader = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain values: the place after the step that was given last.
@@ -246,20 +254,21 @@ class MixtureLoader:
 
     # ------------------------------------------------------------------------------------------- inside
 
-    def _batches(self, mixer: Mixer, order: list[int]) -> Iterator[MixtureBatch]:
+    def _batches(self, mixer: Mixer) -> Iterator[MixtureBatch]:
         """Yield the batches of the next step, or with workers those until the weights may change."""
-        equal = mixer.requires_equal_forward_passes
+        equal, names = mixer.requires_equal_forward_passes, mixer.weights.names
+        last = mixer.weights.last
+        weights = np.array([last[name] for name in self.names])
         if not self._workers["num_workers"]:
-            weights = mixer.weights.values[order]
-            read: Iterator[Any] = map(self._read.__getitem__, self._draw(weights, equal))
+            read: Iterator[Any] = map(self._read.__getitem__, self._draw(weights, equal, names))
         else:
-            self._round.follow(mixer, order)
+            self._round.settings, self._round.steps = (weights, equal, names), max(mixer.round_left, 1)
             read = iter(self._worker_loader())
         for number, rows in enumerate(read):
             micro_batch = number % self.micro_batches
             if not micro_batch:
                 own, self._given = self._ahead.popleft()
-            yield self._batch(rows, own, micro_batch, equal)  # pyright: ignore[reportPossiblyUnboundVariable]
+            yield self._batch(rows, own, micro_batch, equal, names)  # pyright: ignore[reportPossiblyUnboundVariable]
 
     def _worker_loader(self) -> DataLoader[Any]:
         if self._loader is None:
@@ -273,8 +282,8 @@ class MixtureLoader:
             )
         return self._loader
 
-    def _draw(self, weights: Vector, equal: bool) -> list[_Keys]:
-        """Draw the rows of the next step, and return those of this rank's micro-batches."""
+    def _draw(self, weights: Vector, equal: bool, names: Sequence[str]) -> list[_Keys]:
+        """Draw the rows of the next step, and return those of this rank's micro-batches, in the order of names."""
         probabilities = self.sampler.inclusion(weights)
         drawn = self.sampler.draw(weights)
         own = shard_batch(
@@ -287,18 +296,21 @@ class MixtureLoader:
         self._steps += 1
         self._ahead.append((own, self._place() if self._workers["num_workers"] else None))
         seeds = np.random.SeedSequence([self._seed, self._steps, self.rank])
-        keys = own.micro_batches
-        if equal and self._read.apart:  # where this rank has no rows of a domain, one that does not count
-            keys = [{name: one.get(name, rows[:1]) for name, rows in drawn.items()} for one in keys]
+        # Where all ranks must run the model equally often, a rank without rows of a domain reads one that does not
+        # count.
+        spare = {name: rows[:1] for name, rows in drawn.items()} if equal and self._read.apart else {}
+        found = [{**spare, **one} for one in own.micro_batches]
+        keys = [{name: one[name] for name in names if name in one} for one in found]
         return list(zip(keys, seeds.generate_state(self.micro_batches).tolist(), strict=True))
 
-    def _batch(self, rows: Any, own: RankBatch, micro_batch: int, equal: bool) -> MixtureBatch:
-        counts = {name: len(indices) for name, indices in own.micro_batches[micro_batch].items()}
-        numbers = [self.names.index(name) for name in counts]
-        labels = torch.from_numpy(np.repeat(np.array(numbers, dtype=np.int64), list(counts.values())))
+    def _batch(
+        self, rows: Any, own: RankBatch, micro_batch: int, equal: bool, names: tuple[str, ...]
+    ) -> MixtureBatch:
+        counts = [len(own.micro_batches[micro_batch].get(name, ())) for name in names]
+        labels = torch.from_numpy(np.repeat(np.arange(len(names), dtype=np.int64), counts))
         if not self._read.apart:
-            return MixtureBatch(self.names, labels, own.step, rows, equal_forward_passes=equal)
-        return MixtureBatch(self.names, labels, own.step, None, rows, equal)
+            return MixtureBatch(names, labels, own.step, rows, equal_forward_passes=equal)
+        return MixtureBatch(names, labels, own.step, None, rows, equal)
 
     def _place(self) -> dict[str, Any]:
         return {"sampler": self.sampler.state(), "steps": self._steps}
@@ -312,17 +324,14 @@ class MixtureLoader:
 class _Round:
     """Draws the steps until the weights may change, as the workers ask for them."""
 
-    def __init__(self, draw: Callable[[Vector, bool], list[_Keys]]) -> None:
+    def __init__(self, draw: Callable[[Vector, bool, Sequence[str]], list[_Keys]]) -> None:
         self._draw = draw
-
-    def follow(self, mixer: Mixer, order: list[int]) -> None:
-        self._weights = mixer.weights.values[order]
-        self._equal = mixer.requires_equal_forward_passes
-        self._length = max(mixer.round_left, 1)
+        self.settings: tuple[Vector, bool, Sequence[str]]
+        self.steps = 0
 
     def __iter__(self) -> Iterator[_Keys]:
-        for _ in range(self._length):
-            yield from self._draw(self._weights, self._equal)
+        for _ in range(self.steps):
+            yield from self._draw(*self.settings)
 
 
 @final
@@ -341,10 +350,10 @@ class _Read(Dataset[Any]):
 
     def __getitem__(self, keys: _Keys) -> Any:
         chosen, seed = keys
-        if self._collate is None:
-            return {name: self.datasets[name].batch(indices) for name, indices in chosen.items()}
-        # The state of global generators depends on the step only, whatever process reads it.
+        # Random transforms depend on the step only, whatever process reads it and wherever a run was resumed.
         with seeded(seed):
+            if self._collate is None:
+                return {name: self.datasets[name].batch(indices) for name, indices in chosen.items()}
             rows = [row for name, indices in chosen.items() for row in self._rows(name, indices)]
             return self._collate(rows)
 

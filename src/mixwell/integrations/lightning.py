@@ -146,7 +146,8 @@ class MixerCallback(Callback):
         """Capture the layers from here to the end of the backward pass."""
         assert self._places is not None
         self._places = self._places[1], self.data.state_dict()
-        self._batch.open(self.mixer, batch if self._followed is None else self._followed.next())
+        given = batch if self._followed is None else self._followed.next()
+        self._batch.open(self.mixer, given, loss_divisor=trainer.accumulate_grad_batches)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the batch."""
@@ -181,6 +182,11 @@ class MixerCallback(Callback):
         if record is not None and stepped:
             self._set_weights()
             pl_module.log_dict(loggers.named(record))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the loader's workers."""
+        if isinstance(self.data, MixtureLoader):
+            self.data.shutdown_workers()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Remove the hooks from the model."""

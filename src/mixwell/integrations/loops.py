@@ -49,7 +49,8 @@ class MixerLoop:
     Args:
         loader: makes the batches.
         model: to be trained, wrapped or not.
-        optimizer: trains it, wrapped or not.
+        optimizer: trains it; with Accelerate as ``accelerator.prepare`` returned it, which shows that
+            ``accelerator.backward`` divides the loss by the number of micro-batches.
         validation: batches, such as a ``DataLoader``; one is taken for every validation gradient (eight in a
             round, by default); ``mixer.validation_rows`` gives a size.
         losses: from the model and a batch the loss of each row.
@@ -93,7 +94,7 @@ class MixerLoop:
         self._validation = ValidationBatches(validation)
         self._batch = OpenBatch(self.data, labels)
         self._place: torch.device = next(model.parameters()).device
-        self._stepping = unwrap_optimizer(optimizer)
+        self._optimizer, self._stepping = optimizer, unwrap_optimizer(optimizer)
 
     def __iter__(self) -> Iterator[Any]:
         with ExitStack() as hooks:
@@ -106,7 +107,10 @@ class MixerLoop:
         for batch in loader.follow(self.mixer) if isinstance(loader, MixtureLoader) else loader:
             if self.mixer.budget is not None and self.mixer.steps_done >= self.mixer.budget:
                 return
-            self._batch.open(self.mixer, batch)
+            # `accelerator.backward` divides the loss by this number, a plain `.backward()` does not. It is read for
+            # each batch, since users may set accelerator.gradient_accumulation_steps between steps.
+            state = getattr(self._optimizer, "gradient_state", None)
+            self._batch.open(self.mixer, batch, loss_divisor=1 if state is None else state.num_steps)
             try:
                 yield to_device(batch.rows, self._place) if isinstance(batch, MixtureBatch) else batch
             except BaseException as error:
