@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast, final
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data._utils import collate as torch_collate
 from typing_extensions import override
 
+from mixwell.data import readers
 from mixwell.data.sources.base import digest_of
 from mixwell.data.token_files import Integers, TokenFile
 from mixwell.typing import Indices
@@ -30,16 +31,10 @@ class IndexedDataset(ABC):
 
     @abstractmethod
     def batch(self, indices: Indices) -> Any:
-        """Return some rows, as a model takes them.
+        """Return some rows as a model takes them: tensors with the rows as first dimension.
 
         Args:
-            indices: which, shape ``(rows,)``.
-
-        Returns:
-            Tensors with the rows as first dimension.
-
-        Raises:
-            IndexError: there is no such row.
+            indices: shape ``(rows,)``.
         """
 
     @abstractmethod
@@ -47,11 +42,7 @@ class IndexedDataset(ABC):
         """Return a digest that identifies the data, without reading all of them."""
 
     def check(self, indices: Indices) -> None:
-        """Raise if there is no such row.
-
-        Raises:
-            IndexError: there is no such row.
-        """
+        """Raise ``IndexError`` if there is no such row."""
         if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"rows {indices.min()} to {indices.max()} were asked for, there are {len(self)}")
 
@@ -63,12 +54,7 @@ class TokenRows(IndexedDataset):
     A row has one token more than its length, which is the first of the next row: it is the last one's target.
 
     Args:
-        tokenized: the array.
-        length: how many tokens a model reads at once.
-        name: for messages.
-
-    Raises:
-        ValueError: there are too few tokens for one row.
+        length: the number of tokens that a model reads at once.
     """
 
     def __init__(self, tokenized: TokenFile, *, length: int, name: str = "the text") -> None:
@@ -86,19 +72,12 @@ class TokenRows(IndexedDataset):
         return (self.tokenized.tokens - 1) // self.length
 
     def __getstate__(self) -> dict[str, object]:
-        # a mapped array would be copied whole into a worker process
+        # A memory-mapped array would be copied whole into a worker process.
         return {**self.__dict__, "_array": None}
 
     @override
     def batch(self, indices: Indices) -> Tensor:
-        """Return rows of tokens.
-
-        Args:
-            indices: which, shape ``(rows,)``.
-
-        Returns:
-            int64, shape ``(rows, length + 1)``.
-        """
+        """Return rows of tokens, int64, shape ``(rows, length + 1)``."""
         self.check(indices)
         if self._array is None:
             self._array = np.asarray(self.tokenized.array())
@@ -112,13 +91,7 @@ class TokenRows(IndexedDataset):
 
 @final
 class TensorRows(IndexedDataset):
-    """Rows of tensors.
-
-    Args:
-        tensors: one or more with the same first dimension.
-
-    Raises:
-        ValueError: there is no tensor, or no row, or their numbers of rows differ.
+    """Rows of one or more tensors with the same first dimension.
 
     Example:
         >>> rows = TensorRows(torch.arange(6).view(3, 2), torch.tensor([7, 8, 9]))
@@ -164,9 +137,6 @@ class DatasetRows(IndexedDataset):
     Args:
         dataset: has ``len(dataset)`` and ``dataset[i]``.
         collate: makes a batch of a list of rows, by default :func:`collate_columns`.
-
-    Raises:
-        ValueError: it is not such a dataset, or has no rows.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> None:
@@ -189,10 +159,7 @@ class DatasetRows(IndexedDataset):
     @override
     def batch(self, indices: Indices) -> Any:
         self.check(indices)
-        chosen: list[int] = indices.tolist()
-        together: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
-        rows = together(chosen) if together else [self.dataset[index] for index in chosen]
-        return self.collate(list(rows))
+        return self.collate(readers.fetch(self.dataset, indices.tolist()))
 
     @override
     def digest(self) -> str:
@@ -233,14 +200,7 @@ _COLLATE: dict[Any, Callable[..., Any]] = {
 
 
 def as_rows(made: Any) -> IndexedDataset:
-    """Return the rows of a dataset or of tensors.
-
-    Args:
-        made: rows, a tensor, a tuple of tensors (columns), or a PyTorch dataset; a list is a dataset of its items.
-
-    Raises:
-        ValueError: it is nothing of these.
-    """
+    """Return the rows of a tensor, a tuple of tensors (columns), or a PyTorch dataset; a list is a dataset."""
     if isinstance(made, IndexedDataset):
         return made
     if isinstance(made, Tensor):

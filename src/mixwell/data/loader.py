@@ -1,4 +1,4 @@
-"""The one way rows become batches: drawn by weights, dealt to ranks and micro-batches, read and collated."""
+"""How rows become batches: drawn by weights, divided among ranks and micro-batches, read and collated."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mixwell import distributed
 from mixwell.data import readers
 from mixwell.data.datasets import IndexedDataset, as_rows, collate_columns
 from mixwell.data.mixture_dataset import MixtureDataset
-from mixwell.data.readers import Reader
 from mixwell.data.sampler import Rule, Sampler
 from mixwell.data.sharding import RankBatch, shard_batch
+from mixwell.data.streams import Reader
 from mixwell.mixer.batch import MixtureBatch
 from mixwell.simplex.repetition import EpochCap
 from mixwell.typing import Indices, Vector
@@ -53,8 +53,8 @@ class MixtureLoader:
             dataset (a stream).
         batch_size: the rows of a step, all domains, ranks and micro-batches together.
         micro_batches: the number of micro-batches of a step on each rank (gradient accumulation).
-        collate: makes a batch of a list of rows of all domains. By default rows are collated by PyTorch's
-            ``default_collate``, those of each domain apart.
+        collate: makes a batch of a list of rows of all domains. By default the rows of each domain are collated
+            separately, by PyTorch's ``default_collate``.
         rule: ``"weight"`` or ``"equal"``.
         least: rows that each domain has in every step; ``None`` for a quarter of an equal share.
         cap: how often rows may be seen; give the same object to the mixer's constraints.
@@ -62,13 +62,8 @@ class MixtureLoader:
         seed: chooses the orders.
         num_workers: processes that read rows ahead for :meth:`follow`, as those of PyTorch's ``DataLoader``, to
             the end of the round, within which the weights do not change. Streams are read in the process itself.
-        prefetch_factor: as for ``DataLoader``.
-        multiprocessing_context: as for ``DataLoader``.
-        rank: the rank of this process; by default that of ``torch.distributed``.
-        world_size: the number of ranks; by default that of ``torch.distributed``.
-
-    Raises:
-        ValueError: a dataset or a setting is wrong.
+            ``prefetch_factor`` and ``multiprocessing_context`` are passed to the ``DataLoader``.
+        rank: by default that of ``torch.distributed``, as is ``world_size``.
 
     Example:
         >>> loader = MixtureLoader({"web": torch.arange(100), "code": torch.arange(50)}, 8, least=1)
@@ -142,16 +137,13 @@ class MixtureLoader:
                 name: readers.reader(one, name, key=f"seed {seed}", block=block, process=place)
                 for name, one in domains.items()
             }
-        self._workers: dict[str, Any] = {"num_workers": 0 if self.streams else num_workers}
-        if self._workers["num_workers"]:
-            self._workers["prefetch_factor"] = prefetch_factor
-            self._workers["multiprocessing_context"] = multiprocessing_context
+        self._num_workers = 0 if self.streams else num_workers
         self._loader: DataLoader[Any] | None = None
         self._round = _Round(self._draw)
         self._steps = 0
         self._ahead: deque[tuple[RankBatch, dict[str, Any] | None]] = deque()
-        # With workers the place after the step that was given last; else that is where the sampler is.
-        self._given = self._place() if self._workers["num_workers"] else None
+        # With workers the place after the step that was given last; without them the sampler has it.
+        self._given = self._place() if self._num_workers else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,14 +156,14 @@ class MixtureLoader:
         return None if self.streams else sum(len(one) for one in self._read.datasets.values())
 
     def __len__(self) -> int:
-        """Return the number of micro-batches that have as many rows as all domains together; streams have none."""
+        """Return the number of micro-batches of a pass over all domains; streams have none."""
         if self.total_rows is None:
             raise TypeError("streams have no length")
         return max(self.total_rows // self.batch_size, 1) * self.micro_batches
 
     @property
     def taken(self) -> dict[str, int]:
-        """The rows of all ranks in the steps that were given so far, by domain."""
+        """The number of rows of all ranks in the steps that were returned so far, by domain."""
         taken: dict[str, int] = (self._given or self._place())["sampler"]["taken"]
         return {name: n * self.world_size if self.streams else n for name, n in taken.items()}
 
@@ -179,15 +171,12 @@ class MixtureLoader:
         """Yield the micro-batches of every step of a mixer, until its budget is spent.
 
         Their domains are in the mixer's order, so that their labels are also what ``mixer.batch(labels)`` takes.
-
-        Raises:
-            ValueError: the mixer has other domains.
         """
         if set(self.names) != set(mixer.weights.names):
             raise ValueError(
                 f"the loader has the domains {', '.join(self.names)}, the mixer {', '.join(mixer.weights.names)}"
             )
-        if self._ahead:  # rows that were read ahead and not given come again
+        if self._ahead:  # rows that were read ahead but not given are read again
             self._ahead.clear()
             assert self._given is not None
             self._return_to(self._given)
@@ -228,7 +217,7 @@ class MixtureLoader:
         self._loader = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain values: the place after the step that was given last.
+        """Return what a resumed run needs, as plain values: the place after the step that was returned last.
 
         Without streams it is the same on all ranks, and for any number of them.
         """
@@ -236,11 +225,7 @@ class MixtureLoader:
         return {"batch_size": self.batch_size, **(self._given or self._place()), "readers": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another loader stopped.
-
-        Raises:
-            ValueError: the data or the size of a step differ.
-        """
+        """Continue where another loader of the same data stopped."""
         if state["batch_size"] != self.batch_size:
             raise ValueError(
                 f"a step had {state['batch_size']} rows when the run was saved, and has {self.batch_size}; keep "
@@ -250,7 +235,7 @@ class MixtureLoader:
         for name, one in self._read.readers.items():
             one.load_state(state["readers"][name])
         self._ahead.clear()
-        self._given = self._place() if self._workers["num_workers"] else None
+        self._given = self._place() if self._num_workers else None
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -259,7 +244,7 @@ class MixtureLoader:
         equal, names = mixer.requires_equal_forward_passes, mixer.weights.names
         last = mixer.weights.last
         weights = np.array([last[name] for name in self.names])
-        if not self._workers["num_workers"]:
+        if not self._num_workers:
             read: Iterator[Any] = map(self._read.__getitem__, self._draw(weights, equal, names))
         else:
             self._round.settings, self._round.steps = (weights, equal, names), max(mixer.round_left, 1)
@@ -278,7 +263,9 @@ class MixtureLoader:
                 sampler=self._round,
                 persistent_workers=True,
                 collate_fn=identity,
-                **self._workers,
+                num_workers=self._num_workers,
+                prefetch_factor=self._settings["prefetch_factor"],
+                multiprocessing_context=self._settings["multiprocessing_context"],
             )
         return self._loader
 
@@ -294,7 +281,7 @@ class MixtureLoader:
             probabilities=probabilities,
         )
         self._steps += 1
-        self._ahead.append((own, self._place() if self._workers["num_workers"] else None))
+        self._ahead.append((own, self._place() if self._num_workers else None))
         seeds = np.random.SeedSequence([self._seed, self._steps, self.rank])
         # Where all ranks must run the model equally often, a rank without rows of a domain reads one that does not
         # count.
@@ -339,8 +326,8 @@ class _Read(Dataset[Any]):
     """Reads the rows of a micro-batch, also in workers.
 
     Args:
-        datasets: by domain; :class:`IndexedDataset` where rows are collated apart.
-        collate: makes a batch of rows of all domains; ``None`` to collate those of each domain apart.
+        datasets: by domain; :class:`IndexedDataset` where the rows of each domain are collated separately.
+        collate: makes a batch of rows of all domains; ``None`` to collate those of each domain separately.
     """
 
     def __init__(self, datasets: Mapping[str, Any], collate: Collate | None) -> None:

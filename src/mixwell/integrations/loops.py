@@ -107,8 +107,8 @@ class MixerLoop:
         for batch in loader.follow(self.mixer) if isinstance(loader, MixtureLoader) else loader:
             if self.mixer.budget is not None and self.mixer.steps_done >= self.mixer.budget:
                 return
-            # `accelerator.backward` divides the loss by this number, a plain `.backward()` does not. It is read for
-            # each batch, since users may set accelerator.gradient_accumulation_steps between steps.
+            # `accelerator.backward` divides the loss by this number, a plain `.backward()` does not. It is read
+            # each time, since users may set accelerator.gradient_accumulation_steps between steps.
             state = getattr(self._optimizer, "gradient_state", None)
             self._batch.open(self.mixer, batch, loss_divisor=1 if state is None else state.num_steps)
             try:

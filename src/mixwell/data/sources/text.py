@@ -10,7 +10,7 @@ from typing import Literal, final
 
 from typing_extensions import override
 
-from mixwell.data.sources.base import SOURCES, FileSource, Piece, TextSourceConfig
+from mixwell.data.sources.base import SOURCES, FileSource, Patterns, Piece, TextSourceConfig
 
 PIECE_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 18
@@ -45,13 +45,11 @@ class TextFiles(FileSource):
     line ends stay as they are.
 
     Args:
-        patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`.
         base: the folder that relative patterns start from.
-        encoding: of the files.
         errors: what to do with bytes that the encoding does not have: ``strict`` refuses the file, ``replace``
             and ``ignore`` put a mark or nothing in their place.
         suffixes: in folders, only files with these suffixes.
-        piece: how many bytes to read at a time.
+        piece: the number of bytes to read at a time.
 
     Raises:
         ValueError: no file is found, or the encoding is not known.
@@ -59,7 +57,7 @@ class TextFiles(FileSource):
 
     def __init__(
         self,
-        patterns: str | Path | Sequence[str | Path],
+        patterns: Patterns,
         *,
         base: Path,
         encoding: str = "utf-8",
@@ -170,13 +168,13 @@ def undecodable(where: str, error: UnicodeDecodeError, encoding: str) -> ValueEr
 
 
 def good_cut(text: str) -> int:
-    r"""Where to cut a text so that its parts give the tokens of the whole.
+    r"""Return where to cut a text so that its parts have the tokens of the full text.
 
     Common tokenizers never join a letter or digit to the line end after it; so the cut is made between these,
     failing that after a line end, or before a space.
 
     Returns:
-        A position above 0, as near to the end as there is one.
+        The last such position above 0.
 
     Example:
         >>> good_cut("one line\nand a half"), good_cut("no line end"), good_cut("word")
