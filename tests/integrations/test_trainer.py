@@ -272,7 +272,7 @@ def test_losses_of_rows_are_the_model_s_own(make: Any, labels: Any) -> None:
     if targets.dim() == 2 and targets.dtype == torch.int64:
         targets[1, 2:] = -100  # padding
     inputs = {"input_ids": torch.randint(0, 32, (4, LENGTH)), "labels": targets}
-    losses_of.check(model, model.loss_type, inputs)
+    losses_of.check_model_loss(model, model.loss_type, inputs)
     for row in range(4):
         one = {key: value[row : row + 1] for key, value in inputs.items()}
         found = losses_of.means(*losses_of.parts_of(model, model.loss_type, inputs))[row]

@@ -128,9 +128,6 @@ def reader(
     Args:
         dataset: of any kind. A PyTorch ``IterableDataset`` splits its rows among workers itself.
         block: rows of a stream that are shuffled together.
-
-    Raises:
-        ValueError: a stream cannot be split among that many workers.
     """
     if not is_stream(dataset):
         place = process[0] * worker[1] + worker[0], process[1] * worker[1]

@@ -93,11 +93,7 @@ class Sketch:
 
     @classmethod
     def from_array(cls, array: NDArray[Any], size: int = SIZE) -> Self:
-        """Return the sketch that :meth:`to_array` described; it can be compared and added to.
-
-        Raises:
-            ValueError: it is not such an array.
-        """
+        """Return the sketch that :meth:`to_array` described; it can be compared and added to."""
         if array.dtype != np.uint64 or array.ndim != 1 or len(array) < 1:
             raise ValueError(
                 f"not a sketch: expected 64-bit hashes in a row, got {array.dtype} {array.shape}"
@@ -355,10 +351,7 @@ def overlap(validation: Sketch, domain: Sketch) -> float:
     """Return the fraction of validation's distinct lines (or passages, or blocks) that are also in a domain.
 
     It is exact where both sketches are whole. Otherwise it is estimated from the hashes that both would have kept;
-    ``n`` of them give a standard error of at most ``1 / (2 sqrt(n))``. It is 0 where validation has no parts.
-
-    Raises:
-        ValueError: they are sketches of different kinds of parts.
+    ``n`` of them have a standard error of at most ``1 / (2 sqrt(n))``. It is 0 where validation has no parts.
     """
     if validation.unit != domain.unit:
         raise ValueError(f"a sketch of {validation.unit} cannot be compared with one of {domain.unit}")

@@ -89,9 +89,6 @@ class TokenizerFile(Tokenizer):
         path: the file, or a folder with ``tokenizer.json``.
         end: the name of the token between documents, by default the first of ``<|endoftext|>``, ``</s>``,
             ``<eos>``, ``[SEP]`` in the vocabulary.
-
-    Raises:
-        ValueError: the file is missing or not such a file, or has no such token.
     """
 
     def __init__(self, path: Path, *, end: str | None = None) -> None:
@@ -174,9 +171,6 @@ def train_tokenizer(
         size: of the vocabulary, including 256 bytes and the end token; it is smaller where the text has too few
             different words.
         progress: called with the number of bytes read so far.
-
-    Raises:
-        ValueError: the size is too small, or there is no text.
     """
     if size < LEAST_SIZE:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What loops of every kind share: the open batch, validation batches, and settings of a mixer of mixed batches."""
+"""Parts of all training loops: the open batch, validation batches, and settings of a mixer of mixed batches."""
 
 from __future__ import annotations
 
@@ -20,17 +20,13 @@ from mixwell.signals import Hypergradient
 from mixwell.simplex.repetition import EpochCap
 
 Labels = Callable[[Any], Sequence[Any]]
-"""From a batch the domain of each row."""
+"""Returns the domain of each row of a batch."""
 MixtureData = MixtureLoader | MixtureDataset
 """Training data that follow weights."""
 
 
 def default_settings(given: Mapping[str, Any] | None, *, reserved: set[str]) -> dict[str, Any]:
-    """Return the settings of a mixer of mixed batches, by keyword.
-
-    Raises:
-        ValueError: a setting was given that the trainer or loop chooses.
-    """
+    """Return the settings of a mixer of mixed batches, by keyword; refuse those that the trainer chooses."""
     settings = {"signal": Hypergradient(traces=ProjectedTraces()), **(given or {})}
     wrong = sorted(reserved & set(settings))
     if wrong:
@@ -39,12 +35,7 @@ def default_settings(given: Mapping[str, Any] | None, *, reserved: set[str]) -> 
 
 
 def settings_for(data: MixtureData, given: Mapping[str, Any] | None, *, reserved: set[str]) -> dict[str, Any]:
-    """Return the settings of a mixer of some training data; with a dataset the weights begin with its own.
-
-    Raises:
-        ValueError: a setting was given that the trainer or loop chooses, or that needs to know which rows were
-            taken.
-    """
+    """Return the settings of a mixer of some training data; with a dataset the weights begin with its own."""
     settings = default_settings(given, reserved=reserved)
     if isinstance(data, MixtureLoader):
         return settings
@@ -159,11 +150,7 @@ class OpenBatch:
 
 @final
 class ValidationBatches:
-    """One batch after the other, from the beginning again at the end.
-
-    Args:
-        source: batches, such as a ``DataLoader``.
-    """
+    """The batches of an iterable, such as a ``DataLoader``, from the beginning again at the end."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
@@ -172,11 +159,7 @@ class ValidationBatches:
         """The number of batches so far."""
 
     def next(self) -> Any:
-        """Return the next batch.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """Return the next batch."""
         for source in (self._rest, self._source):
             self._rest = iter(source)
             for batch in self._rest:

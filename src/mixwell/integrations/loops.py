@@ -57,10 +57,7 @@ class MixerLoop:
         data: the dataset that a ``DataLoader`` reads; by default found in ``loader.dataset``.
         labels: from a batch of a ``DataLoader`` the domain of each row; by default its column ``domain``, or the
             last part of a tuple.
-        mixer: settings of :class:`mixwell.Mixer` by keyword, of which ``budget`` or ``horizon`` is needed.
-
-    Raises:
-        ValueError: the loader reads neither, or a setting is wrong.
+        mixer: settings of :class:`mixwell.Mixer` by keyword; ``budget`` or ``horizon`` is needed.
     """
 
     def __init__(
@@ -137,14 +134,7 @@ class MixerLoop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another loop stopped, between two steps.
-
-        Args:
-            state: what :meth:`state_dict` gave in this process, of as many.
-
-        Raises:
-            ValueError: it is of another number of processes, other data or other settings.
-        """
+        """Continue where another loop stopped, between two steps, with the state of the same rank."""
         if state["processes"] != distributed.world_size():
             raise ValueError(
                 f"the state is of one of {state['processes']} processes, and there are "

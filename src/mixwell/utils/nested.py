@@ -20,9 +20,6 @@ def concat_batches(batches: Sequence[Any], rows: Sequence[int]) -> Any:
 
     Args:
         rows: the number of rows of each batch.
-
-    Raises:
-        ValueError: a batch does not have that many rows, or may hold rows as well as columns.
     """
     first = batches[0]
     if len(batches) == 1:
@@ -40,11 +37,7 @@ def concat_batches(batches: Sequence[Any], rows: Sequence[int]) -> Any:
 
 
 def slice_rows(batch: Any, begin: int, end: int, rows: int) -> Any:
-    """Return the rows ``begin`` to ``end`` of a batch of ``rows`` rows, in the same form.
-
-    Raises:
-        ValueError: the batch does not have that many rows, or may hold rows as well as columns.
-    """
+    """Return the rows ``begin`` to ``end`` of a batch of ``rows`` rows, in the same form."""
     if isinstance(batch, Mapping):
         columns = cast("Mapping[Any, Any]", batch)
         return {key: slice_rows(column, begin, end, rows) for key, column in columns.items()}
@@ -80,11 +73,7 @@ def identity(batch: Any) -> Any:
 
 
 def _hold_columns(batches: Sequence[Any], rows: Sequence[int]) -> bool:
-    """Return whether sequences of the same form hold columns, and not rows.
-
-    Raises:
-        ValueError: they hold neither, or it cannot be decided.
-    """
+    """Return whether sequences of the same form hold columns, and not rows; refuse what cannot be decided."""
     columns = all(_are_columns(one, count) for one, count in zip(batches, rows, strict=True))
     listed = all(len(one) == count for one, count in zip(batches, rows, strict=True))
     if columns and listed and not isinstance(batches[0], tuple):

@@ -65,9 +65,6 @@ class HuggingFace(Source):
         limit: the greatest number of documents to take.
         revision: of the hub's dataset. A streamed one without it is taken to be the same as last time.
         data_files: files, folders or globs for the reader.
-
-    Raises:
-        ValueError: the limit is not positive, or ``data_files`` stand for no file.
     """
 
     def __init__(

@@ -48,9 +48,6 @@ class JsonLines(FileSource):
         field: the name of the field with the text.
         errors: how to handle bytes that are not in the encoding, as in
             :class:`mixwell.data.sources.text.TextFiles`.
-
-    Raises:
-        ValueError: no file is found, or the encoding is not known or not one for lines.
     """
 
     def __init__(

@@ -50,9 +50,6 @@ class TextFiles(FileSource):
             and ``ignore`` put a mark or nothing in their place.
         suffixes: in folders, only files with these suffixes.
         piece: the number of bytes to read at a time.
-
-    Raises:
-        ValueError: no file is found, or the encoding is not known.
     """
 
     def __init__(
@@ -76,15 +73,13 @@ class TextFiles(FileSource):
     @override
     def pieces(self) -> Iterator[Piece]:
         for file in self.files:
-            last: Piece | None = None
-            for text, read in self._cut(file):
-                if last is not None:
-                    yield last
-                last = Piece(text, False, read)
-            if last is None:
+            parts = self._cut(file)
+            part = next(parts, None)
+            if part is None:
                 warnings.warn(f"{file} is empty; it is left out", stacklevel=2)
-            else:
-                yield Piece(last.text, True, last.read)
+            while part is not None:
+                (text, read), part = part, next(parts, None)
+                yield Piece(text, part is None, read)
 
     def _cut(self, path: Path) -> Iterator[tuple[str, int]]:
         parts, read, offset = list[str](), 0, 0
@@ -139,11 +134,7 @@ class TextFiles(FileSource):
 
 
 def check_encoding(encoding: str, errors: str) -> str:
-    """Return the usual name of an encoding.
-
-    Raises:
-        ValueError: there is no such encoding, or ``errors`` is not one of :data:`ERRORS`.
-    """
+    """Return the usual name of an encoding; refuse unknown ones, and ``errors`` that are not in :data:`ERRORS`."""
     if errors not in ERRORS:
         raise ValueError(f"errors must be one of {', '.join(ERRORS)}, got {errors!r}")
     try:

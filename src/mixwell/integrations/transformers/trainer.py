@@ -72,13 +72,10 @@ class MixerTrainer(Trainer):
         least: rows that each domain has in every step; by default a quarter of an equal share.
         block: rows of a stream that are shuffled together.
         kwargs: as for ``Trainer``.
-
-    Raises:
-        ValueError: the data or settings do not fit; the message says what to do.
     """
 
     mixer: Mixer
-    """Learns the weights; it is there from the beginning of ``train()``."""
+    """Learns the weights; made at the beginning of ``train()``."""
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class MixerTrainer(Trainer):
         )
         self._column = domain_column
         self._settings = default_settings(mixer, reserved={"budget", "clip_norm"})
-        # Another method's signal comes with what that method says, and given constraints are all there are.
+        # The signal of another method comes with that method's own settings, and given constraints are complete.
         self._paced = not {"signal", "constraints"} & set(mixer or {})
         refusals.refuse_validation(validation_dataset, validation_rows)
         self._validation_dataset, self._validation_rows = validation_dataset, validation_rows
@@ -287,7 +284,7 @@ class MixerTrainer(Trainer):
             "losses": self._sums.tolist(),
             "streams": self._validation.streamed or self._loader.streams,
         }
-        checkpoints.write(folder, self.mixer, plain)
+        checkpoints.write_checkpoint(folder, self.mixer, plain)
         self.save_mixture(folder)
 
     def save_mixture(self, folder: Path) -> None:
@@ -326,7 +323,7 @@ class MixerTrainer(Trainer):
         self._checked = True
         model.eval()
         with self.compute_loss_context_manager():
-            losses_of.check(model, self._loss_type, inputs)
+            losses_of.check_model_loss(model, self._loss_type, inputs)
 
     def _load(self, folder: Path) -> None:
         plain = checkpoints.read_places(folder)
