@@ -212,7 +212,7 @@ class MixtureDataset(IterableDataset[Any]):
 
 @final
 class _Reading:
-    """One iteration: the place in every dataset, and whose turn it is."""
+    """One iteration: the place in every dataset, and the next one in turn."""
 
     def __init__(self, key: str, time: int, readers: dict[str, Reader]) -> None:
         self.key, self.time, self.readers = key, time, readers

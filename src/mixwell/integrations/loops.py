@@ -38,9 +38,9 @@ class MixerLoop:
         loop.mixer.weights.average
 
     The model must be run on the rows of the loop within its body. A hook of the optimizer notifies the mixer of
-    each step, so that gradient accumulation, as ``accelerator.accumulate(model)`` does it, works (with as many
-    ``micro_batches`` of the loader). Let the mixer clip the gradient (``mixer={"clip_norm": 1.0}``), which changes
-    the traces. The loop ends with the loader or with the budget.
+    each step, so that gradient accumulation works, with ``accelerator.accumulate(model)`` or by hand; the loader
+    needs the same number of ``micro_batches``. Let the mixer clip the gradient (``mixer={"clip_norm": 1.0}``),
+    which changes the traces. The loop ends with the loader or with the budget.
 
     The loader may also be a ``DataLoader`` of a :class:`mixwell.data.mixture_dataset.MixtureDataset`. With several
     ranks do not prepare it, and give each rank rows of its own (``rank`` and ``world_size`` of the dataset). A

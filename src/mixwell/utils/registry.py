@@ -34,8 +34,8 @@ class Registry(Generic[T]):
 
     Args:
         kind: the noun that messages use, such as ``"logger"``.
-        package: the package whose modules register the built-in ones; imported at the first lookup, so that the
-            owner of the registry does not depend on it.
+        package: the package with the modules that register the built-in ones; imported at the first lookup, so
+            that the owner of the registry does not depend on it.
 
     Example:
         >>> fruits = Registry[int]("fruit")
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         return component
 
     def registering(self, name: str) -> Callable[[Registered], Registered]:
-        """Return a decorator that adds a component, a ``T`` whose own type stays known."""
+        """Return a decorator that adds a component, a ``T``, and keeps its own type."""
 
         def decorate(component: Registered) -> Registered:
             self.register(name, cast("T", component))

@@ -53,7 +53,7 @@ class HuggingFace(Source):
     """A dataset that the library ``datasets`` can load.
 
     What is not a folder or local files is fetched from the hub as soon as :meth:`pieces` or :meth:`fingerprint`
-    is called; :attr:`remote` says so beforehand, for the caller to announce it.
+    is called; see :attr:`remote`.
 
     Args:
         dataset: a folder written by ``save_to_disk``, a folder with data files, the name of a dataset of the

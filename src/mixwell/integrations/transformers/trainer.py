@@ -127,7 +127,7 @@ class MixerTrainer(Trainer):
         try:
             return super().train(self._resumed, *args, **kwargs)
         finally:
-            # The trainer keeps its DataLoader, whose workers would otherwise wait until the process ends.
+            # The trainer keeps its DataLoader, so that the workers would wait until the process ends.
             if self._followed is not None:
                 self._followed.loader.shutdown_workers()
 
