@@ -283,8 +283,7 @@ class MixtureLoader:
         self._steps += 1
         self._ahead.append((own, self._place() if self._num_workers else None))
         seeds = np.random.SeedSequence([self._seed, self._steps, self.rank])
-        # Where all ranks must run the model equally often, a rank without rows of a domain reads one that does not
-        # count.
+        # Where all ranks must run the model equally often, a rank without rows of a domain reads one for nothing.
         spare = {name: rows[:1] for name, rows in drawn.items()} if equal and self._read.apart else {}
         found = [{**spare, **one} for one in own.micro_batches]
         keys = [{name: one[name] for name in names if name in one} for one in found]

@@ -190,9 +190,6 @@ def document_pieces(
     Args:
         documents: the value of the field, the place for messages, and the bytes that were read for it.
         limit: the greatest number of documents with text.
-
-    Raises:
-        ValueError: a value is not text, or has characters that no file can hold.
     """
     nulls = taken = 0
     for value, where, read in documents:
@@ -208,11 +205,7 @@ def document_pieces(
 
 
 def check_text(value: object, where: str, field: str) -> str:
-    """Return the text of a field.
-
-    Raises:
-        ValueError: it is something else, or has characters that no file can hold.
-    """
+    """Return the text of a field; refuse other values, and characters that no file can hold."""
     if not isinstance(value, str):
         shown = json.dumps(value, default=repr)
         kind = type(value).__name__

@@ -113,11 +113,7 @@ class MixerTrainer(Trainer):
     # ------------------------------------------------------------------------------------------- what Trainer asks
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, or resume exactly from a checkpoint: its folder, or ``True`` for the last one.
-
-        Raises:
-            ValueError: there is no checkpoint.
-        """
+        """Train, or resume exactly from a checkpoint: its folder, or ``True`` for the last one."""
         if resume_from_checkpoint is True:
             folder = str(self.args.output_dir)
             resume_from_checkpoint = get_last_checkpoint(folder)
