@@ -116,7 +116,8 @@ def export(
         note(chosen.note)
     if not plain["finished"]:
         of = f" of {plain['budget']}" if plain["budget"] else ""  # a loop need not have a budget
-        note(f"the run is not finished ({plain['steps_done']}{of} steps): these are its weights so far")
+        done = f"{plain['steps_done']}{of} steps"
+        note(f"the run is not finished ({done}): these are its weights so far")
     if len(kept) < len(entries):
         dropped = ", ".join(entry.domain for entry in entries if entry not in kept)
         note(f"left out, for their weight rounds to zero: {dropped}")
