@@ -337,7 +337,9 @@ def export_command(
         return
     if mixture is None or to is None:
         raise ValueError("give a mixture and a format: mixwell export MIXTURE --to FORMAT; --list names them")
-    command.run(mixture, to=to, weights=weights, words=path or (), paths=paths, out=out, force=force)
+    command.export_mixture(
+        mixture, to=to, weights=weights, words=path or (), paths=paths, out=out, force=force
+    )
 
 
 @app.command("fidelity")

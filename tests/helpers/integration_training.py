@@ -301,14 +301,14 @@ def with_trainer(case: Case, folder: Path, *, resumed: bool = False) -> Outcome:
     from transformers import TrainingArguments
 
     from mixwell.integrations.transformers import MixerTrainer
-    from mixwell.integrations.transformers.feed import BATCH
 
     losses, trained = Watched(), list[Ran]()
     streams = case.integration == "streams"
 
     class Keeping(MixerTrainer):
         def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any) -> Tensor:
-            batch = inputs[BATCH]
+            assert self._followed is not None
+            batch = self._followed._fetched[0]
             labels = [SOURCES[place] for place in batch.labels.tolist()]
             trained.append(Ran(inputs["x"], inputs["y"], labels, batch.expected_counts))
             return super().training_step(model, inputs, *args)

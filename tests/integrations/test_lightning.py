@@ -228,7 +228,7 @@ def test_a_checkpoint_before_training(tmp_path: Path) -> None:
     assert mixing.state_dict() == {}
     mixing.load_state_dict({})
     endless = new_trainer(tmp_path, mixing, max_steps=-1, max_epochs=1)
-    with pytest.raises(ValueError, match="how many steps there will be is not known; give max_steps"):
+    with pytest.raises(ValueError, match="the number of steps is not known; give max_steps"):
         fit(endless, mixing)
 
 

@@ -131,6 +131,34 @@ def test_with_a_loader_it_does_what_a_mixer_does(micro_batches: int) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+def test_micro_batches_take_the_step_of_one_batch(prepared: bool) -> None:
+    """Accelerate divides the loss by their number, and a plain loop does not."""
+    found: list[list[Tensor]] = []
+    for micro_batches in (1, 3):
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=micro_batches) if prepared else None
+        loader = new_loader(micro_batches=micro_batches)
+        model: Any = new_model()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.5)
+        if accelerator is not None:
+            model, optimizer = accelerator.prepare(model, optimizer)
+        loop = MixerLoop(loader, model, optimizer, [], row_losses, mixer={"horizon": 10})
+        for rows, number in zip(loop, range(micro_batches), strict=False):
+            loss = loop.weighted_loss(row_losses(model, rows))
+            if accelerator is None:
+                loss.backward()
+                if number + 1 == micro_batches:
+                    optimizer.step()
+            else:
+                with accelerator.accumulate(model):
+                    accelerator.backward(loss)
+                    optimizer.step()
+        assert loop.mixer.steps_done == 1
+        found.append(list(model.parameters()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("of", ["dataset", "loader"])
 @pytest.mark.parametrize("stop", [3, 10, 27])
 def test_resumed_is_as_if_it_had_not_been_stopped(stop: int, of: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -37,7 +38,6 @@ from helpers.transformers_training import (
 from mixwell.hypergradient.capture.layer_rules import NormRule, rule_for
 from mixwell.integrations.transformers import MixerTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
-from mixwell.integrations.transformers.feed import BATCH
 from mixwell.training import mixture
 
 WORK = Path(transformers_training.__file__)
@@ -98,8 +98,8 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
     step = trainer.training_step
 
     def watched(model: nn.Module, inputs: dict[str, Any], items: Any = None) -> Tensor:
-        tensors = {key: value.clone() for key, value in inputs.items() if key != BATCH}
-        batches.append((tensors, inputs[BATCH]))
+        tensors = {key: value.clone() for key, value in inputs.items()}
+        batches.append((tensors, trainer._followed._fetched[0]))
         return step(model, inputs, items)
 
     monkeypatch.setattr(trainer, "training_step", watched)
@@ -272,7 +272,7 @@ def test_losses_of_rows_are_the_model_s_own(make: Any, labels: Any) -> None:
     if targets.dim() == 2 and targets.dtype == torch.int64:
         targets[1, 2:] = -100  # padding
     inputs = {"input_ids": torch.randint(0, 32, (4, LENGTH)), "labels": targets}
-    losses_of.check(model, model.loss_type, inputs)
+    losses_of.check_model_loss(model, model.loss_type, inputs)
     for row in range(4):
         one = {key: value[row : row + 1] for key, value in inputs.items()}
         found = losses_of.means(*losses_of.parts_of(model, model.loss_type, inputs))[row]
@@ -465,3 +465,32 @@ def test_a_cap_that_the_loader_does_not_know_is_refused(tmp_path: Path) -> None:
     loader = mixwell.MixtureLoader(data, 12)
     with pytest.raises(ValueError, match="an EpochCap that the MixtureLoader does not know"):
         new_trainer(tmp_path, train_dataset=loader, mixer={"constraints": [cap]}).train()
+
+
+def test_the_workers_end_with_the_training(tmp_path: Path) -> None:
+    trainer = new_trainer(tmp_path, args={"dataloader_num_workers": 1, "max_steps": 12})
+    trainer.train()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_loader_keeps_its_collate(tmp_path: Path) -> None:
+    """Rows under other names, which only the loader's own function understands."""
+    names = {"input_ids": "mine", "labels": "target"}
+
+    def renamed(some: list[Any]) -> list[Any]:
+        return [{names[key]: value for key, value in row.items()} for row in some]
+
+    def collate(some: list[Any]) -> dict[str, Any]:
+        return {key: torch.tensor([row[own] for row in some]) for key, own in names.items()}
+
+    plain, wanted = {kind: rows(kind, 60) for kind in ("up", "down", "noise")}, list(validation())
+    found: list[dict[str, Any]] = []
+    for own in (False, True):
+        made = {kind: renamed(some) if own else some for kind, some in plain.items()}
+        loader = mixwell.MixtureLoader(made, 12, seed=42, collate=collate if own else None)
+        trainer = new_trainer(
+            tmp_path, train_dataset=loader, validation_dataset=renamed(wanted) if own else wanted
+        )
+        trainer.train()
+        found.append(trainer_work.outcome(trainer))
+    assert found[0] == found[1]

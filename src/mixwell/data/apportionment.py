@@ -1,4 +1,4 @@
-"""How many rows of each domain a batch has, as whole numbers that follow shares that change."""
+"""The number of rows of each domain in a batch, as whole numbers that follow changing shares."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ROUNDING = 1e-9
 
 @final
 class Apportionment:
-    """Cuts batches of a fixed size by shares, carrying what rounding left over.
+    """Divides batches of a fixed size by shares, and carries the rounding error to the next batch.
 
-    With ``d_j = carry_j + B p_j`` what is due to domain j, it gets ``floor(d_j)`` rows, and the rows that are left
-    go to the domains whose rest must be rounded up soonest if the shares stay as they are (the earliest
-    deadline first, as Tijdeman's solution of the chairman assignment problem has it). ``carry_j = d_j - n_j``.
+    With ``d_j = carry_j + B p_j`` rows due to domain j, it gets ``floor(d_j)``, and the rows that are left go to
+    the domains with the rests that must be rounded up soonest if the shares do not change (the earliest deadline
+    first, as in Tijdeman's solution of the chairman assignment problem). ``carry_j = d_j - n_j``.
 
     - The counts sum to ``B`` and none is below ``least`` (where its share and the limits do not say otherwise).
     - While the shares stay as they are, the sum of the counts of each domain is at all times within one row of
@@ -33,11 +33,8 @@ class Apportionment:
 
     Args:
         total: B, the rows of a batch.
-        domains: how many there are.
+        domains: m, the number of domains.
         least: rows that each domain has in every batch.
-
-    Raises:
-        ValueError: a batch is too small.
 
     Example:
         >>> batches = Apportionment(4, 3)
@@ -59,25 +56,21 @@ class Apportionment:
         self.total = total
         self.least = least
         self.carry = [0.0] * domains
-        """What is due to each domain from before, within rounding of zero in sum; the state."""
+        """The rows due to each domain from earlier batches, zero in sum within rounding; the state."""
         self._shares = b""
-        self._targets: list[float] = []
-        self._fractions: list[float] = []
-        self._least: list[int] = []
-        self._most: list[int] = []
-
-    # Lists and not arrays: domains are few, and NumPy takes longer for a call than Python for ten of them.
+        # Lists and not arrays: domains are few, and NumPy takes longer for a call than Python for ten of them.
+        self._targets, self._fractions = list[float](), list[float]()
+        self._least, self._most = list[int](), list[int]()
 
     def next(self, shares: Vector, *, most: Sequence[int] | None = None) -> list[int]:
-        """The counts of the next batch. A domain to which a whole row is due by its share has at least one.
+        """Return the counts of the next batch. A domain to which a whole row is due by its share has at least one.
 
         Args:
             shares: not negative, summing to one, shape ``(m,)``.
-            most: rows that a domain can give at all; where it has fewer than ``least`` it gives those.
+            most: the greatest number of rows of each domain, which comes before ``least``.
 
         Returns:
-            Whole numbers that sum to the batch's size, one for each domain; to less only where all domains
-            together can give no more.
+            Whole numbers that sum to B, or to the sum of ``most`` where that is less.
         """
         self._follow(shares)
         lows, highs, total = self._least, self._most, self.total
@@ -101,7 +94,7 @@ class Apportionment:
         return counts
 
     def _follow(self, shares: Vector) -> None:
-        """What follows from the shares alone; they mostly are those of the batch before."""
+        """Compute what depends on the shares only, which are mostly those of the batch before."""
         shares = np.asarray(shares, dtype=np.float64)
         content = shares.tobytes()
         if content == self._shares:
@@ -116,11 +109,11 @@ class Apportionment:
         self._shares = content
 
     def _hand_out(self, rest: int, counts: list[int], due: list[float], most: list[int]) -> None:
-        """A row each to the domains whose next row must come soonest, those first to which most is due.
+        """Give a row each to the domains with the earliest deadline of their next row, the most due first.
 
-        It must come after ``ceil((1 - left) / fraction)`` more batches, since the whole part of a target is given
-        in every batch and only its fraction accumulates. Less than a row is left to each of them, so that none
-        comes twice; what is to be handed out after them goes to whom most is due.
+        The deadline is after ``ceil((1 - left) / fraction)`` more batches, since the whole part of a target is
+        given in every batch and only its fraction accumulates. Less than a row is left to each of them, so that
+        none comes twice; further rows go to the domains to which most is due.
         """
         waiting = [
             (ceil(batches), -left, j)
@@ -139,17 +132,9 @@ class Apportionment:
 
 
 def within(shares: Vector, low: Vector, high: Vector) -> Vector:
-    """Shares moved into bounds, those that are free keeping their proportions.
+    """Return ``clip(s p_j, low_j, high_j)`` with the s for which they sum to one, all of shape ``(m,)``.
 
-    ``clip(s p_j, low_j, high_j)`` with the s for which they sum to one.
-
-    Args:
-        shares: positive, shape ``(m,)``.
-        low: the least, shape ``(m,)``.
-        high: the greatest, shape ``(m,)``.
-
-    Returns:
-        Shares that sum to one (to less where ``high`` does), shape ``(m,)``.
+    Shares within the bounds keep their proportions. Where ``high`` sums to less than one, return ``high``.
 
     Example:
         >>> within(np.array([0.8, 0.1, 0.1]), np.zeros(3), np.array([0.5, 1.0, 1.0])).tolist()

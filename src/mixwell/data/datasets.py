@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast, final
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data._utils import collate as torch_collate
 from typing_extensions import override
 
+from mixwell.data import readers
 from mixwell.data.sources.base import digest_of
 from mixwell.data.token_files import Integers, TokenFile
 from mixwell.typing import Indices
+from mixwell.utils.nested import like_container
 
 _SAMPLED_ROWS = 256
 
@@ -28,16 +31,10 @@ class IndexedDataset(ABC):
 
     @abstractmethod
     def batch(self, indices: Indices) -> Any:
-        """Return some rows, as a model takes them.
+        """Return some rows as a model takes them: tensors with the rows as first dimension.
 
         Args:
-            indices: which, shape ``(rows,)``.
-
-        Returns:
-            Tensors with the rows as first dimension.
-
-        Raises:
-            IndexError: there is no such row.
+            indices: shape ``(rows,)``.
         """
 
     @abstractmethod
@@ -45,11 +42,7 @@ class IndexedDataset(ABC):
         """Return a digest that identifies the data, without reading all of them."""
 
     def check(self, indices: Indices) -> None:
-        """Raise if there is no such row.
-
-        Raises:
-            IndexError: there is no such row.
-        """
+        """Raise ``IndexError`` if there is no such row."""
         if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"rows {indices.min()} to {indices.max()} were asked for, there are {len(self)}")
 
@@ -61,12 +54,7 @@ class TokenRows(IndexedDataset):
     A row has one token more than its length, which is the first of the next row: it is the last one's target.
 
     Args:
-        tokenized: the array.
-        length: how many tokens a model reads at once.
-        name: for messages.
-
-    Raises:
-        ValueError: there are too few tokens for one row.
+        length: the number of tokens that a model reads at once.
     """
 
     def __init__(self, tokenized: TokenFile, *, length: int, name: str = "the text") -> None:
@@ -84,19 +72,12 @@ class TokenRows(IndexedDataset):
         return (self.tokenized.tokens - 1) // self.length
 
     def __getstate__(self) -> dict[str, object]:
-        # a mapped array would be copied whole into a worker process
+        # A memory-mapped array would be copied whole into a worker process.
         return {**self.__dict__, "_array": None}
 
     @override
     def batch(self, indices: Indices) -> Tensor:
-        """Return rows of tokens.
-
-        Args:
-            indices: which, shape ``(rows,)``.
-
-        Returns:
-            int64, shape ``(rows, length + 1)``.
-        """
+        """Return rows of tokens, int64, shape ``(rows, length + 1)``."""
         self.check(indices)
         if self._array is None:
             self._array = np.asarray(self.tokenized.array())
@@ -110,13 +91,7 @@ class TokenRows(IndexedDataset):
 
 @final
 class TensorRows(IndexedDataset):
-    """Rows of tensors.
-
-    Args:
-        tensors: one or more with the same first dimension.
-
-    Raises:
-        ValueError: there is no tensor, or no row, or their numbers of rows differ.
+    """Rows of one or more tensors with the same first dimension.
 
     Example:
         >>> rows = TensorRows(torch.arange(6).view(3, 2), torch.tensor([7, 8, 9]))
@@ -161,10 +136,7 @@ class DatasetRows(IndexedDataset):
 
     Args:
         dataset: has ``len(dataset)`` and ``dataset[i]``.
-        collate: makes a batch of a list of rows, by default PyTorch's ``default_collate``.
-
-    Raises:
-        ValueError: it is not such a dataset, or has no rows.
+        collate: makes a batch of a list of rows, by default :func:`collate_columns`.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> None:
@@ -177,7 +149,7 @@ class DatasetRows(IndexedDataset):
         if not hasattr(dataset, "__len__"):
             raise ValueError(f"{kind} does not say how many rows it has; give it __len__")
         self.dataset: Any = dataset
-        self.collate = collate or default_collate
+        self.collate = collate or collate_columns
         if not len(self):
             raise ValueError(f"{kind} has no rows")
 
@@ -187,10 +159,7 @@ class DatasetRows(IndexedDataset):
     @override
     def batch(self, indices: Indices) -> Any:
         self.check(indices)
-        chosen: list[int] = indices.tolist()
-        together: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
-        rows = together(chosen) if together else [self.dataset[index] for index in chosen]
-        return self.collate(list(rows))
+        return self.collate(readers.fetch(self.dataset, indices.tolist()))
 
     @override
     def digest(self) -> str:
@@ -198,15 +167,40 @@ class DatasetRows(IndexedDataset):
         return digest_of("dataset", type(self.dataset).__qualname__, len(self))
 
 
-def as_rows(made: Any) -> IndexedDataset:
-    """Return the rows of a dataset or of tensors.
+def collate_columns(rows: list[Any]) -> Any:
+    """Collate rows as ``default_collate`` does, but rows that are tuples or lists to a tuple of columns.
 
-    Args:
-        made: rows, a tensor, a tuple of tensors (columns), or a PyTorch dataset; a list is a dataset of its items.
+    ``default_collate`` returns a list of columns, which :mod:`mixwell.utils.nested` could take for a list of rows.
 
-    Raises:
-        ValueError: it is nothing of these.
+    Example:
+        >>> collate_columns([(1, "a"), (2, "b")])
+        (tensor([1, 2]), ['a', 'b'])
     """
+    return torch_collate.collate(rows, collate_fn_map=_COLLATE)
+
+
+def _collate_sequences(rows: list[Any], *, collate_fn_map: Any) -> Any:
+    sizes = sorted({len(row) for row in rows})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"rows must have the same number of entries, got {sizes[0]} to {sizes[-1]}; give collate"
+        )
+    columns = tuple(
+        torch_collate.collate(list(column), collate_fn_map=collate_fn_map)
+        for column in zip(*rows, strict=True)
+    )
+    return like_container(rows[0], columns) if hasattr(rows[0], "_fields") else columns
+
+
+_COLLATE: dict[Any, Callable[..., Any]] = {
+    **torch_collate.default_collate_fn_map,
+    tuple: _collate_sequences,
+    list: _collate_sequences,
+}
+
+
+def as_rows(made: Any) -> IndexedDataset:
+    """Return the rows of a tensor, a tuple of tensors (columns), or a PyTorch dataset; a list is a dataset."""
     if isinstance(made, IndexedDataset):
         return made
     if isinstance(made, Tensor):

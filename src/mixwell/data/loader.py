@@ -1,4 +1,4 @@
-"""The one way rows become batches: drawn by weights, dealt to ranks and micro-batches, read and collated."""
+"""How rows become batches: drawn by weights, divided among ranks and micro-batches, read and collated."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from mixwell import distributed
 from mixwell.data import readers
-from mixwell.data.datasets import IndexedDataset, as_rows
+from mixwell.data.datasets import IndexedDataset, as_rows, collate_columns
 from mixwell.data.mixture_dataset import MixtureDataset
 from mixwell.data.rank_batches import RankBatch, shard_batch
-from mixwell.data.readers import Reader
 from mixwell.data.sampler import Rule, Sampler
+from mixwell.data.streams import Reader
 from mixwell.mixer.batch import MixtureBatch
 from mixwell.simplex.repetition import EpochCap
 from mixwell.typing import Indices, Vector
@@ -53,8 +53,8 @@ class MixtureLoader:
             dataset (a stream).
         batch_size: the rows of a step, all domains, ranks and micro-batches together.
         micro_batches: the number of micro-batches of a step on each rank (gradient accumulation).
-        collate: makes a batch of a list of rows of all domains. By default rows are collated by PyTorch's
-            ``default_collate``, those of each domain apart.
+        collate: makes a batch of a list of rows of all domains. By default the rows of each domain are collated
+            separately, by PyTorch's ``default_collate``.
         rule: ``"weight"`` or ``"equal"``.
         least: rows that each domain has in every step; ``None`` for a quarter of an equal share.
         cap: how often rows may be seen; give the same object to the mixer's constraints.
@@ -62,13 +62,8 @@ class MixtureLoader:
         seed: chooses the orders.
         num_workers: processes that read rows ahead for :meth:`follow`, as those of PyTorch's ``DataLoader``, to
             the end of the round, within which the weights do not change. Streams are read in the process itself.
-        prefetch_factor: as for ``DataLoader``.
-        multiprocessing_context: as for ``DataLoader``.
-        rank: the rank of this process; by default that of ``torch.distributed``.
-        world_size: the number of ranks; by default that of ``torch.distributed``.
-
-    Raises:
-        ValueError: a dataset or a setting is wrong.
+            ``prefetch_factor`` and ``multiprocessing_context`` are passed to the ``DataLoader``.
+        rank: by default that of ``torch.distributed``, as is ``world_size``.
 
     Example:
         >>> loader = MixtureLoader({"web": torch.arange(100), "code": torch.arange(50)}, 8, least=1)
@@ -102,6 +97,8 @@ class MixtureLoader:
         if micro_batches < 1:
             raise ValueError(f"a step must have at least 1 micro-batch, got {micro_batches}")
         self._settings: dict[str, Any] = {
+            "micro_batches": micro_batches,
+            "collate": collate,
             "rule": rule,
             "least": least,
             "cap": cap,
@@ -110,15 +107,15 @@ class MixtureLoader:
             "num_workers": num_workers,
             "prefetch_factor": prefetch_factor,
             "multiprocessing_context": multiprocessing_context,
+            "rank": rank,
+            "world_size": world_size,
         }
         self.datasets = dict(domains)
         """The datasets by domain, as they were given."""
         self.batch_size, self.micro_batches = batch_size, micro_batches
         self.rank = distributed.rank() if rank is None else rank
         self.world_size = distributed.world_size() if world_size is None else world_size
-        self._seed = seed
-        self.cap = cap
-        """How often rows may be seen."""
+        self._seed, self.collate, self.cap = seed, collate, cap
         self.streams = any(
             not isinstance(one, IndexedDataset) and readers.is_stream(one) for one in domains.values()
         )
@@ -140,16 +137,13 @@ class MixtureLoader:
                 name: readers.reader(one, name, key=f"seed {seed}", block=block, process=place)
                 for name, one in domains.items()
             }
-        self._workers: dict[str, Any] = {"num_workers": 0 if self.streams else num_workers}
-        if self._workers["num_workers"]:
-            self._workers["prefetch_factor"] = prefetch_factor
-            self._workers["multiprocessing_context"] = multiprocessing_context
+        self._num_workers = 0 if self.streams else num_workers
         self._loader: DataLoader[Any] | None = None
         self._round = _Round(self._draw)
         self._steps = 0
         self._ahead: deque[tuple[RankBatch, dict[str, Any] | None]] = deque()
-        # With workers the place after the step that was given last; else that is where the sampler is.
-        self._given = self._place() if self._workers["num_workers"] else None
+        # With workers the place after the step that was given last; without them the sampler has it.
+        self._given = self._place() if self._num_workers else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,34 +156,32 @@ class MixtureLoader:
         return None if self.streams else sum(len(one) for one in self._read.datasets.values())
 
     def __len__(self) -> int:
-        """Return the number of micro-batches that have as many rows as all domains together; streams have none."""
+        """Return the number of micro-batches of a pass over all domains; streams have none."""
         if self.total_rows is None:
             raise TypeError("streams have no length")
         return max(self.total_rows // self.batch_size, 1) * self.micro_batches
 
     @property
     def taken(self) -> dict[str, int]:
-        """The rows of all ranks in the steps that were given so far, by domain."""
+        """The number of rows of all ranks in the steps that were returned so far, by domain."""
         taken: dict[str, int] = (self._given or self._place())["sampler"]["taken"]
         return {name: n * self.world_size if self.streams else n for name, n in taken.items()}
 
     def follow(self, mixer: Mixer) -> Iterator[MixtureBatch]:
         """Yield the micro-batches of every step of a mixer, until its budget is spent.
 
-        Raises:
-            ValueError: the mixer has other domains.
+        Their domains are in the mixer's order, so that their labels are also what ``mixer.batch(labels)`` takes.
         """
         if set(self.names) != set(mixer.weights.names):
             raise ValueError(
                 f"the loader has the domains {', '.join(self.names)}, the mixer {', '.join(mixer.weights.names)}"
             )
-        order = [mixer.weights.index(name) for name in self.names]
-        if self._ahead:  # rows that were read ahead and not given come again
+        if self._ahead:  # rows that were read ahead but not given are read again
             self._ahead.clear()
             assert self._given is not None
             self._return_to(self._given)
         while mixer.budget is None or mixer.steps_done < mixer.budget:
-            yield from self._batches(mixer, order)
+            yield from self._batches(mixer)
 
     def next_step(self, weights: Vector, *, equal_forward_passes: bool = False) -> list[MixtureBatch]:
         """Return this rank's micro-batches of the next step.
@@ -198,10 +190,11 @@ class MixtureLoader:
             weights: of the domains, shape ``(m,)``, in the order of :attr:`names`.
             equal_forward_passes: whether all ranks must run the model equally often (``fully_shard``).
         """
-        keys = self._draw(weights, equal_forward_passes)
+        keys = self._draw(weights, equal_forward_passes, self.names)
         own, self._given = self._ahead.popleft()
         return [
-            self._batch(self._read[one], own, number, equal_forward_passes) for number, one in enumerate(keys)
+            self._batch(self._read[one], own, number, equal_forward_passes, self.names)
+            for number, one in enumerate(keys)
         ]
 
     def with_settings(self, batch_size: int, **settings: Any) -> MixtureLoader:
@@ -219,8 +212,12 @@ class MixtureLoader:
             world_size=self.world_size,
         )
 
+    def shutdown_workers(self) -> None:
+        """End the worker processes at once; :meth:`follow` starts others, and reads again what was not given."""
+        self._loader = None
+
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain values: the place after the step that was given last.
+        """Return what a resumed run needs, as plain values: the place after the step that was returned last.
 
         Without streams it is the same on all ranks, and for any number of them.
         """
@@ -228,11 +225,7 @@ class MixtureLoader:
         return {"batch_size": self.batch_size, **(self._given or self._place()), "readers": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another loader stopped.
-
-        Raises:
-            ValueError: the data or the size of a step differ.
-        """
+        """Continue where another loader of the same data stopped."""
         if state["batch_size"] != self.batch_size:
             raise ValueError(
                 f"a step had {state['batch_size']} rows when the run was saved, and has {self.batch_size}; keep "
@@ -242,24 +235,25 @@ class MixtureLoader:
         for name, one in self._read.readers.items():
             one.load_state(state["readers"][name])
         self._ahead.clear()
-        self._given = self._place() if self._workers["num_workers"] else None
+        self._given = self._place() if self._num_workers else None
 
     # ------------------------------------------------------------------------------------------- inside
 
-    def _batches(self, mixer: Mixer, order: list[int]) -> Iterator[MixtureBatch]:
+    def _batches(self, mixer: Mixer) -> Iterator[MixtureBatch]:
         """Yield the batches of the next step, or with workers those until the weights may change."""
-        equal = mixer.requires_equal_forward_passes
-        if not self._workers["num_workers"]:
-            weights = mixer.weights.values[order]
-            read: Iterator[Any] = map(self._read.__getitem__, self._draw(weights, equal))
+        equal, names = mixer.requires_equal_forward_passes, mixer.weights.names
+        last = mixer.weights.last
+        weights = np.array([last[name] for name in self.names])
+        if not self._num_workers:
+            read: Iterator[Any] = map(self._read.__getitem__, self._draw(weights, equal, names))
         else:
-            self._round.follow(mixer, order)
+            self._round.settings, self._round.steps = (weights, equal, names), max(mixer.round_left, 1)
             read = iter(self._worker_loader())
         for number, rows in enumerate(read):
             micro_batch = number % self.micro_batches
             if not micro_batch:
                 own, self._given = self._ahead.popleft()
-            yield self._batch(rows, own, micro_batch, equal)  # pyright: ignore[reportPossiblyUnboundVariable]
+            yield self._batch(rows, own, micro_batch, equal, names)  # pyright: ignore[reportPossiblyUnboundVariable]
 
     def _worker_loader(self) -> DataLoader[Any]:
         if self._loader is None:
@@ -269,12 +263,14 @@ class MixtureLoader:
                 sampler=self._round,
                 persistent_workers=True,
                 collate_fn=identity,
-                **self._workers,
+                num_workers=self._num_workers,
+                prefetch_factor=self._settings["prefetch_factor"],
+                multiprocessing_context=self._settings["multiprocessing_context"],
             )
         return self._loader
 
-    def _draw(self, weights: Vector, equal: bool) -> list[_Keys]:
-        """Draw the rows of the next step, and return those of this rank's micro-batches."""
+    def _draw(self, weights: Vector, equal: bool, names: Sequence[str]) -> list[_Keys]:
+        """Draw the rows of the next step, and return those of this rank's micro-batches, in the order of names."""
         probabilities = self.sampler.inclusion(weights)
         drawn = self.sampler.draw(weights)
         own = shard_batch(
@@ -285,20 +281,22 @@ class MixtureLoader:
             probabilities=probabilities,
         )
         self._steps += 1
-        self._ahead.append((own, self._place() if self._workers["num_workers"] else None))
+        self._ahead.append((own, self._place() if self._num_workers else None))
         seeds = np.random.SeedSequence([self._seed, self._steps, self.rank])
-        keys = own.micro_batches
-        if equal and self._read.apart:  # where this rank has no rows of a domain, one that does not count
-            keys = [{name: one.get(name, rows[:1]) for name, rows in drawn.items()} for one in keys]
+        # Where all ranks must run the model equally often, a rank without rows of a domain reads one for nothing.
+        spare = {name: rows[:1] for name, rows in drawn.items()} if equal and self._read.apart else {}
+        found = [{**spare, **one} for one in own.micro_batches]
+        keys = [{name: one[name] for name in names if name in one} for one in found]
         return list(zip(keys, seeds.generate_state(self.micro_batches).tolist(), strict=True))
 
-    def _batch(self, rows: Any, own: RankBatch, micro_batch: int, equal: bool) -> MixtureBatch:
-        counts = {name: len(indices) for name, indices in own.micro_batches[micro_batch].items()}
-        numbers = [self.names.index(name) for name in counts]
-        labels = torch.from_numpy(np.repeat(np.array(numbers, dtype=np.int64), list(counts.values())))
+    def _batch(
+        self, rows: Any, own: RankBatch, micro_batch: int, equal: bool, names: tuple[str, ...]
+    ) -> MixtureBatch:
+        counts = [len(own.micro_batches[micro_batch].get(name, ())) for name in names]
+        labels = torch.from_numpy(np.repeat(np.arange(len(names), dtype=np.int64), counts))
         if not self._read.apart:
-            return MixtureBatch(self.names, labels, own.step, rows, equal_forward_passes=equal)
-        return MixtureBatch(self.names, labels, own.step, None, rows, equal)
+            return MixtureBatch(names, labels, own.step, rows, equal_forward_passes=equal)
+        return MixtureBatch(names, labels, own.step, None, rows, equal)
 
     def _place(self) -> dict[str, Any]:
         return {"sampler": self.sampler.state(), "steps": self._steps}
@@ -312,17 +310,14 @@ class MixtureLoader:
 class _Round:
     """Draws the steps until the weights may change, as the workers ask for them."""
 
-    def __init__(self, draw: Callable[[Vector, bool], list[_Keys]]) -> None:
+    def __init__(self, draw: Callable[[Vector, bool, Sequence[str]], list[_Keys]]) -> None:
         self._draw = draw
-
-    def follow(self, mixer: Mixer, order: list[int]) -> None:
-        self._weights = mixer.weights.values[order]
-        self._equal = mixer.requires_equal_forward_passes
-        self._length = max(mixer.round_left, 1)
+        self.settings: tuple[Vector, bool, Sequence[str]]
+        self.steps = 0
 
     def __iter__(self) -> Iterator[_Keys]:
-        for _ in range(self._length):
-            yield from self._draw(self._weights, self._equal)
+        for _ in range(self.steps):
+            yield from self._draw(*self.settings)
 
 
 @final
@@ -330,8 +325,8 @@ class _Read(Dataset[Any]):
     """Reads the rows of a micro-batch, also in workers.
 
     Args:
-        datasets: by domain; :class:`IndexedDataset` where rows are collated apart.
-        collate: makes a batch of rows of all domains; ``None`` to collate those of each domain apart.
+        datasets: by domain; :class:`IndexedDataset` where the rows of each domain are collated separately.
+        collate: makes a batch of rows of all domains; ``None`` to collate those of each domain separately.
     """
 
     def __init__(self, datasets: Mapping[str, Any], collate: Collate | None) -> None:
@@ -341,10 +336,10 @@ class _Read(Dataset[Any]):
 
     def __getitem__(self, keys: _Keys) -> Any:
         chosen, seed = keys
-        if self._collate is None:
-            return {name: self.datasets[name].batch(indices) for name, indices in chosen.items()}
-        # The state of global generators depends on the step only, whatever process reads it.
+        # Random transforms depend on the step only, whatever process reads it and wherever a run was resumed.
         with seeded(seed):
+            if self._collate is None:
+                return {name: self.datasets[name].batch(indices) for name, indices in chosen.items()}
             rows = [row for name, indices in chosen.items() for row in self._rows(name, indices)]
             return self._collate(rows)
 
@@ -365,7 +360,7 @@ def _reading(domains: Mapping[str, Any], collate: Collate | None, *, streams: bo
                 "others; leave out collate, or give a dataset of rows"
             )
     readers.check_datasets(columns)
-    return _Read(columns, collate or default_collate)
+    return _Read(columns, collate or collate_columns)
 
 
 def _is_columns(domain: Any) -> bool:

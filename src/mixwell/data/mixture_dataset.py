@@ -21,7 +21,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mixwell.data.apportionment import Apportionment
-from mixwell.data.readers import Reader, check_datasets, reader
+from mixwell.data.readers import check_datasets, reader
+from mixwell.data.streams import Reader
 from mixwell.typing import Vector
 
 _WORKERS = 1024
@@ -33,24 +34,20 @@ Stop = Literal["never", "first", "all"]
 class MixtureDataset(IterableDataset[Any]):
     """Rows of several datasets, one after the other, as often as their weights say.
 
-    The share of every dataset is exact: after n rows it has given ``n w_j`` of them, within one row
+    The share of every dataset is exact: ``n w_j`` of the first n rows are its rows, within one row
     (:class:`mixwell.data.apportionment.Apportionment`). Map-style datasets are shuffled whole, streams by
     blocks; those that end begin again in another order. The weights may be set at any time, also while workers
-    of a ``DataLoader`` read: rows that were fetched ahead are still those of the weights before.
+    of a ``DataLoader`` read: rows that were fetched ahead are still those of the earlier weights.
 
     Args:
         datasets: by name; map-style (with ``len`` and ``[i]``) or iterable; of Hugging Face, PyTorch, or lists.
         weights: positive or zero, by name or in order; they are divided by their sum. ``None`` is uniform.
-        column: the name of the column with a row's dataset. Where rows are not mappings, ``(row, name)`` is
-            given.
+        column: the name of the column with a row's dataset. Rows that are not mappings become ``(row, name)``.
         stop: ``"never"``, so that a second iteration continues where the first was left; or when the ``"first"``
             dataset with weight has ended, or ``"all"`` have.
         block: rows of a stream that are shuffled together; 1 leaves a stream in order.
         rank: the rank of this process; each rank reads rows of its own.
         world_size: the number of ranks.
-
-    Raises:
-        ValueError: a dataset is empty or cannot be read, or a setting is wrong.
 
     Example:
         >>> rows = MixtureDataset({"a": [{"x": 1}], "b": [{"x": 2}]}, weights={"a": 3, "b": 1})
@@ -114,20 +111,20 @@ class MixtureDataset(IterableDataset[Any]):
 
     @property
     def taken(self) -> dict[str, int]:
-        """The number of rows that were given so far, by name, where they are read in this process."""
+        """The number of rows that were read so far in this process, by name."""
         readers = {} if self._reading is None else self._reading.readers
         return {name: readers[name].taken if readers else 0 for name in self.names}
 
     def expected_counts(self, rows: int) -> dict[str, float]:
-        """Return how many of ``rows`` rows each dataset with weight gives on average, for ``mixer.batch``."""
+        """Return the expected number of rows of each dataset with weight among ``rows``, for ``mixer.batch``."""
         return {name: weight * rows for name, weight in self.weights.items() if weight}
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the orders; the next iteration begins anew with them."""
+        """Select the orders; the next iteration begins anew with them."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        reading = self._reading = self._taken_up()
+        reading = self._reading = self._continued()
         self._begun = True
         while not self._ended(reading):
             name, row = reading.next(self._weights.numpy())
@@ -144,30 +141,31 @@ class MixtureDataset(IterableDataset[Any]):
         """
         if self._reading is None:
             self._reading = self._begin()
+        reading = self._reading
         return {
             "weights": self.weights,
             "epoch": int(self._epoch),
-            "time": self._reading.time,
-            **self._reading.state(),
+            "time": reading.time,
+            "carry": list(reading.turns.carry),
+            "readers": {name: one.state() for name, one in reading.readers.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another one stopped: the next iteration begins there.
-
-        Raises:
-            ValueError: the datasets are others.
-        """
+        """Continue where another one stopped: the next iteration begins there."""
         if list(state["weights"]) != list(self.names):
             raise ValueError(
                 f"the state is of {', '.join(state['weights'])}; the datasets here are {', '.join(self.names)}"
             )
         self.weights = state["weights"]
         self.set_epoch(int(state["epoch"]))
-        self._reading, self._begun = self._begin(time=int(state["time"])), False
-        self._reading.load_state(state)
+        reading = self._begin(time=int(state["time"]))
+        reading.loaded, reading.turns.carry = True, [float(rest) for rest in state["carry"]]
+        for name, one in reading.readers.items():
+            one.load_state(state["readers"][name])
+        self._reading, self._begun = reading, False
 
-    def _taken_up(self) -> _Reading:
-        """Return the iteration that was loaded, or that has no end, or else a new one."""
+    def _continued(self) -> _Reading:
+        """Return the iteration that was loaded, or that has no end, otherwise a new one."""
         reading = self._reading
         if reading is None:
             return self._begin()
@@ -179,8 +177,8 @@ class MixtureDataset(IterableDataset[Any]):
                     stacklevel=2,
                 )
             return self._begin()
-        goes_on = not self._begun or (self._stop == "never" and reading.key == self._key())
-        return reading if goes_on else self._begin()
+        resumes = not self._begun or (self._stop == "never" and reading.key == self._key())
+        return reading if resumes else self._begin()
 
     def _ended(self, reading: _Reading) -> bool:
         """Return whether enough of the datasets with weight have ended."""
@@ -191,11 +189,7 @@ class MixtureDataset(IterableDataset[Any]):
         return (max if self._stop == "first" else min)(passes) > 0
 
     def _begin(self, *, time: int | None = None) -> _Reading:
-        """Return a new iteration.
-
-        Args:
-            time: how often a worker with this number has begun before; ``None`` to count it.
-        """
+        """Return a new iteration, the ``time``-th of a worker with this number; ``None`` to count it."""
         worker = get_worker_info()
         place = (0, 1) if worker is None else (worker.id, worker.num_workers)
         key, process = self._key(), (self._rank, self._world_size)
@@ -218,29 +212,15 @@ class MixtureDataset(IterableDataset[Any]):
 
 @final
 class _Reading:
-    """One iteration: the place in every dataset, and the turn."""
+    """One iteration: the place in every dataset, and the next one in turn."""
 
     def __init__(self, key: str, time: int, readers: dict[str, Reader]) -> None:
         self.key, self.time, self.readers = key, time, readers
         self.process, self.loaded = os.getpid(), False
+        self.turns = Apportionment(1, len(readers))
         self._each = list(readers.items())
-        self._turns = Apportionment(1, len(readers))
 
     def next(self, weights: Vector) -> tuple[str, Any]:
         """Return the name of a dataset, and its next row."""
-        name, one = self._each[self._turns.next(weights).index(1)]
+        name, one = self._each[self.turns.next(weights).index(1)]
         return name, one.take(1)[0]
-
-    def state(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "carry": list(self._turns.carry),
-            "readers": {name: one.state() for name, one in self.readers.items()},
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state` gave."""
-        self.loaded = True
-        self._turns.carry = [float(rest) for rest in state["carry"]]
-        for name, one in self.readers.items():
-            one.load_state(state["readers"][name])

@@ -4,58 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from torch.utils.data import IterableDataset
+from typing_extensions import override
 
 from mixwell.data.shuffle import ShuffledCursor
-from mixwell.data.streams import Stream
+from mixwell.data.streams import Reader, Stream
 
 # Rows that are fetched at once, as most datasets are much slower row by row.
 _AHEAD = 64
 
 Place = tuple[int, int]
-"""A number from 0, and how many there are."""
-
-
-class Reader(Protocol):
-    """Gives rows for ever, and can say where it is."""
-
-    @property
-    def taken(self) -> int:
-        """The number of rows that were given."""
-        ...
-
-    @property
-    def passes(self) -> int:
-        """The number of complete passes."""
-        ...
-
-    def take(self, count: int) -> list[Any]:
-        """Return the next rows."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs, as plain values."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where another one stopped."""
-        ...
+"""A number from 0, and the number of such places."""
 
 
 @final
-class MapReader:
+class MapReader(Reader):
     """Reads a map-style dataset in a new order in every epoch.
 
     Args:
-        dataset: has ``len`` and ``[i]``.
-        name: for messages.
-        key: chooses the orders.
-        place: which of several readers this is; each reads rows of its own.
-
-    Raises:
-        ValueError: there are too few rows.
+        key: selects the orders.
+        place: of this reader among several; each reads rows of its own.
 
     Example:
         >>> reader = MapReader("abcdefg", "letters", place=(1, 3))
@@ -73,17 +43,17 @@ class MapReader:
         self._ahead: list[Any] = []
 
     @property
+    @override
     def taken(self) -> int:
-        """The number of rows that were given."""
         return self._cursor.taken - len(self._ahead)
 
     @property
+    @override
     def passes(self) -> int:
-        """The number of complete passes."""
         return self.taken // self._cursor.size
 
+    @override
     def take(self, count: int) -> list[Any]:
-        """Return the next rows."""
         missing = count - len(self._ahead)
         if missing > 0:
             number, of = self._place
@@ -92,16 +62,12 @@ class MapReader:
         given, self._ahead = self._ahead[:count], self._ahead[count:]
         return given
 
+    @override
     def state(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs, as plain values."""
         return {"taken": self.taken, "rows": len(self._dataset), "place": list(self._place)}
 
+    @override
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where another one stopped.
-
-        Raises:
-            ValueError: the rows are others, or there are more or fewer readers.
-        """
         if state["rows"] != len(self._dataset):
             raise ValueError(
                 f"{self._name} had {state['rows']:,} rows when the run was saved, and has "
@@ -117,22 +83,14 @@ class MapReader:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Return whether rows come in one order only.
-
-    Returns:
-        Whether it is an iterable that cannot be asked for a row by its number.
-    """
+    """Return whether rows come in one order only, and cannot be read by their number."""
     return isinstance(dataset, IterableDataset) or not (
         hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     )
 
 
 def check_datasets(datasets: Mapping[str, Any]) -> None:
-    """Raise if a dataset cannot be read.
-
-    Raises:
-        ValueError: there are none, or one is empty or no dataset.
-    """
+    """Raise ``ValueError`` if there are no datasets, or one is empty or no dataset."""
     if not datasets:
         raise ValueError("there are no datasets: give at least one, as in {'web': dataset}")
     for name, dataset in datasets.items():
@@ -144,22 +102,14 @@ def check_datasets(datasets: Mapping[str, Any]) -> None:
 
 
 def fetch(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Return some rows of a map-style dataset.
-
-    Args:
-        dataset: may have ``__getitems__`` for several rows at once, as those of Hugging Face.
-    """
+    """Return some rows of a map-style dataset, at once where it has ``__getitems__``, as those of Hugging Face."""
     if hasattr(dataset, "__getitems__"):
-        return dataset.__getitems__(list(indices))
+        return list(dataset.__getitems__(list(indices)))
     return [dataset[index] for index in indices]
 
 
 def split(dataset: Any, process: Place) -> Any:
-    """Return the part of a stream that one rank reads.
-
-    Args:
-        dataset: a stream. One of Hugging Face is split by its files where their number allows it.
-    """
+    """Return the part of a stream that one rank reads; Hugging Face splits its own by files where possible."""
     number, of = process
     if of == 1:
         return dataset
@@ -178,9 +128,6 @@ def reader(
     Args:
         dataset: of any kind. A PyTorch ``IterableDataset`` splits its rows among workers itself.
         block: rows of a stream that are shuffled together.
-
-    Raises:
-        ValueError: a stream cannot be split among that many workers.
     """
     if not is_stream(dataset):
         place = process[0] * worker[1] + worker[0], process[1] * worker[1]

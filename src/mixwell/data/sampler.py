@@ -1,4 +1,4 @@
-"""Which rows of which domain are in the next batch."""
+"""Chooses the rows of each domain in the next batch."""
 
 from __future__ import annotations
 
@@ -33,11 +33,8 @@ class Sampler:
         batch_size: rows of a batch, all domains together.
         least: rows that each domain has in every batch, so that it keeps a signal. ``None`` for a quarter of an
             equal share, at least one where there is room.
-        cap: how often the rows of a domain may be seen. The sampler records there what was taken, so give the same
+        cap: how often the rows of a domain may be seen. The sampler records the rows taken there, so give the same
             object to the mixer's constraints.
-
-    Raises:
-        ValueError: a setting does not fit.
 
     Example:
         >>> sampler = Sampler({"web": 100, "code": 50}, 8, least=1)
@@ -78,40 +75,20 @@ class Sampler:
         self._shares, self._inclusion = np.empty(0), dict[str, float]()
 
     def shares(self, weights: Vector) -> Vector:
-        """Return the share of each domain in the batches.
-
-        Args:
-            weights: of the domains, shape ``(m,)``.
-
-        Returns:
-            Shares that sum to one, shape ``(m,)``.
-        """
+        """Return the share of each domain in the batches, from weights of shape ``(m,)``."""
         self._follow(weights)
         return self._shares.copy()
 
     def inclusion(self, weights: Vector) -> dict[str, float]:
-        """Return the probability with which a domain is in a batch, of those that are not in all.
-
-        Args:
-            weights: of the domains, shape ``(m,)``.
-
-        Returns:
-            Probabilities in (0, 1) by domain.
-        """
+        """Return the probability in (0, 1) with which a domain is in a batch, of those that are not in all."""
         self._follow(weights)
         return self._inclusion.copy()
 
     def draw(self, weights: Vector) -> dict[str, Indices]:
-        """Draw the rows of the next batch.
-
-        Args:
-            weights: of the domains, shape ``(m,)``.
-
-        Returns:
-            Indices by domain; domains that are not in this batch are left out.
+        """Return the indices of the next batch by domain; domains that are not in it are left out.
 
         Raises:
-            ValueError: all domains are used up.
+            ValueError: the caps allow no more rows of any domain.
         """
         most = None
         if self._cap is not None:
@@ -154,11 +131,7 @@ class Sampler:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where another sampler stopped.
-
-        Raises:
-            ValueError: the domains, their order, their sizes or the size of a batch differ.
-        """
+        """Continue where another sampler of the same domains, in the same order, stopped."""
         sizes = {name: cursor.size for name, cursor in self._cursors.items()}
         if list(state["sizes"].items()) != list(sizes.items()):
             raise ValueError(f"the data have changed: rows by domain were {state['sizes']}, are {sizes}")
@@ -171,7 +144,7 @@ class Sampler:
         self._counts.carry = [float(rest) for rest in state["carry"]]
 
     def _follow(self, weights: Vector) -> None:
-        """Find the shares and probabilities, unless everything that they follow from is unchanged."""
+        """Compute the shares and probabilities, unless the weights and bounds are unchanged."""
         weights = np.asarray(weights, dtype=np.float64)
         high = self._open if self._cap is None else self._cap.bounds(self.names)[1]
         followed = weights.tobytes(), high.tobytes()
@@ -181,7 +154,7 @@ class Sampler:
         shares = equal if self.rule == "equal" else weights
         low = np.full(len(shares), self.least / self.batch_size)
         self._shares = apportionment.within(shares, low, high)
-        # A domain that has been used up is never there, so that any number below one will do.
+        # A domain that is used up is in no batch, so that any number below one will do.
         often = {
             name: float(n) or 0.5 for name, n in zip(self.names, self.batch_size * self._shares, strict=True)
         }

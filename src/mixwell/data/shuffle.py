@@ -16,9 +16,8 @@ Words = NDArray[np.uint64]
 # doubles from the first number to the second, at which NumPy's calls hardly count, and all is in a near cache.
 FIRST_AHEAD = 1 << 12
 MOST_AHEAD = 1 << 14
-# Orders of this many rows are computed as a whole, which is faster per row; for fewer rows, several at once.
-LEAST_WHOLE = 1 << 13
-MOST_WHOLE = 1 << 16
+# The orders of several epochs are computed at once for fewer rows than this.
+MOST_TOGETHER = 1 << 13
 # As arrays, since NumPy would make one of a number at every call.
 _SHIFTS = np.array(30, dtype=np.uint64), np.array(27, dtype=np.uint64)
 _FACTORS = np.array(0xBF58476D1CE4E5B9, dtype=np.uint64), np.array(0x94D049BB133111EB, dtype=np.uint64)
@@ -49,52 +48,18 @@ def shuffled(positions: Indices, size: int, *keys: str) -> Indices:
     x = np.tile(positions.astype(np.uint64), (len(keys), 1))
     partner, z, room = (np.empty_like(x) for _ in range(3))
     for pivot, beyond, salt in zip(pivots, pivots + np.uint64(size), salts, strict=True):
-        # K - x mod size: where K - x is negative it is a huge number without its sign, and K + size - x the lesser
+        # K - x mod size: where K - x is negative, it is huge as an unsigned number, and K + size - x is less.
         np.subtract(pivot, x, out=partner)
         np.subtract(beyond, x, out=room)
         np.minimum(partner, room, out=partner)
         np.maximum(x, partner, out=z)
         z += salt
         _toss(z, room)
-        # chooses between x and its partner without a branch
+        # Chooses between x and its partner without a branch.
         partner ^= x
         partner &= z
         x ^= partner
     return x.astype(np.int64).reshape(-1)
-
-
-def whole_order(size: int, key: str) -> Indices:
-    """Return ``shuffled(np.arange(size), size, key)`` faster, by drawing the random bit of each pair once.
-
-    ``at[v]`` is the position that has the image ``v`` so far. The pairs of a round are two slices of it, up to K
-    and beyond, each with its reverse: the numbers of the upper halves are consecutive, so nothing is looked up.
-
-    Example:
-        >>> whole_order(9, "any").tolist() == shuffled(np.arange(9), 9, "any").tolist()
-        True
-    """
-    pivots, salts = _rounds(size, [key])
-    at, numbers = np.arange(size), np.arange(size, dtype=np.uint64)
-    coins, room = (np.empty(size // 2 + 1, np.uint64) for _ in range(2))
-    for pivot, salt in zip(pivots.ravel().tolist(), salts[:, 0], strict=True):
-        middle = pivot + 1
-        first, second = middle // 2, (size - middle) // 2
-        z, other = coins[: first + second], room[: first + second]
-        np.add(numbers[middle - first : middle], salt, out=z[:first])
-        np.add(numbers[size - second :], salt, out=z[first:])
-        _toss(z, other)
-        swap, change = z.view(np.int64), other.view(np.int64)
-        for begin, end, half in ((0, middle, slice(first)), (middle, size, slice(first, None))):
-            count = len(swap[half])
-            upper, lower = at[end - count : end], at[begin : begin + count][::-1]
-            moved = change[half]
-            np.bitwise_xor(upper, lower, out=moved)
-            moved &= swap[half]
-            upper ^= moved
-            lower ^= moved
-    images = np.empty_like(at)
-    images[at] = np.arange(size)
-    return images
 
 
 def _rounds(size: int, keys: Sequence[str]) -> tuple[Words, Words]:
@@ -122,15 +87,12 @@ def _toss(z: Words, room: Words) -> None:
 
 @final
 class ShuffledCursor:
-    """A position in a domain, which gives its rows in a new order in every epoch, none twice within an epoch.
+    """A position in a domain: returns its rows in a new order in every epoch, none twice within an epoch.
 
     Args:
         size: the number of rows.
-        key: selects the orders; two cursors with the same key give the same rows.
+        key: selects the orders; two cursors with the same key return the same rows.
         taken: the number of rows taken before.
-
-    Raises:
-        ValueError: there are no rows.
 
     Example:
         >>> cursor = ShuffledCursor(3, "seed 0, web")
@@ -143,7 +105,7 @@ class ShuffledCursor:
             raise ValueError(f"{key}: there are no rows to take")
         self.size = size
         self.taken = taken
-        """How many rows were taken; all that a resumed run needs to know."""
+        """The number of rows taken, which is the whole state."""
         self._key = key
         self._ahead = np.empty(0, dtype=np.int64)
         self._ahead_from = taken
@@ -179,11 +141,9 @@ class ShuffledCursor:
     def _rows(self, place: int, count: int) -> Indices:
         """Return about ``count`` rows from a position on, or those up to the end of its epoch."""
         epoch, first = divmod(place, self.size)
-        if self.size < LEAST_WHOLE and not first:
+        if self.size < MOST_TOGETHER and not first:
             epochs = range(epoch, epoch + 1 + count // self.size)
             return shuffled(np.arange(self.size), self.size, *map(self._of, epochs))
-        if LEAST_WHOLE <= self.size <= min(MOST_WHOLE, 4 * count):
-            return whole_order(self.size, self._of(epoch))[first:]
         return shuffled(np.arange(first, min(first + count, self.size)), self.size, self._of(epoch))
 
     def _of(self, epoch: int) -> str:

@@ -8,6 +8,7 @@ end, and however short or long their lines are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -61,21 +62,21 @@ class Sketch:
     def __init__(self, size: int = SIZE) -> None:
         self._size = size
         self._kept: Hashes = np.empty(0, np.uint64)
-        self._waiting = bytearray()
+        self._new_hashes = bytearray()
         self._threshold = _WHOLE
 
     @property
     def threshold(self) -> int:
         """The greatest value up to which all hashes are kept."""
         self.end()
-        self._settle()
+        self._merge()
         return int(self._threshold)
 
     @property
     def hashes(self) -> Hashes:
         """The hashes that are kept, sorted."""
         self.end()
-        self._settle()
+        self._merge()
         return self._kept
 
     @property
@@ -92,11 +93,7 @@ class Sketch:
 
     @classmethod
     def from_array(cls, array: NDArray[Any], size: int = SIZE) -> Self:
-        """Return the sketch that :meth:`to_array` described; it can be compared and added to.
-
-        Raises:
-            ValueError: it is not such an array.
-        """
+        """Return the sketch that :meth:`to_array` described; it can be compared and added to."""
         if array.dtype != np.uint64 or array.ndim != 1 or len(array) < 1:
             raise ValueError(
                 f"not a sketch: expected 64-bit hashes in a row, got {array.dtype} {array.shape}"
@@ -105,9 +102,9 @@ class Sketch:
         sketch._keep(np.array(array[1:], np.uint64), int(array[0]))
         return sketch
 
-    def _settle(self) -> None:
-        found = np.frombuffer(bytes(self._waiting), "<u8").astype(np.uint64)
-        self._waiting.clear()
+    def _merge(self) -> None:
+        found = np.frombuffer(bytes(self._new_hashes), "<u8").astype(np.uint64)
+        self._new_hashes.clear()
         if len(found):
             self._keep(np.concatenate([self._kept, found]), self._threshold)
 
@@ -121,13 +118,39 @@ class Sketch:
         self._kept, self._threshold = distinct, threshold
 
     def _add_hashes(self, hashes: bytes) -> None:
-        self._waiting += hashes
-        if len(self._waiting) >= _WORD * _GROUP:
-            self._settle()
+        self._new_hashes += hashes
+        if len(self._new_hashes) >= _WORD * _GROUP:
+            self._merge()
+
+
+class _TextSketch(Sketch, ABC):
+    """A sketch of text that is buffered, since many short documents are hashed faster together."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self._texts: list[str] = []
+        self._characters = 0
+
+    def _buffer(self, text: str) -> None:
+        self._texts.append(text)
+        self._characters += len(text) + 1
+        if self._characters >= _CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        text = "".join(self._texts)
+        self._texts.clear()
+        self._characters = 0
+        for start in range(0, len(text), LONGEST_LINE):
+            self._hash(text[start : start + LONGEST_LINE])
+
+    @abstractmethod
+    def _hash(self, text: str) -> None:
+        """Hash the next text, of at most LONGEST_LINE characters."""
 
 
 @final
-class LineSketch(Sketch):
+class LineSketch(_TextSketch):
     r"""A sketch of a text's lines of at least 32 characters, without the space around them.
 
     Example:
@@ -140,12 +163,7 @@ class LineSketch(Sketch):
     """
 
     unit: ClassVar[str] = "lines"
-
-    def __init__(self, size: int = SIZE) -> None:
-        super().__init__(size)
-        self._tail = ""
-        self._texts: list[str] = []
-        self._characters = 0
+    _tail = ""
 
     def add(self, text: str, *, ends: bool = False) -> None:
         """Add the next piece of a text, which may begin and end within a line.
@@ -153,13 +171,7 @@ class LineSketch(Sketch):
         Args:
             ends: whether a document ends after it, and so its last line.
         """
-        # Many short documents are hashed faster together.
-        self._texts.append(text)
-        self._characters += len(text) + 1
-        if ends:
-            self._texts.append("\n")
-        if self._characters >= _CHUNK:
-            self._flush()
+        self._buffer(text + "\n" if ends else text)
 
     @override
     def end(self) -> None:
@@ -167,15 +179,8 @@ class LineSketch(Sketch):
         self._add_hashes(_hashed(_countable([self._tail])))
         self._tail = ""
 
-    def _flush(self) -> None:
-        text = "".join(self._texts)
-        self._texts.clear()
-        self._characters = 0
-        # No line within a part is longer than LONGEST_LINE.
-        for start in range(0, len(text), LONGEST_LINE):
-            self._split(text[start : start + LONGEST_LINE])
-
-    def _split(self, text: str) -> None:
+    @override
+    def _hash(self, text: str) -> None:
         first, last = text.find("\n"), text.rfind("\n")
         # Leading space is removed first, so that a long line is truncated at the same place however it arrives.
         begun = (self._tail + (text if first < 0 else text[:first])).lstrip()[:LONGEST_LINE]
@@ -188,11 +193,7 @@ class LineSketch(Sketch):
 
 def _countable(lines: Iterable[str]) -> list[bytes]:
     """Return the lines that are long enough, without the space around them, in UTF-8."""
-    return [
-        stripped.encode()
-        for line in lines
-        if len(line) >= LINE_CHARACTERS and len(stripped := line.strip()) >= LINE_CHARACTERS
-    ]
+    return [stripped.encode() for line in lines if len(stripped := line.strip()) >= LINE_CHARACTERS]
 
 
 def _countable_lines(text: str) -> list[bytes]:
@@ -204,12 +205,7 @@ def _countable_lines(text: str) -> list[bytes]:
     if not text.isascii():
         others = _countable(line.decode() for line in lines if not line.isascii())
         lines = [line for line in lines if line.isascii()]
-    plain = [
-        stripped
-        for line in lines
-        if len(line) >= LINE_CHARACTERS and len(stripped := line.strip()) >= LINE_CHARACTERS
-    ]
-    return plain + others
+    return [stripped for line in lines if len(stripped := line.strip()) >= LINE_CHARACTERS] + others
 
 
 def _hashed(parts: Iterable[bytes]) -> bytes:
@@ -222,7 +218,7 @@ def _hashed(parts: Iterable[bytes]) -> bytes:
 
 
 @final
-class PassageSketch(Sketch):
+class PassageSketch(_TextSketch):
     r"""A sketch of all passages of 64 bytes, in which space and line ends are left out.
 
     There is a passage at every byte, so that all passages of an excerpt are also passages of the full text. The
@@ -238,34 +234,23 @@ class PassageSketch(Sketch):
     """
 
     unit: ClassVar[str] = "passages"
-
-    def __init__(self, size: int = SIZE) -> None:
-        super().__init__(size)
-        self._tail = self._cycle = b""
-        self._texts: list[str] = []
-        self._characters = 0
+    _tail = _cycle = b""
 
     def add(self, text: str) -> None:
         """Add the next piece of a text, cut anywhere. Consecutive documents are treated as one text."""
-        if not text:
-            return
-        # Many short documents are hashed faster together.
-        self._texts.append(text)
-        self._characters += len(text)
-        if self._characters >= _CHUNK:
-            self.end()
+        self._buffer(text)
 
     @override
     def end(self) -> None:
         """Hash the buffered text; more may follow."""
-        text = "".join(self._texts)
-        self._texts.clear()
-        self._characters = 0
-        for start in range(0, len(text), _CHUNK):
-            content = self._tail + text[start : start + _CHUNK].encode().translate(None, _SPACE)
-            # Later few passages are hashed, and looking for repetitions would take longer.
-            self._hash(self._without_repetition(content) if self._threshold > _WHOLE >> 4 else content)
-            self._tail = content[-(PASSAGE_BYTES - 1) :]
+        self._flush()
+
+    @override
+    def _hash(self, text: str) -> None:
+        content = self._tail + text.encode().translate(None, _SPACE)
+        # Later few passages are hashed, and looking for repetitions would take longer.
+        self._hash_bytes(self._without_repetition(content) if self._threshold > _WHOLE >> 4 else content)
+        self._tail = content[-(PASSAGE_BYTES - 1) :]
 
     def _without_repetition(self, content: bytes) -> bytes:
         """Return the content without repetitions, which have the same passages and would all be hashed."""
@@ -278,7 +263,7 @@ class PassageSketch(Sketch):
         self._cycle = content[: 2 * period + PASSAGE_BYTES - 1]
         return once
 
-    def _hash(self, content: bytes) -> None:
+    def _hash_bytes(self, content: bytes) -> None:
         count = len(content) - PASSAGE_BYTES + 1
         if count <= 0:
             return
@@ -337,7 +322,7 @@ class BlockSketch(Sketch):
 
 @final
 class TextSketches:
-    """The sketches of a text's lines and passages, taken while its pieces are read by somebody else."""
+    """The sketches of a text's lines and passages, taken while its pieces are read for another purpose."""
 
     def __init__(self, lines: LineSketch | None = None, passages: PassageSketch | None = None) -> None:
         self.lines = LineSketch() if lines is None else lines
@@ -366,10 +351,7 @@ def overlap(validation: Sketch, domain: Sketch) -> float:
     """Return the fraction of validation's distinct lines (or passages, or blocks) that are also in a domain.
 
     It is exact where both sketches are whole. Otherwise it is estimated from the hashes that both would have kept;
-    ``n`` of them give a standard error of at most ``1 / (2 sqrt(n))``. It is 0 where validation has no parts.
-
-    Raises:
-        ValueError: they are sketches of different kinds of parts.
+    ``n`` of them have a standard error of at most ``1 / (2 sqrt(n))``. It is 0 where validation has no parts.
     """
     if validation.unit != domain.unit:
         raise ValueError(f"a sketch of {validation.unit} cannot be compared with one of {domain.unit}")

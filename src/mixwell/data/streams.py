@@ -1,15 +1,17 @@
-"""Rows that come one after the other, and can be had again from where a run stopped."""
+"""Rows that come one after the other, and are read again from where a run stopped."""
 
 from __future__ import annotations
 
 import copy
 import json
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, final
 
 import numpy as np
+from typing_extensions import override
 
 from mixwell.data.shuffle import shuffled
 from mixwell.data.sources.base import digest_of
@@ -21,10 +23,7 @@ _COMPARED = 8
 
 @final
 class SequentialCursor:
-    """The place of a stream's rows, which are numbered as they come; to a sampler what a cursor is.
-
-    Args:
-        taken: how many rows were taken before.
+    """The cursor of a stream, for a sampler: rows are numbered as they come.
 
     Example:
         >>> SequentialCursor(taken=5).take(3).tolist()
@@ -35,29 +34,50 @@ class SequentialCursor:
 
     def __init__(self, *, taken: int = 0) -> None:
         self.taken = taken
-        """The number of rows that were taken."""
 
     def take(self, count: int) -> Indices:
-        """Return the next rows.
-
-        Returns:
-            Their numbers, shape ``(count,)``.
-        """
+        """Return the numbers of the next rows, shape ``(count,)``."""
         self.taken += count
         return np.arange(self.taken - count, self.taken)
 
 
+class Reader(ABC):
+    """Returns rows without end, and resumes where it was saved."""
+
+    @property
+    @abstractmethod
+    def taken(self) -> int:
+        """The number of rows that were returned."""
+
+    @property
+    @abstractmethod
+    def passes(self) -> int:
+        """The number of complete passes."""
+
+    @abstractmethod
+    def take(self, count: int) -> list[Any]:
+        """Return the next rows; raise ``ValueError`` where there are none."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs, as plain values."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where another reader stopped; raise ``ValueError`` where the rows are others."""
+
+
 @final
-class Stream:
+class Stream(Reader):
     """The rows of an iterable, from the beginning again when it ends; it resumes exactly where it was saved.
 
-    A source that has ``state_dict`` and ``load_state_dict``, as a streamed Hugging Face dataset, is taken up by
-    them. Some of these lose rows, such as those in a shuffle buffer; so the next rows are compared with those
+    A source that has ``state_dict`` and ``load_state_dict``, such as a streamed Hugging Face dataset, is resumed
+    by them. Some of these lose rows, such as those in a shuffle buffer; so the next rows are compared with those
     that were next when the state was saved. Where they differ, or the source has no state, the rows before
-    them are read again and passed over.
+    them are read again and skipped.
 
     Shuffling by blocks needs no more than that: a block is read, and its rows come in an order that its number
-    chooses.
+    selects.
 
     Args:
         source: can be iterated over more than once. Where it has ``set_epoch``, it is called with the number of
@@ -65,9 +85,6 @@ class Stream:
         name: for messages and the order of the rows.
         block: rows that are shuffled together; 1 leaves them in order.
         key: chooses the orders.
-
-    Raises:
-        ValueError: it can be read once only, or the block has no rows.
 
     Example:
         >>> stream = Stream(["a", "b", "c"], "letters")
@@ -82,28 +99,29 @@ class Stream:
             raise ValueError(f"{name}: a block must have at least 1 row, got {block}")
         self._source: Any = source
         self._name, self._size, self._key = name, block, f"{key}, {name}"
-        self.taken = 0
-        """The number of rows that were taken."""
-        self._passes = 0
+        self._taken = self._passes = 0
         self._open(source)
 
     @property
+    @override
+    def taken(self) -> int:
+        return self._taken
+
+    @property
+    @override
     def passes(self) -> int:
-        """The number of complete passes; reads ahead to see whether there are more rows."""
+        # Reads ahead to see whether there are more rows.
         if not self._left:
             self._read_block(saved=True)
         return self._passes + (not self._left and self._before > 0)
 
+    @override
     def take(self, count: int) -> list[Any]:
-        """Return the next rows.
-
-        Raises:
-            ValueError: there are none.
-        """
         return [self._next() for _ in range(count)]
 
+    @override
     def state(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs, as plain values; reads some rows ahead, which are kept."""
+        # Reads some rows ahead, which are kept.
         if not self._left:
             self._read_block(saved=True)
         return {
@@ -115,13 +133,9 @@ class Stream:
             "source": self._saved,
         }
 
+    @override
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where another stream stopped.
-
-        Raises:
-            ValueError: the source has other rows.
-        """
-        self.taken, self._passes = int(state["taken"]), int(state["passes"])
+        self._taken, self._passes = int(state["taken"]), int(state["passes"])
         before, has_state = int(state["before"]), state["source"] is not None
         if has_state:
             # A copy, since the source may begin with what was loaded from now on.
@@ -129,7 +143,13 @@ class Stream:
             source.load_state_dict(copy.deepcopy(state["source"]))
             self._open(source, before=before)
         if not has_state or self._mark() != state["next"]:
-            self._pass_over(before, warn=has_state)
+            if has_state:
+                warnings.warn(
+                    f"{self._name} does not resume where it was saved (a shuffle buffer is not saved), so "
+                    f"its first {before:,} rows are read again and skipped; shuffle by blocks instead",
+                    stacklevel=3,
+                )
+            self._open(self._source, before=before, skipped=before)
         if self._mark() != state["next"]:
             raise ValueError(
                 f"{self._name}: the rows from {before} on are not those that were there when the run was saved; "
@@ -137,21 +157,11 @@ class Stream:
             )
         del self._left[len(self._left) - int(state["used"]) :]
 
-    def _pass_over(self, before: int, *, warn: bool) -> None:
-        """Read a pass from its beginning to the place of a state."""
-        if warn:
-            warnings.warn(
-                f"{self._name} does not go on by itself where it was saved (a shuffle buffer is not saved), so "
-                f"its first {before:,} rows are read again and passed over; shuffle by blocks instead",
-                stacklevel=4,
-            )
-        self._open(self._source, before=before, passing_over=before)
-
-    def _open(self, source: Any, *, before: int = 0, passing_over: int = 0) -> None:
+    def _open(self, source: Any, *, before: int = 0, skipped: int = 0) -> None:
         if hasattr(source, "set_epoch"):
             source.set_epoch(self._passes)
         self._opened, self._rows = source, iter(source)
-        for _ in islice(self._rows, passing_over):
+        for _ in islice(self._rows, skipped):
             pass
         self._before = before
         self._block: list[Any] = []
@@ -166,7 +176,7 @@ class Stream:
             self._passes += 1
             self._open(self._source)
             return self._next()
-        self.taken += 1
+        self._taken += 1
         return self._left.pop()
 
     def _read_block(self, *, saved: bool) -> None:
@@ -189,12 +199,12 @@ class Stream:
         self._left = [self._block[place] for place in order][::-1]
 
     def _mark(self) -> str:
-        """Tells whether a stream is at the right place: a digest of the rows that were read together."""
+        """Return a digest of the rows that were read together, by which a resumed stream finds its place."""
         if self._marked is None:
             self._marked = digest_of([json.dumps(row, default=_plain) for row in self._block[:_COMPARED]])
         return self._marked
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold of tensors and arrays; of other things no more than what they are."""
+    """Return the values of tensors and arrays for JSON, and the type of other objects."""
     return value.tolist() if hasattr(value, "tolist") else type(value).__name__

@@ -36,9 +36,7 @@ class TokenFile:
 
     Args:
         path: ``.npy``, or raw numbers.
-        dtype: of the numbers, as NumPy writes it.
         tokens: the number of tokens, including end tokens.
-        digest: of the content.
         documents: the number of documents, if it is known.
         text_bytes: the length of the text in UTF-8, if it is known.
         sketches: the file with the sketches of the text's lines and passages, if there is one.
@@ -71,9 +69,6 @@ def tokenize(
         cache: the folder of arrays, found by the source's fingerprint and the tokenizer's identity.
         progress: called with the number of bytes of :meth:`mixwell.data.sources.base.Source.size` read so far, or
             of characters where the size is not known.
-
-    Raises:
-        ValueError: the source has no text, or changed while it was read, or the cache cannot be written to.
     """
     fingerprint = source.fingerprint(cache)
     key = digest_of(FORMAT, fingerprint, tokenizer.identity)
@@ -108,9 +103,6 @@ def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> Tok
         path: ``.npy``, or raw numbers.
         dtype: the type of raw numbers: ``uint16``, ``uint32``, ``int32`` or ``int64``, little-endian.
         vocabulary: the number of different tokens; each must be below.
-
-    Raises:
-        ValueError: it is not an array of such tokens.
     """
     try:
         array = _memory_map(path, dtype)
@@ -219,13 +211,11 @@ def _write_tokens(
         for piece, encoded in zip(group, tokenizer.encode([piece.text for piece in group]), strict=True):
             text_bytes += len(piece.text) if piece.text.isascii() else len(piece.text.encode())
             begun = begun or bool(piece.text)
-            parts = [encoded]
+            file.write(encoded.data)
+            tokens += len(encoded)
             if begun and piece.ends:
-                parts.append(end)
-                documents, begun = documents + 1, False
-            for part in parts:
-                file.write(part.data)
-                tokens += len(part)
+                file.write(end.data)
+                tokens, documents, begun = tokens + 1, documents + 1, False
             done += piece.read if known else len(piece.text)
         if progress is not None:
             progress(done)

@@ -30,20 +30,12 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 class Tokenizer(ABC):
     """Text to token ids and back."""
 
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """The size of the vocabulary, including the end token."""
-
-    @property
-    @abstractmethod
-    def end(self) -> int:
-        """The id of the token that follows every document."""
-
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """A digest of everything that determines the ids."""
+    size: int
+    """The size of the vocabulary, including the end token."""
+    end: int
+    """The id of the token that follows every document."""
+    identity: str
+    """A digest of everything that determines the ids."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -72,20 +64,7 @@ class ByteTokenizer(Tokenizer):
         ([110, 195, 169], 'né<|endoftext|>')
     """
 
-    @property
-    @override
-    def size(self) -> int:
-        return 257
-
-    @property
-    @override
-    def end(self) -> int:
-        return 256
-
-    @property
-    @override
-    def identity(self) -> str:
-        return digest_of("bytes")
+    size, end, identity = 257, 256, digest_of("bytes")
 
     @override
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
@@ -93,10 +72,11 @@ class ByteTokenizer(Tokenizer):
 
     @override
     def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
-        known = _checked(ids, self.size)
-        cuts = [-1, *[place for place, number in enumerate(known) if number == self.end], len(known)]
-        parts = [bytes(known[cuts[i] + 1 : cuts[i + 1]]) for i in range(len(cuts) - 1)]
-        return END.join(part.decode(errors="replace") for part in parts)
+        known = np.array(_checked(ids, self.size), dtype=np.int64)
+        documents = np.split(known, np.flatnonzero(known == self.end))
+        # All but the first begin with the end token of the one before.
+        parts = [documents[0], *(document[1:] for document in documents[1:])]
+        return END.join(bytes(part.tolist()).decode(errors="replace") for part in parts)
 
 
 @final
@@ -109,9 +89,6 @@ class TokenizerFile(Tokenizer):
         path: the file, or a folder with ``tokenizer.json``.
         end: the name of the token between documents, by default the first of ``<|endoftext|>``, ``</s>``,
             ``<eos>``, ``[SEP]`` in the vocabulary.
-
-    Raises:
-        ValueError: the file is missing or not such a file, or has no such token.
     """
 
     def __init__(self, path: Path, *, end: str | None = None) -> None:
@@ -138,53 +115,38 @@ class TokenizerFile(Tokenizer):
             raise ValueError(
                 f"{self.path} has no token {' or '.join(named)} to put between documents; name the one it has"
             )
-        self._end = vocabulary[self.end_name]
-        self._size = max(vocabulary.values()) + 1
-        self._identity = digest_of("file", hashlib.blake2b(content, digest_size=20).hexdigest(), self._end)
-
-    @property
-    @override
-    def size(self) -> int:
-        return self._size
-
-    @property
-    @override
-    def end(self) -> int:
-        return self._end
-
-    @property
-    @override
-    def identity(self) -> str:
-        return self._identity
+        self.end = vocabulary[self.end_name]
+        self.size = max(vocabulary.values()) + 1
+        self.identity = digest_of("file", hashlib.blake2b(content, digest_size=20).hexdigest(), self.end)
 
     @override
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Encode without special tokens at the ends; long texts are cut where their tokens do not change."""
         parts: list[list[Tokens]] = [[] for _ in texts]
-        owners, batch, waiting = list[int](), list[str](), 0
-        for owner, text in enumerate(texts):
-            for segment in _segments(text):
-                owners.append(owner)
-                batch.append(segment)
-                waiting += len(segment)
-                if waiting >= _BATCH:
-                    self._encode(owners, batch, parts)
-                    owners, batch, waiting = [], [], 0
-        self._encode(owners, batch, parts)
+        segments = ((owner, segment) for owner, text in enumerate(texts) for segment in _segments(text))
+        waiting, characters = list[tuple[int, str]](), 0
+        for owner, segment in segments:
+            waiting.append((owner, segment))
+            characters += len(segment)
+            if characters >= _BATCH:
+                self._encode(waiting, parts)
+                waiting, characters = [], 0
+        self._encode(waiting, parts)
         return [np.concatenate(part) if part else np.empty(0, self.dtype) for part in parts]
 
     @override
     def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
         return self._tokenizer.decode(_checked(ids, self.size), skip_special_tokens=False)
 
-    def _encode(self, owners: Sequence[int], batch: Sequence[str], parts: list[list[Tokens]]) -> None:
-        encodings = self._tokenizer.encode_batch_fast(list(batch), add_special_tokens=False)
-        for owner, encoding in zip(owners, encodings, strict=True):
+    def _encode(self, segments: Sequence[tuple[int, str]], parts: list[list[Tokens]]) -> None:
+        batch = [segment for _, segment in segments]
+        encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        for (owner, _), encoding in zip(segments, encodings, strict=True):
             parts[owner].append(np.array(encoding.ids, dtype=self.dtype))
 
 
 def load_tokenizer(spec: str | Path | None, base: Path, *, end: str | None = None) -> Tokenizer:
-    """Return the tokenizer that a user named.
+    """Return the tokenizer of a config.
 
     Args:
         spec: ``bytes`` or ``None`` for :class:`ByteTokenizer`, otherwise a file of the library ``tokenizers``.
@@ -203,19 +165,12 @@ def train_tokenizer(
     path: Path,
     progress: Callable[[int], None] | None = None,
 ) -> TokenizerFile:
-    """Train a byte-level BPE tokenizer (Sennrich et al., 2016; as in GPT-2) and write it to a file.
+    """Train a byte-level BPE tokenizer (Sennrich et al., 2016; as in GPT-2), and write it to a file.
 
     Args:
         size: of the vocabulary, including 256 bytes and the end token; it is smaller where the text has too few
             different words.
-        path: the file to be written.
         progress: called with the number of bytes read so far.
-
-    Returns:
-        The tokenizer, read from the file.
-
-    Raises:
-        ValueError: the size is too small, or there is no text.
     """
     if size < LEAST_SIZE:
         raise ValueError(
@@ -231,31 +186,26 @@ def train_tokenizer(
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = _Texts(sources, progress)
-    tokenizer.train_from_iterator(iter(texts), trainer=trainer)
-    if not texts.any:
+    characters = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal characters
+        done = 0
+        for source in sources:
+            known = source.size() is not None
+            for piece in source.pieces():
+                characters += len(piece.text)
+                yield piece.text
+                done += piece.read if known else len(piece.text)
+                if progress is not None:
+                    progress(done)
+
+    tokenizer.train_from_iterator(texts(), trainer=trainer)
+    if not characters:
         names = ", ".join(source.name for source in sources) or "no source"
         raise ValueError(f"there is no text to train a tokenizer on ({names}); add text")
     files.write_atomically(path, tokenizer.to_str(pretty=True))
     return TokenizerFile(path)
-
-
-class _Texts:
-    """The pieces of all sources, and whether any has text."""
-
-    def __init__(self, sources: Sequence[Source], progress: Callable[[int], None] | None) -> None:
-        self.sources, self.progress, self.any = sources, progress, False
-
-    def __iter__(self) -> Iterator[str]:
-        done = 0
-        for source in self.sources:
-            known = source.size() is not None
-            for piece in source.pieces():
-                self.any = self.any or bool(piece.text)
-                yield piece.text
-                done += piece.read if known else len(piece.text)
-                if self.progress is not None:
-                    self.progress(done)
 
 
 def _segments(text: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What loops of every kind share: the open batch, validation batches, and settings of a mixer of mixed batches."""
+"""Parts of all training loops: the open batch, validation batches, and settings of a mixer of mixed batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any, final
 
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from mixwell.data.loader import MixtureLoader
 from mixwell.data.mixture_dataset import MixtureDataset
@@ -19,17 +20,13 @@ from mixwell.signals import Hypergradient
 from mixwell.simplex.repetition import EpochCap
 
 Labels = Callable[[Any], Sequence[Any]]
-"""From a batch the domain of each row."""
+"""Returns the domain of each row of a batch."""
 MixtureData = MixtureLoader | MixtureDataset
 """Training data that follow weights."""
 
 
 def default_settings(given: Mapping[str, Any] | None, *, reserved: set[str]) -> dict[str, Any]:
-    """Return the settings of a mixer of mixed batches, by keyword.
-
-    Raises:
-        ValueError: a setting was given that the trainer or loop chooses.
-    """
+    """Return the settings of a mixer of mixed batches, by keyword; refuse those that the trainer chooses."""
     settings = {"signal": Hypergradient(traces=ProjectedTraces()), **(given or {})}
     wrong = sorted(reserved & set(settings))
     if wrong:
@@ -38,12 +35,7 @@ def default_settings(given: Mapping[str, Any] | None, *, reserved: set[str]) -> 
 
 
 def settings_for(data: MixtureData, given: Mapping[str, Any] | None, *, reserved: set[str]) -> dict[str, Any]:
-    """Return the settings of a mixer of some training data; with a dataset the weights begin with its own.
-
-    Raises:
-        ValueError: a setting was given that the trainer or loop chooses, or that needs to know which rows were
-            taken.
-    """
+    """Return the settings of a mixer of some training data; with a dataset the weights begin with its own."""
     settings = default_settings(given, reserved=reserved)
     if isinstance(data, MixtureLoader):
         return settings
@@ -55,23 +47,24 @@ def settings_for(data: MixtureData, given: Mapping[str, Any] | None, *, reserved
 
 
 @final
-class FollowedBatches:
-    """The rows of a loader's batches without end, for a trainer that iterates them itself.
-
-    Args:
-        loader: makes the batches.
-    """
+class FollowedBatches(IterableDataset[Any]):
+    """The rows of a loader's batches without end, for a trainer that iterates over them itself."""
 
     def __init__(self, loader: MixtureLoader) -> None:
         self.loader = loader
         self.mixer: Mixer | None = None
-        """The mixer to follow, once there is one."""
+        """The mixer to follow; the trainer sets it when training begins."""
+        self.skipped = 0
+        """The number of batches that a resumed trainer fetches and discards first; they are empty."""
         self._fetched: deque[MixtureBatch] = deque()
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.skipped):
+            yield {}
+        self.skipped = 0
         if self.mixer is None:
             raise ValueError("there are no batches before training has begun: their domains follow the mixer")
         self._fetched.clear()
@@ -80,7 +73,7 @@ class FollowedBatches:
             yield batch.rows
 
     def next(self) -> MixtureBatch:
-        """Return the batch that the trainer takes next among those that it has fetched."""
+        """Return the batch that the trainer trains on next, among those that it has fetched."""
         return self._fetched.popleft()
 
 
@@ -105,15 +98,16 @@ class OpenBatch:
         """Whether the layers are captured."""
         return self._scope is not None
 
-    def open(self, mixer: Mixer, batch: Any) -> None:
+    def open(self, mixer: Mixer, batch: Any, *, loss_divisor: int) -> None:
         """Capture the layers from now on.
 
         Args:
             batch: a :class:`mixwell.MixtureBatch`, or the batch of a ``DataLoader``.
+            loss_divisor: by which the trainer divides the loss of each micro-batch (gradient accumulation).
         """
         if isinstance(batch, MixtureBatch):
-            # Trainers divide the loss by the number of micro-batches, as if each were a step.
-            self._scale = batch.step.micro_batches
+            # Its loss is already a part of the step's, so that the trainer's division is undone.
+            self._scale = loss_divisor
             scope = mixer.batch(batch)
         else:
             assert isinstance(self._data, MixtureDataset)
@@ -156,11 +150,7 @@ class OpenBatch:
 
 @final
 class ValidationBatches:
-    """One batch after the other, from the beginning again at the end.
-
-    Args:
-        source: batches, such as a ``DataLoader``.
-    """
+    """The batches of an iterable, such as a ``DataLoader``, from the beginning again at the end."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
@@ -169,11 +159,7 @@ class ValidationBatches:
         """The number of batches so far."""
 
     def next(self) -> Any:
-        """Return the next batch.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """Return the next batch."""
         for source in (self._rest, self._source):
             self._rest = iter(source)
             for batch in self._rest:

@@ -47,8 +47,8 @@ class MixerCallback(Callback):
 
     Its state is in Lightning's checkpoints, so that a resumed run equals an uninterrupted one.
 
-    The data may also be a :class:`mixwell.data.mixture_dataset.MixtureDataset`, of which ``fit`` is given a
-    ``DataLoader``. Its workers begin anew in a resumed run, with a warning.
+    The data may also be a :class:`mixwell.data.mixture_dataset.MixtureDataset`; then give ``fit`` a ``DataLoader``
+    of it. Its workers begin anew in a resumed run, with a warning.
 
     Args:
         data: the training data.
@@ -58,13 +58,10 @@ class MixerCallback(Callback):
             last part of a tuple.
         loss: from the module and a validation batch the mean loss; by default ``training_step`` gives it.
         mixer: settings of :class:`mixwell.Mixer` by keyword, such as ``horizon`` or ``constraints``.
-
-    Raises:
-        ValueError: a setting is chosen by the trainer.
     """
 
     mixer: Mixer
-    """Learns the weights; it is there from the beginning of ``fit``."""
+    """Learns the weights; made at the beginning of ``fit``."""
 
     def __init__(
         self,
@@ -81,29 +78,22 @@ class MixerCallback(Callback):
         self._batch = OpenBatch(data, labels)
         self._followed = FollowedBatches(data) if isinstance(data, MixtureLoader) else None
         self._stepping = False
-        # Lightning fetches one batch ahead: where the data were after the batch in training, and after the next.
+        # Lightning fetches one batch ahead: the place in the data after the batch in training, and after the next.
         self._places: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._saved: dict[str, Any] | None = None
 
     def weighted_loss(self, losses: Tensor) -> Tensor:
-        """Return the loss to return from ``training_step``.
+        """Return the loss for ``training_step``: in training weighted by the rows' domains, else the mean.
 
         Args:
             losses: one for each row, or with more dimensions after the first, of which the mean is taken.
-
-        Returns:
-            In training weighted by the rows' domains, else the mean.
         """
         return self._batch.weighted_loss(losses)
 
     # --------------------------------------------------------------------------------- what Lightning calls
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the mixer, or load that of a checkpoint.
-
-        Raises:
-            ValueError: the run is of a kind that cannot be mixed.
-        """
+        """Make the mixer, or load that of a checkpoint."""
         if len(trainer.optimizers) != 1 or not pl_module.automatic_optimization:
             raise ValueError(
                 "MixerCallback mixes modules with one optimizer and automatic optimization; put mixwell.Mixer "
@@ -118,7 +108,7 @@ class MixerCallback(Callback):
         _refuse_strategy(trainer)
         steps = trainer.estimated_stepping_batches
         if not 0 < steps < math.inf:
-            raise ValueError("how many steps there will be is not known; give max_steps to the Trainer")
+            raise ValueError("the number of steps is not known; give max_steps to the Trainer")
         self.mixer = Mixer(
             # As the strategy has wrapped it, which determines how gradients are averaged over ranks.
             trainer.strategy.model or pl_module,
@@ -146,7 +136,8 @@ class MixerCallback(Callback):
         """Capture the layers from here to the end of the backward pass."""
         assert self._places is not None
         self._places = self._places[1], self.data.state_dict()
-        self._batch.open(self.mixer, batch if self._followed is None else self._followed.next())
+        given = batch if self._followed is None else self._followed.next()
+        self._batch.open(self.mixer, given, loss_divisor=trainer.accumulate_grad_batches)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the batch."""
@@ -160,14 +151,7 @@ class MixerCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the step, and the round if it is done.
-
-        Args:
-            outputs: of ``training_step``.
-
-        Raises:
-            RuntimeError: ``training_step`` gave no loss.
-        """
+        """End the step, and the round if it is done."""
         if self._batch.is_open:
             raise RuntimeError(
                 "training_step gave no loss that was differentiated; return mixing.weighted_loss(losses)"
@@ -181,6 +165,11 @@ class MixerCallback(Callback):
         if record is not None and stepped:
             self._set_weights()
             pl_module.log_dict(loggers.named(record))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the loader's workers."""
+        if isinstance(self.data, MixtureLoader):
+            self.data.shutdown_workers()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Remove the hooks from the model."""
@@ -202,11 +191,7 @@ class MixerCallback(Callback):
         return {"processes": distributed.all_gather_object(own)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep what a checkpoint has until the mixer is made.
-
-        Raises:
-            ValueError: it is of other processes or other data.
-        """
+        """Keep the state of a checkpoint until the mixer is made."""
         if not state_dict:
             return
         states = state_dict["processes"]
@@ -284,7 +269,7 @@ def _refuse_strategy(trainer: Trainer) -> None:
 
 @contextmanager
 def _not_logging(module: LightningModule) -> Generator[None]:
-    """What ``training_step`` logs of a validation batch would be taken for the training's."""
+    """Keep ``training_step`` from logging values of a validation batch as those of training."""
     vars(module).update(log=_nothing, log_dict=_nothing)
     try:
         yield

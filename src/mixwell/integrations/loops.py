@@ -38,9 +38,9 @@ class MixerLoop:
         loop.mixer.weights.average
 
     The model must be run on the rows of the loop within its body. A hook of the optimizer notifies the mixer of
-    each step, so that gradient accumulation, as ``accelerator.accumulate(model)`` does it, works (with as many
-    ``micro_batches`` of the loader). Let the mixer clip the gradient (``mixer={"clip_norm": 1.0}``), which changes
-    the traces. The loop ends with the loader or with the budget.
+    each step, so that gradient accumulation works, with ``accelerator.accumulate(model)`` or by hand; the loader
+    needs the same number of ``micro_batches``. Let the mixer clip the gradient (``mixer={"clip_norm": 1.0}``),
+    which changes the traces. The loop ends with the loader or with the budget.
 
     The loader may also be a ``DataLoader`` of a :class:`mixwell.data.mixture_dataset.MixtureDataset`. With several
     ranks do not prepare it, and give each rank rows of its own (``rank`` and ``world_size`` of the dataset). A
@@ -49,17 +49,15 @@ class MixerLoop:
     Args:
         loader: makes the batches.
         model: to be trained, wrapped or not.
-        optimizer: trains it, wrapped or not.
+        optimizer: trains it; with Accelerate as ``accelerator.prepare`` returned it, which shows that
+            ``accelerator.backward`` divides the loss by the number of micro-batches.
         validation: batches, such as a ``DataLoader``; one is taken for every validation gradient (eight in a
             round, by default); ``mixer.validation_rows`` gives a size.
         losses: from the model and a batch the loss of each row.
         data: the dataset that a ``DataLoader`` reads; by default found in ``loader.dataset``.
         labels: from a batch of a ``DataLoader`` the domain of each row; by default its column ``domain``, or the
             last part of a tuple.
-        mixer: settings of :class:`mixwell.Mixer` by keyword, of which ``budget`` or ``horizon`` is needed.
-
-    Raises:
-        ValueError: the loader reads neither, or a setting is wrong.
+        mixer: settings of :class:`mixwell.Mixer` by keyword; ``budget`` or ``horizon`` is needed.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class MixerLoop:
         self._validation = ValidationBatches(validation)
         self._batch = OpenBatch(self.data, labels)
         self._place: torch.device = next(model.parameters()).device
-        self._stepping = unwrap_optimizer(optimizer)
+        self._optimizer, self._stepping = optimizer, unwrap_optimizer(optimizer)
 
     def __iter__(self) -> Iterator[Any]:
         with ExitStack() as hooks:
@@ -106,7 +104,10 @@ class MixerLoop:
         for batch in loader.follow(self.mixer) if isinstance(loader, MixtureLoader) else loader:
             if self.mixer.budget is not None and self.mixer.steps_done >= self.mixer.budget:
                 return
-            self._batch.open(self.mixer, batch)
+            # `accelerator.backward` divides the loss by this number, a plain `.backward()` does not. It is read
+            # each time, since users may set accelerator.gradient_accumulation_steps between steps.
+            state = getattr(self._optimizer, "gradient_state", None)
+            self._batch.open(self.mixer, batch, loss_divisor=1 if state is None else state.num_steps)
             try:
                 yield to_device(batch.rows, self._place) if isinstance(batch, MixtureBatch) else batch
             except BaseException as error:
@@ -133,14 +134,7 @@ class MixerLoop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another loop stopped, between two steps.
-
-        Args:
-            state: what :meth:`state_dict` gave in this process, of as many.
-
-        Raises:
-            ValueError: it is of another number of processes, other data or other settings.
-        """
+        """Continue where another loop stopped, between two steps, with the state of the same rank."""
         if state["processes"] != distributed.world_size():
             raise ValueError(
                 f"the state is of one of {state['processes']} processes, and there are "

@@ -129,7 +129,7 @@ class MixtureBatch:
         """The rows as one batch, in the order of the labels."""
         if self.collated is not None:
             return self.collated
-        return nested.concat_batches([self.parts[name] for name in self.counts])
+        return nested.concat_batches([self.parts[name] for name in self.counts], list(self.counts.values()))
 
     def to(self, device: torch.device | str, **_: Any) -> MixtureBatch:
         """Return the batch with its rows on a device. Labels stay where they are."""
@@ -167,7 +167,9 @@ class MixtureBatch:
             bounds = [count * part // number for part in range(number + 1)]
         step = replace(self.step, micro_batches=self.step.micro_batches * number)
         return [
-            MixtureBatch(self.names, self.labels[begin:end], step, nested.slice_rows(self.rows, begin, end))
+            MixtureBatch(
+                self.names, self.labels[begin:end], step, nested.slice_rows(self.rows, begin, end, count)
+            )
             for begin, end in pairwise(bounds)
         ]
 
@@ -230,11 +232,12 @@ class MixtureBatch:
                     "equally often; take mixed batches (mixer.batch), or a loader without collate"
                 )
             offset = int((self.labels < self.names.index(name)).sum())
-            return nested.slice_rows(self.collated, offset + begin, offset + end)
+            return nested.slice_rows(self.collated, offset + begin, offset + end, len(self))
         part, own = self.parts[name], self.counts.get(name, 0)
         if begin == end:  # any row will do: it does not count
             begin, end = 0, 1
-        return part if (begin, end) == (0, max(own, 1)) else nested.slice_rows(part, begin, end)
+        rows = max(own, 1)
+        return part if (begin, end) == (0, rows) else nested.slice_rows(part, begin, end, rows)
 
 
 class RowRange(NamedTuple):

@@ -200,7 +200,7 @@ def _finish(run: Run, *, resuming: bool, after: AfterRun | None) -> None:
 def _show_result(run: Run, trainer: Trainer, console: Console) -> None:
     weights = trainer.mixer.weights
     table = Table("domain", "last weight", "average weight", "rows seen", "epochs", box=None)
-    seen, epochs = trainer.loader.sampler.taken, trainer.loader.sampler.epochs
+    seen, epochs = trainer.loader.taken, trainer.loader.sampler.epochs
     for name in weights.names:
         last, average = weights.last[name], weights.average[name]
         table.add_row(escape(name), f"{last:.4f}", f"{average:.4f}", f"{seen[name]:,}", f"{epochs[name]:.2f}")

@@ -325,7 +325,7 @@ class Run:
                     self._window.take(),
                     learning_rate=outcome.learning_rate,
                     seconds=self._seconds,
-                    rows=trainer.loader.sampler.taken,
+                    rows=trainer.loader.taken,
                 )
             if record is not None:
                 watch.weights(record.new_weights)
@@ -369,7 +369,7 @@ class Run:
         if distributed.rank():
             return
         available = {name: len(rows) for name, rows in self.data.domains.items()}
-        taken = trainer.loader.sampler.taken
+        taken = trainer.loader.taken
         described = mixture.describe(
             trainer.mixer,
             method=self.config.mixer.method,

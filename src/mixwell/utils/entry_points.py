@@ -15,12 +15,8 @@ def call_entry_point(entry: str, arguments: Mapping[str, Any], *, base: Path, ke
 
     Args:
         entry: ``module:function``. The module may also be a file in the config's folder.
-        arguments: its keyword arguments.
         base: the config's folder.
         key: of the config, for messages.
-
-    Raises:
-        ValueError: there is no such function, or it does not take these arguments.
     """
     function = _find(entry, base=base, key=key)
     try:

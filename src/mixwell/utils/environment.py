@@ -28,11 +28,7 @@ def write(folder: Path) -> Path:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the description in a folder of results.
-
-    Raises:
-        ValueError: it is missing or not readable.
-    """
+    """Return the description in a folder of results; raise ``ValueError`` where it cannot be read."""
     try:
         return json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -40,10 +36,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Describe versions, processor and command as plain values; absolute paths are reduced to their last part.
+    """Describe versions, processor and command (by default of this process) as plain values.
 
-    Args:
-        command: the words of the command, by default those of this process.
+    Absolute paths are reduced to their last part.
     """
     words = list(command if command is not None else [*_program(), *sys.argv[1:]])
     started = {} if job() is None else {"job": job()}

@@ -1,4 +1,4 @@
-"""Atomic writes, and a lock that keeps other processes out of a folder."""
+"""Atomic writes, and a lock for folders of results."""
 
 from __future__ import annotations
 
@@ -54,11 +54,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Generator[None]:
-    """Keep other processes out of a folder of results, which they would overwrite; make it if it is missing.
-
-    Raises:
-        OSError: another process has locked it.
-    """
+    """Lock a folder of results, which other processes would overwrite; make it if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock", blocking=False)
     try:

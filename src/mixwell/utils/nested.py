@@ -1,4 +1,10 @@
-"""Batches as nested containers (tensors, mappings, tuples, lists) whose first dimension is the rows."""
+"""Batches as nested containers: tensors, mappings, tuples and lists that hold rows.
+
+A tensor holds rows along its first dimension, and a mapping holds columns. A sequence is read by the number of
+rows: it holds columns if each of its entries has that many rows, and rows if it has that many entries. Where both
+are true, a tuple holds columns, as the tuples of ``TensorDataset`` do, and a list is refused: ``default_collate``
+returns lists of columns, ``collate=list`` returns lists of rows, and nothing distinguishes them.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +15,38 @@ import torch
 from torch import Tensor
 
 
-def row_count(batch: Any) -> int:
-    """Return the number of rows of a batch of columns, or of a list of rows."""
-    if isinstance(batch, Mapping):
-        return row_count(next(iter(cast("Mapping[Any, Any]", batch).values())))
-    return row_count(batch[0]) if _has_columns(batch) else len(batch)
+def concat_batches(batches: Sequence[Any], rows: Sequence[int]) -> Any:
+    """Return the rows of several batches of the same form, one after the other, in that form.
 
-
-def concat_batches(batches: Sequence[Any]) -> Any:
-    """Return the rows of several batches of the same form, one after the other, in that form."""
+    Args:
+        rows: the number of rows of each batch.
+    """
     first = batches[0]
     if len(batches) == 1:
         return first
     if isinstance(first, Tensor):
         return torch.cat(list(batches))
     if isinstance(first, Mapping):
-        return {
-            key: concat_batches([one[key] for one in batches]) for key in cast("Mapping[Any, Any]", first)
-        }
-    if _has_columns(first):
+        keys = cast("Mapping[Any, Any]", first)
+        return {key: concat_batches([one[key] for one in batches], rows) for key in keys}
+    if isinstance(first, tuple | list) and _hold_columns(batches, rows):
         return like_container(
-            first, [concat_batches([one[place] for one in batches]) for place in range(len(first))]
+            first, [concat_batches(columns, rows) for columns in zip(*batches, strict=True)]
         )
-    return [value for one in batches for value in one]
+    return [row for one in batches for row in one]
 
 
-def slice_rows(batch: Any, begin: int, end: int) -> Any:
-    """Return the rows ``begin`` to ``end`` of a batch, in the same form."""
+def slice_rows(batch: Any, begin: int, end: int, rows: int) -> Any:
+    """Return the rows ``begin`` to ``end`` of a batch of ``rows`` rows, in the same form."""
     if isinstance(batch, Mapping):
-        return {key: slice_rows(value, begin, end) for key, value in cast("Mapping[Any, Any]", batch).items()}
-    if _has_columns(batch):
-        return like_container(batch, [slice_rows(column, begin, end) for column in batch])
+        columns = cast("Mapping[Any, Any]", batch)
+        return {key: slice_rows(column, begin, end, rows) for key, column in columns.items()}
+    if isinstance(batch, tuple | list):
+        sequence = cast("Sequence[Any]", batch)
+        if _hold_columns([sequence], [rows]):
+            return like_container(batch, [slice_rows(column, begin, end, rows) for column in sequence])
+    elif not _has_rows(batch, rows):
+        raise _wrong_rows(batch, rows)
     return batch[begin:end]
 
 
@@ -60,11 +67,45 @@ def like_container(batch: Any, values: Sequence[Any]) -> Any:
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 
-def _has_columns(batch: Any) -> bool:
-    """Return whether a sequence holds columns, and not rows such as strings."""
-    return isinstance(batch, tuple | list) and isinstance(batch[0], Tensor | Mapping | tuple | list)
-
-
 def identity(batch: Any) -> Any:
-    """Return the batch itself: the ``collate_fn`` of a ``DataLoader`` whose dataset makes whole batches."""
+    """Return the batch itself: the ``collate_fn`` of a ``DataLoader`` with a dataset of whole batches."""
     return batch
+
+
+def _hold_columns(batches: Sequence[Any], rows: Sequence[int]) -> bool:
+    """Return whether sequences of the same form hold columns, and not rows; refuse what cannot be decided."""
+    columns = all(_are_columns(one, count) for one, count in zip(batches, rows, strict=True))
+    listed = all(len(one) == count for one, count in zip(batches, rows, strict=True))
+    if columns and listed and not isinstance(batches[0], tuple):
+        raise ValueError(
+            f"a list of {rows[0]} entries with {rows[0]} rows each may hold rows or columns; let collate return "
+            "columns as a tuple or a mapping, or stack the rows into one tensor"
+        )
+    if not columns and not listed:
+        raise _wrong_rows(batches[0], rows[0])
+    return columns
+
+
+def _are_columns(values: Sequence[Any], rows: int) -> bool:
+    return len(values) > 0 and all(_has_rows(value, rows) for value in values)
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    if isinstance(value, Tensor):
+        return value.ndim > 0 and len(value) == rows
+    if isinstance(value, Mapping):
+        return _are_columns(list(cast("Mapping[Any, Any]", value).values()), rows)
+    if isinstance(value, tuple | list):
+        entries = cast("Sequence[Any]", value)
+        # A tuple of tensors within a list is a row or columns; as columns, all of its tensors have the rows.
+        columns_only = isinstance(value, tuple) and any(isinstance(one, Tensor | Mapping) for one in entries)
+        return (len(entries) == rows and not columns_only) or _are_columns(entries, rows)
+    return not isinstance(value, str | bytes) and hasattr(value, "__len__") and len(value) == rows
+
+
+def _wrong_rows(batch: Any, rows: int) -> ValueError:
+    shape = f" of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else ""
+    return ValueError(
+        f"a batch of {rows} rows holds a {type(batch).__name__}{shape}, which does not have {rows} rows and "
+        "cannot be divided among domains; let collate return rows only"
+    )

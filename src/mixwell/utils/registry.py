@@ -34,8 +34,8 @@ class Registry(Generic[T]):
 
     Args:
         kind: the noun that messages use, such as ``"logger"``.
-        package: the package whose modules register the built-in ones; imported at the first lookup, so that the
-            owner of the registry does not depend on it.
+        package: the package with the modules that register the built-in ones; imported at the first lookup, so
+            that the owner of the registry does not depend on it.
 
     Example:
         >>> fruits = Registry[int]("fruit")
@@ -54,18 +54,14 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str, component: T) -> T:
-        """Add a component and return it.
-
-        Raises:
-            ValueError: the name is taken by another component.
-        """
+        """Add a component and return it; refuse a name that another component has."""
         if self._found.get(name, component) is not component:
             raise ValueError(f"{self.kind} {name!r} is registered already; choose another name")
         self._found[name] = component
         return component
 
     def registering(self, name: str) -> Callable[[Registered], Registered]:
-        """Return a decorator that adds a component, a ``T`` whose own type stays known."""
+        """Return a decorator that adds a component, a ``T``, and keeps its own type."""
 
         def decorate(component: Registered) -> Registered:
             self.register(name, cast("T", component))
@@ -74,11 +70,7 @@ class Registry(Generic[T]):
         return decorate
 
     def get(self, name: str) -> T:
-        """Return the component of a name.
-
-        Raises:
-            ValueError: there is none; the message lists those there are.
-        """
+        """Return the component of a name; where there is none, raise ``ValueError`` with the names there are."""
         self._load()
         if name not in self._found:
             near = difflib.get_close_matches(str(name), self.names(), n=1)
@@ -109,9 +101,6 @@ class Registry(Generic[T]):
 @final
 class TypeRegistry(Generic[T]):
     """Components by the type of the object that they serve; a subclass is served by its nearest base.
-
-    Args:
-        kind: the noun that messages use.
 
     Example:
         >>> sizes = TypeRegistry[str]("size")

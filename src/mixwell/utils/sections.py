@@ -49,22 +49,13 @@ class Choice(ABC, Generic[AnySection]):
 
     @abstractmethod
     def section(self, given: Mapping[str, Any]) -> type[AnySection]:
-        """Return the section that validates a value.
-
-        Raises:
-            ValueError: there is none for it.
-        """
+        """Return the section that validates a value; raise ``ValueError`` where there is none."""
 
 
 @final
 @dataclass(frozen=True)
 class ByKind(Choice[AnySection]):
-    """The section that the key ``kind`` names.
-
-    Args:
-        registry: sections by kind.
-        default: the kind of a value that names none.
-    """
+    """The section that the key ``kind`` names, by default that of ``default``."""
 
     registry: Registry[type[AnySection]]
     default: str
@@ -109,11 +100,7 @@ class ByKey(Choice[AnySection]):
 @final
 @dataclass(frozen=True)
 class ByName(Generic[AnySection]):
-    """An annotation of a dictionary: each name is that of a section; ``true`` is its defaults, ``false`` is none.
-
-    Args:
-        registry: sections by name.
-    """
+    """An annotation of a dictionary of sections by name; ``true`` is a section of defaults, ``false`` is none."""
 
     registry: Registry[type[AnySection]]
 

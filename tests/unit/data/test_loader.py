@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -9,9 +10,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 from mixwell import Mixer, MixtureLoader
-from mixwell.integrations.transformers.feed import BATCH, TrainerFeed
+from mixwell.integrations.batches import FollowedBatches
 
 SIZES = {"web": 60, "code": 30, "wiki": 10}
 
@@ -103,12 +105,12 @@ def test_the_state_is_that_of_the_step_that_is_trained_on() -> None:
 
 
 def test_a_trainer_that_resumes_discards_empty_batches() -> None:
-    feed = TrainerFeed(new_loader(0, 1, rows=10, micro_batches=2))
-    feed.mixer, feed.passed_over = mixer(), 4
-    batches = iter(feed)
+    followed = FollowedBatches(new_loader(0, 1, rows=10, micro_batches=2))
+    followed.mixer, followed.skipped = mixer(), 4
+    batches = iter(followed)
     assert [next(batches) for _ in range(4)] == [{}] * 4
     inputs = next(batches)
-    assert inputs["x"].tolist() == inputs[BATCH].rows["x"].tolist()
+    assert inputs["x"].tolist() == followed.next().rows["x"].tolist()
 
 
 def test_rows_that_are_collated_together_are_sliced_by_domain() -> None:
@@ -125,3 +127,83 @@ def test_rows_that_are_collated_together_are_sliced_by_domain() -> None:
     assert torch.equal(torch.cat([part.rows["x"] for part in parts]), batch.rows["x"])
     assert [len(part) for part in batch.split(8)] == [8, 8, 4]
     assert batch.split(8)[1].expected_counts == {"web": 10, "code": 6, "wiki": 4}
+
+
+class Augmented(Dataset[torch.Tensor]):
+    """Rows with noise of each kind of generator, as random transforms of images have it."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return index + torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_resumed_run_draws_the_same_augmentations(together: bool, workers: int) -> None:
+    def new() -> MixtureLoader:
+        made = torch.stack if together else None
+        return MixtureLoader({name: Augmented() for name in SIZES}, 10, collate=made, num_workers=workers)
+
+    first, second = new(), new()
+    batches = first.follow(mixer())
+    for _ in range(3):
+        next(batches)
+    second.load_state_dict(first.state_dict())
+    torch.manual_seed(17)  # another process has other generators
+    again = second.follow(mixer())
+    for _ in range(4):
+        assert torch.equal(next(again).rows, next(batches).rows)
+
+
+def test_a_loader_with_other_settings_keeps_the_rest() -> None:
+    domains = {name: torch.arange(20) for name in SIZES}
+    loader = MixtureLoader(domains, 12, collate=list, micro_batches=2, least=1, rank=1, world_size=2)
+    other = loader.with_settings(24, least=2)
+    batches = other.next_step(np.array([0.5, 0.3, 0.2]))
+    assert [type(batch.rows) for batch in batches] == [list, list]
+    assert (other.batch_size, other.rank, other.world_size, other.sampler.least) == (24, 1, 2, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("together", [False, True])
+def test_batches_are_in_the_order_of_the_mixer(together: bool, workers: int) -> None:
+    """Labels alone mean what the whole batch means; in the same order nothing differs from the loader's own."""
+    domains = {
+        name: [{"x": torch.tensor(1000.0 * place + k)} for k in range(size)]
+        for place, (name, size) in enumerate(SIZES.items())
+    }
+
+    def gradient(order: list[str], *, labels: bool) -> tuple[torch.Tensor, list[float]]:
+        made = collate if together else None
+        loader = MixtureLoader(
+            {name: domains[name] for name in order}, 20, collate=made, micro_batches=2, num_workers=workers
+        )
+        learner, seen = mixer(), list[float]()
+        model: Any = learner._model
+        for batch, _ in zip(loader.follow(learner), range(2), strict=False):
+            assert batch.names == tuple(SIZES)
+            assert batch.labels.tolist() == sorted(batch.labels.tolist())
+            assert (batch.rows["x"] // 1000).tolist() == batch.labels.tolist()
+            assert all(
+                (part.rows["x"] // 1000).unique().tolist() == [list(SIZES).index(part.domain)]
+                for part in batch.by_domain()
+            )
+            given = (
+                learner.batch(batch.labels, expected_counts=batch.expected_counts)
+                if labels
+                else learner.batch(batch)
+            )
+            with given as scope:
+                scope.weighted_loss(model(batch.rows["x"].view(-1, 1)).view(-1)).backward()
+            seen += batch.rows["x"].tolist()
+        return model.weight.grad.clone(), seen
+
+    expected, rows = gradient(list(SIZES), labels=False)
+    assert torch.equal(gradient(list(SIZES), labels=True)[0], expected)
+    reverse, turned = gradient(list(SIZES)[::-1], labels=False)
+    torch.testing.assert_close(gradient(list(SIZES)[::-1], labels=True)[0], reverse)
+    # Which rows of a step are in which micro-batch follows from the loader's order.
+    assert sorted(turned) == sorted(rows)
+    torch.testing.assert_close(reverse, expected)

@@ -69,7 +69,7 @@ def test_a_shuffle_buffer_loses_no_rows() -> None:
     begun = numbers(first.take(13))
     state = first.state()
     second = Stream(shuffled, "web")
-    with pytest.warns(UserWarning, match="web does not go on by itself where it was saved"):
+    with pytest.warns(UserWarning, match="web does not resume where it was saved"):
         second.load_state(state)
     assert sorted(begun + numbers(second.take(27))) == list(range(40))
 

@@ -362,7 +362,7 @@ def test_wandb_knows_how_it_ended(error: type[Exception], code: int, wandb: Any,
 
 def test_a_run_of_wandb_that_is_open_stays_so_and_counts_its_own_steps(wandb: Any, tmp_path: Path) -> None:
     run = wandb.init(mode="offline", dir=str(tmp_path), reinit="create_new")
-    with pytest.raises(ValueError, match="which has its own project; give the run alone"):
+    with pytest.raises(ValueError, match="which has its own project; give only the run"):
         WandbLogger(run=run, project="other")
     for number in range(30):
         run.log({"mine": number})
@@ -418,7 +418,7 @@ def test_a_run_of_mlflow_that_is_open_stays_so(store: str) -> None:
 
     client = MlflowClient(tracking_uri=store)
     run = client.create_run(client.create_experiment("mine")).info.run_id
-    with pytest.raises(ValueError, match="give the run alone"):
+    with pytest.raises(ValueError, match="give only the run"):
         MlflowLogger(uri=store, run=run, experiment="other")
     with MlflowLogger(uri=store, run=run) as logger:
         logger.log(3, {"mixwell/weight/web": float("nan")})

@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -21,11 +21,14 @@ if TYPE_CHECKING:  # they read what is defined here
     from mixwell.data.datasets import IndexedDataset
     from mixwell.data.tokenizer import Tokenizer
 
+Patterns = str | Path | Sequence[str | Path]
+"""Files, folders or globs; see :func:`mixwell.data.sources.paths.expand`."""
+
 
 @final
 @dataclass(frozen=True)
 class LoadContext:
-    """What a source needs to know in order to load rows.
+    """The run that a source loads rows for.
 
     Args:
         key: of the config, for messages.
@@ -47,11 +50,7 @@ class LoadContext:
 
     @property
     def row_length(self) -> int:
-        """The tokens of a row.
-
-        Raises:
-            ValueError: the model takes no text.
-        """
+        """The tokens of a row; an error where the model takes no text."""
         if self.context is None:
             raise ValueError(
                 "this model takes no text; give tensors or python, another model, or, if yours does, set "
@@ -65,11 +64,7 @@ class SourceConfig(ConfigSection):
 
     @abstractmethod
     def load(self, context: LoadContext) -> IndexedDataset:
-        """Return the rows.
-
-        Raises:
-            ValueError: data are missing, empty or broken.
-        """
+        """Return the rows; raise ``ValueError`` where data are missing, empty or broken."""
 
     def documents(self, base: Path) -> Source | None:
         """Return the documents, or ``None`` where the rows are not text."""
@@ -77,7 +72,7 @@ class SourceConfig(ConfigSection):
 
 
 SOURCES = Registry[type[SourceConfig]]("data source", package="mixwell.data.sources")
-"""Config sections by the key that says what kind of source it is, such as ``files``."""
+"""Config sections by their key, such as ``files``."""
 
 
 class TextSourceConfig(SourceConfig):
@@ -109,7 +104,7 @@ class Piece:
     Args:
         text: the characters.
         ends: whether the document ends after them.
-        read: how many bytes of :meth:`Source.size` were read for it.
+        read: the number of bytes of :meth:`Source.size` that were read for it.
     """
 
     text: str
@@ -147,31 +142,24 @@ class Source(ABC):
 
     @abstractmethod
     def size(self) -> int | None:
-        """Return how many bytes are to be read, ``None`` where that is not known."""
+        """Return the number of bytes to be read, ``None`` where it is not known."""
 
 
 class FileSource(Source):
     """Documents in files.
 
     Args:
-        patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`.
         base: the folder that relative patterns start from.
         suffixes: in folders, only files with these suffixes.
     """
 
-    def __init__(
-        self,
-        patterns: str | Path | Sequence[str | Path],
-        *,
-        base: Path,
-        suffixes: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, patterns: Patterns, *, base: Path, suffixes: Sequence[str] | None = None) -> None:
         several = [patterns] if isinstance(patterns, str | Path) else list(patterns)
-        super().__init__(", ".join(str(pattern) for pattern in several))
+        super().__init__(", ".join(map(str, several)))
         self.files = paths.expand(several, base=base, suffixes=suffixes)
 
     def settings(self) -> Mapping[str, object]:
-        """Return what decides the text in addition to the files."""
+        """Return the settings that the text depends on in addition to the files."""
         return {}
 
     @override
@@ -194,14 +182,30 @@ def digest_of(*values: object) -> str:
     return hashlib.blake2b(content, digest_size=20).hexdigest()
 
 
-def checked_text(value: object, where: str, field: str) -> str | None:
-    """Return the text of a field, ``None`` where it has none.
+def document_pieces(
+    documents: Iterable[tuple[object, str, int]], *, name: str, field: str, limit: int | None = None
+) -> Iterator[Piece]:
+    """Yield a piece for each document with text, and warn of those without.
 
-    Raises:
-        ValueError: it is something else, or has characters that no file can hold.
+    Args:
+        documents: the value of the field, the place for messages, and the bytes that were read for it.
+        limit: the greatest number of documents with text.
     """
-    if value is None:
-        return None
+    nulls = taken = 0
+    for value, where, read in documents:
+        if value is None:
+            nulls += 1
+            continue
+        yield Piece(check_text(value, where, field), True, read)
+        taken += 1
+        if taken == limit:
+            break
+    if nulls:
+        warnings.warn(f"{name}: {nulls} documents with nothing in {field!r} were left out", stacklevel=3)
+
+
+def check_text(value: object, where: str, field: str) -> str:
+    """Return the text of a field; refuse other values, and characters that no file can hold."""
     if not isinstance(value, str):
         shown = json.dumps(value, default=repr)
         kind = type(value).__name__
@@ -217,9 +221,3 @@ def checked_text(value: object, where: str, field: str) -> str | None:
                 "fix or remove this document"
             ) from None
     return value
-
-
-def warn_of_nulls(count: int, name: str, field: str) -> None:
-    """Warn of documents without text, if there were any."""
-    if count:
-        warnings.warn(f"{name}: {count} documents with nothing in {field!r} were left out", stacklevel=3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
@@ -11,12 +11,12 @@ from typing_extensions import override
 from mixwell.data.sources import paths
 from mixwell.data.sources.base import (
     SOURCES,
+    Patterns,
     Piece,
     Source,
     TextSourceConfig,
-    checked_text,
     digest_of,
-    warn_of_nulls,
+    document_pieces,
 )
 from mixwell.utils.sections import Whole
 
@@ -53,22 +53,18 @@ class HuggingFace(Source):
     """A dataset that the library ``datasets`` can load.
 
     What is not a folder or local files is fetched from the hub as soon as :meth:`pieces` or :meth:`fingerprint`
-    is called; :attr:`remote` says so beforehand, for the caller to announce it.
+    is called; see :attr:`remote`.
 
     Args:
         dataset: a folder written by ``save_to_disk``, a folder with data files, the name of a dataset of the
             hub, or of a reader such as ``json`` for ``data_files``.
         base: the folder that relative paths start from.
-        name: which configuration, if there are several.
-        split: which split.
+        name: the configuration, if there are several.
         field: the name of the column with the text.
-        streaming: read as it arrives, and keep no copy.
+        streaming: whether to read it as it arrives, without keeping a copy.
         limit: the greatest number of documents to take.
         revision: of the hub's dataset. A streamed one without it is taken to be the same as last time.
         data_files: files, folders or globs for the reader.
-
-    Raises:
-        ValueError: the limit is not positive, or ``data_files`` stand for no file.
     """
 
     def __init__(
@@ -82,7 +78,7 @@ class HuggingFace(Source):
         streaming: bool = False,
         limit: int | None = None,
         revision: str | None = None,
-        data_files: str | Path | Sequence[str | Path] | None = None,
+        data_files: Patterns | None = None,
     ) -> None:
         super().__init__(str(dataset))
         if limit is not None and limit < 1:
@@ -93,18 +89,17 @@ class HuggingFace(Source):
             (folder / mark).is_file() for mark in ("state.json", "dataset_dict.json")
         )
         self.files: list[Path] | None = None
+        self._data_files: list[str] | None = None
         if data_files is not None:
             several = [data_files] if isinstance(data_files, str | Path) else list(data_files)
-            urls = [str(file) for file in several if "://" in str(file)]
-            if not urls:
+            self._data_files = [str(file) for file in several if "://" in str(file)]
+            if not self._data_files:
                 self.files = paths.expand(several, base=base)
-            elif len(urls) < len(several):
+                self._data_files = list(map(str, self.files))
+            elif len(self._data_files) < len(several):
                 raise ValueError(
                     f"{dataset}: data_files are either all addresses or all local files, got both"
                 )
-            self._data_files: list[str] | None = urls or [str(file) for file in self.files or ()]
-        else:
-            self._data_files = None
         self.dataset, self.config, self.split, self.field = str(dataset), name, split, field
         self.streaming, self.limit, self.revision = streaming, limit, revision
         self._loaded: Any = None
@@ -117,17 +112,9 @@ class HuggingFace(Source):
     @override
     def pieces(self) -> Iterator[Piece]:
         """Yield one piece for each document; this fetches a dataset of the hub."""
-        nulls = taken = 0
-        for value in self._values():
-            text = checked_text(value, f"{self.name}, split {self.split}", self.field)
-            if text is None:
-                nulls += 1
-                continue
-            yield Piece(text, True)
-            taken += 1
-            if taken == self.limit:
-                break
-        warn_of_nulls(nulls, self.name, self.field)
+        where = f"{self.name}, split {self.split}"
+        values = ((value, where, 0) for value in self._values())
+        yield from document_pieces(values, name=self.name, field=self.field, limit=self.limit)
 
     @override
     def fingerprint(self, cache: Path | None = None) -> str:
@@ -136,22 +123,15 @@ class HuggingFace(Source):
         The content is identified by the library's own fingerprint, for local files by their digests; for a stream
         from elsewhere by the settings only. This fetches a dataset of the hub that is not streamed.
         """
-        settings: Mapping[str, object] = {
-            "config": self.config,
-            "split": self.split,
-            "field": self.field,
-            "limit": self.limit,
-        }
-        if self._saved:
+        settings = {"config": self.config, "split": self.split, "field": self.field, "limit": self.limit}
+        if self._saved or (self.remote and not self.streaming):
             content: object = self._load()._fingerprint
         elif self.folder is not None:
             content = paths.digests(paths.expand([self.folder], base=self.folder), cache)
         elif self.files is not None:
             content = [self.dataset, paths.digests(self.files, cache)]
-        elif self.streaming:
-            content = [self.dataset, self.revision, self._data_files]
         else:
-            content = self._load()._fingerprint
+            content = [self.dataset, self.revision, self._data_files]
         return digest_of(type(self).__name__, settings, content)
 
     @override
@@ -170,10 +150,11 @@ class HuggingFace(Source):
         while True:
             try:
                 batch = next(batches, None)
-            except Exception as error:
-                raise self._trouble(error) from error
+            except Exception as error:  # the library raises errors of many kinds
+                raise self._cannot_read(error) from error
             if batch is None:
                 return
+            # The columns of a stream may be known only now.
             if self.field not in batch:
                 raise ValueError(
                     f"{self.name}: there is no column {self.field!r}; the columns are {', '.join(batch)}"
@@ -195,8 +176,8 @@ class HuggingFace(Source):
                         streaming=self.streaming,
                         revision=self.revision,
                     )
-            except Exception as error:  # the library raises errors of many kinds
-                raise self._trouble(error) from error
+            except Exception as error:
+                raise self._cannot_read(error) from error
             if isinstance(found, datasets.DatasetDict):
                 if self.split not in found:
                     raise ValueError(
@@ -206,7 +187,7 @@ class HuggingFace(Source):
             self._loaded = found
         return self._loaded
 
-    def _trouble(self, error: Exception) -> ValueError:
+    def _cannot_read(self, error: Exception) -> ValueError:
         reason = " ".join(str(error).split()) or type(error).__name__
         advice = (
             "if it is meant to be local, check its path; else its name, and the connection"

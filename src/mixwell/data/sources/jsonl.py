@@ -6,20 +6,13 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal, cast, final
 
 from typing_extensions import override
 
-from mixwell.data.sources.base import (
-    SOURCES,
-    FileSource,
-    Piece,
-    TextSourceConfig,
-    checked_text,
-    warn_of_nulls,
-)
+from mixwell.data.sources.base import SOURCES, FileSource, Patterns, Piece, TextSourceConfig, document_pieces
 from mixwell.data.sources.text import check_encoding, is_wide, undecodable
 
 SUFFIXES = tuple(kind + end for kind in (".jsonl", ".ndjson", ".json") for end in ("", ".gz"))
@@ -47,24 +40,19 @@ class JsonLinesConfig(TextSourceConfig):
 
 @final
 class JsonLines(FileSource):
-    """Documents in files of JSON lines, compressed by gzip or not. Blank lines are passed over.
+    """Documents in files of JSON lines, compressed by gzip or not. Blank lines are skipped.
 
     Args:
-        patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`. In folders, only
-            files with a suffix of JSON Lines.
+        patterns: in folders, only files with a suffix of JSON Lines.
         base: the folder that relative patterns start from.
         field: the name of the field with the text.
-        encoding: of the files.
-        errors: what to do with bytes that the encoding does not have; see
+        errors: how to handle bytes that are not in the encoding, as in
             :class:`mixwell.data.sources.text.TextFiles`.
-
-    Raises:
-        ValueError: no file is found, or the encoding is not known or not one for lines.
     """
 
     def __init__(
         self,
-        patterns: str | Path | Sequence[str | Path],
+        patterns: Patterns,
         *,
         base: Path,
         field: str = "text",
@@ -83,18 +71,15 @@ class JsonLines(FileSource):
 
     @override
     def pieces(self) -> Iterator[Piece]:
-        nulls = 0
+        yield from document_pieces(self._values(), name=self.name, field=self.field)
+
+    def _values(self) -> Iterator[tuple[object, str, int]]:
         for file in self.files:
             for number, line, read in _lines(file):
-                found = self._document(f"{file}:{number}", line, first=number == 1)
-                if found is None:
-                    continue
-                text = checked_text(found[self.field], f"{file}:{number}", self.field)
-                if text is None:
-                    nulls += 1
-                else:
-                    yield Piece(text, True, read)
-        warn_of_nulls(nulls, self.name, self.field)
+                where = f"{file}:{number}"
+                document = self._document(where, line, first=number == 1)
+                if document is not None:
+                    yield document[self.field], where, read
 
     def _document(self, where: str, line: bytes, *, first: bool) -> Mapping[str, object] | None:
         try:
@@ -133,7 +118,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
             stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else raw
             done = 0
             for number, line in enumerate(stream, start=1):
-                # the progress in a compressed file is its own position
+                # The progress in a compressed file is its position there, not the length of the lines.
                 now = raw.tell() if packed else done + len(line)
                 yield number, line, now - done
                 done = now

@@ -1,27 +1,20 @@
-"""Strings that are at hand."""
+"""Documents in memory."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import final
+from typing import cast, final
 
 from typing_extensions import override
 
-from mixwell.data.sources.base import Piece, Source, checked_text
+from mixwell.data.sources.base import Piece, Source, check_text
 
 
 @final
 class Texts(Source):
     """Documents in memory.
-
-    Args:
-        documents: one string each.
-        name: for messages.
-
-    Raises:
-        ValueError: a document is not a string.
 
     Example:
         >>> [piece.text for piece in Texts(["one", "two"]).pieces()]
@@ -37,12 +30,11 @@ class Texts(Source):
         self._documents = tuple(documents)
         whole = hashlib.blake2b(digest_size=20)
         self._size = 0
-        for index, document in enumerate(self._documents):
-            text = checked_text(document, f"{name}, document {index}", "text")
-            if text is None:
+        for index, document in enumerate(cast("tuple[object, ...]", self._documents)):
+            if document is None:
                 raise ValueError(f"{name}, document {index}: documents must be strings, got None")
-            content = text.encode()
-            # the length keeps ["ab", "c"] and ["a", "bc"] apart
+            content = check_text(document, f"{name}, document {index}", "text").encode()
+            # The length distinguishes ["ab", "c"] from ["a", "bc"].
             whole.update(len(content).to_bytes(8, "little") + content)
             self._size += len(content)
         self._fingerprint = whole.hexdigest()

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
 from typing_extensions import override
 
-from mixwell.data.sources.base import (
-    SOURCES,
-    FileSource,
-    Piece,
-    TextSourceConfig,
-    checked_text,
-    warn_of_nulls,
-)
+from mixwell.data.sources.base import SOURCES, FileSource, Patterns, Piece, TextSourceConfig, document_pieces
 
 BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 1 << 14
@@ -42,18 +35,12 @@ class Parquet(FileSource):
     """Documents in the rows of Parquet files. Rows with nothing in the column are left out, with a warning.
 
     Args:
-        patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`. In folders, only
-            files that end in ``.parquet``.
+        patterns: in folders, only files that end in ``.parquet``.
         base: the folder that relative patterns start from.
         field: the name of the column with the text.
-
-    Raises:
-        ValueError: no file is found.
     """
 
-    def __init__(
-        self, patterns: str | Path | Sequence[str | Path], *, base: Path, field: str = "text"
-    ) -> None:
+    def __init__(self, patterns: Patterns, *, base: Path, field: str = "text") -> None:
         super().__init__(patterns, base=base, suffixes=(".parquet",))
         self.field = field
 
@@ -63,20 +50,13 @@ class Parquet(FileSource):
 
     @override
     def pieces(self) -> Iterator[Piece]:
-        nulls = 0
-        for file in self.files:
-            for value, read in self._rows(file):
-                text = checked_text(value, str(file), self.field)
-                if text is None:
-                    nulls += 1
-                else:
-                    yield Piece(text, True, read)
-        warn_of_nulls(nulls, self.name, self.field)
+        rows = ((value, str(file), read) for file in self.files for value, read in self._rows(file))
+        yield from document_pieces(rows, name=self.name, field=self.field)
 
     def _rows(self, path: Path) -> Iterator[tuple[object, int]]:
         pyarrow, parquet = _pyarrow()
         try:
-            # else a whole column of a row group, which may be the whole file, is read at once
+            # Otherwise a whole column of a row group, which may be the whole file, is read at once.
             with parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as table:
                 self._check(path, table, pyarrow)
                 size, total = path.stat().st_size, table.metadata.num_rows

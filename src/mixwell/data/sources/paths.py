@@ -1,4 +1,4 @@
-"""The files that patterns stand for, and cached digests of files."""
+"""The files that match patterns, and cached digests of files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 from mixwell.data.downloads import cache_folder
 from mixwell.utils import files
 
-_BLOCK = 1 << 20
 _SETTLED_SECONDS = 2.0
 """A file changed more recently may change again without its time of change showing it."""
 
@@ -22,17 +21,14 @@ _SETTLED_SECONDS = 2.0
 def expand(
     patterns: Sequence[str | Path], *, base: Path, suffixes: Sequence[str] | None = None
 ) -> list[Path]:
-    """Return the files that patterns stand for: absolute paths, sorted, each file once.
+    """Return the files that match patterns: absolute paths, sorted, each file once.
 
-    A pattern is a file, a folder (with all that lies in it, hidden files left out), or a glob, in which ``**``
-    stands for any folders. ``~`` is the home folder.
+    A pattern is a file, a folder (with its files and folders, hidden ones left out), or a glob, in which ``**``
+    matches any folders. ``~`` is the home folder.
 
     Args:
         base: the folder that relative patterns start from.
         suffixes: in folders, only files with these suffixes.
-
-    Raises:
-        ValueError: a pattern stands for no file.
     """
     if not patterns:
         raise ValueError("no file was given; name a file, a folder or a glob such as 'data/*.txt'")
@@ -51,9 +47,6 @@ def digests(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
 
     Args:
         cache: the folder in which digests are remembered, by default the cache folder.
-
-    Raises:
-        ValueError: a file is gone, may not be read, or changes while it is read.
     """
     memos: dict[Path, _Memo] = {}
     where = (cache or cache_folder()) / "digests"
@@ -114,7 +107,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _stamp(found: os.stat_result) -> list[int]:
-    # the time of modification can be set at will; the inode's own time cannot
+    # A program can set the time of modification, but not the time of the last change of the inode.
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
@@ -129,22 +122,18 @@ class _Memo:
         try:
             known = json.loads(self.path.read_bytes())
         except (OSError, ValueError):
-            return  # it is only a memory: without it files are read again
+            return  # without it files are read again
         if isinstance(known, dict):
             self.known = known
 
     def digest(self, path: Path) -> str:
         before = path.stat()
         stamp = _stamp(before)
-        match self.known.get(path.name):
-            case [*then, str(known)] if then == stamp:
-                return known
-            case _:
-                pass
-        content = hashlib.blake2b(digest_size=20)
+        known = self.known.get(path.name)
+        if isinstance(known, list) and known[:-1] == stamp and isinstance(known[-1], str):
+            return known[-1]
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                content.update(block)
+            content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20))
         if _stamp(path.stat()) != stamp:
             raise ValueError(f"{path} changed while it was read; start again when it is complete")
         if time.time() - max(before.st_mtime, before.st_ctime) > _SETTLED_SECONDS:

@@ -10,7 +10,7 @@ from typing import Literal, final
 
 from typing_extensions import override
 
-from mixwell.data.sources.base import SOURCES, FileSource, Piece, TextSourceConfig
+from mixwell.data.sources.base import SOURCES, FileSource, Patterns, Piece, TextSourceConfig
 
 PIECE_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 18
@@ -45,21 +45,16 @@ class TextFiles(FileSource):
     line ends stay as they are.
 
     Args:
-        patterns: files, folders or globs; see :func:`mixwell.data.sources.paths.expand`.
         base: the folder that relative patterns start from.
-        encoding: of the files.
         errors: what to do with bytes that the encoding does not have: ``strict`` refuses the file, ``replace``
             and ``ignore`` put a mark or nothing in their place.
         suffixes: in folders, only files with these suffixes.
-        piece: how many bytes to read at a time.
-
-    Raises:
-        ValueError: no file is found, or the encoding is not known.
+        piece: the number of bytes to read at a time.
     """
 
     def __init__(
         self,
-        patterns: str | Path | Sequence[str | Path],
+        patterns: Patterns,
         *,
         base: Path,
         encoding: str = "utf-8",
@@ -78,15 +73,13 @@ class TextFiles(FileSource):
     @override
     def pieces(self) -> Iterator[Piece]:
         for file in self.files:
-            last: Piece | None = None
-            for text, read in self._cut(file):
-                if last is not None:
-                    yield last
-                last = Piece(text, False, read)
-            if last is None:
+            parts = self._cut(file)
+            part = next(parts, None)
+            if part is None:
                 warnings.warn(f"{file} is empty; it is left out", stacklevel=2)
-            else:
-                yield Piece(last.text, True, last.read)
+            while part is not None:
+                (text, read), part = part, next(parts, None)
+                yield Piece(text, part is None, read)
 
     def _cut(self, path: Path) -> Iterator[tuple[str, int]]:
         parts, read, offset = list[str](), 0, 0
@@ -141,11 +134,7 @@ class TextFiles(FileSource):
 
 
 def check_encoding(encoding: str, errors: str) -> str:
-    """Return the usual name of an encoding.
-
-    Raises:
-        ValueError: there is no such encoding, or ``errors`` is not one of :data:`ERRORS`.
-    """
+    """Return the usual name of an encoding; refuse unknown ones, and ``errors`` that are not in :data:`ERRORS`."""
     if errors not in ERRORS:
         raise ValueError(f"errors must be one of {', '.join(ERRORS)}, got {errors!r}")
     try:
@@ -170,13 +159,13 @@ def undecodable(where: str, error: UnicodeDecodeError, encoding: str) -> ValueEr
 
 
 def good_cut(text: str) -> int:
-    r"""Where to cut a text so that its parts give the tokens of the whole.
+    r"""Return where to cut a text so that its parts have the tokens of the full text.
 
     Common tokenizers never join a letter or digit to the line end after it; so the cut is made between these,
     failing that after a line end, or before a space.
 
     Returns:
-        A position above 0, as near to the end as there is one.
+        The last such position above 0.
 
     Example:
         >>> good_cut("one line\nand a half"), good_cut("no line end"), good_cut("word")

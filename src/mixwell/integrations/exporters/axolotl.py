@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mixwell.integrations.exporters.base import EXPORTERS, Entry, Format
-from mixwell.integrations.exporters.plain import yaml_text
+from mixwell.integrations.exporters.formats import yaml_text
 
 COMMENT = """\
 # For axolotl's config. It has no weights: each dataset is cut to the fraction that makes the mixture.
@@ -51,7 +51,7 @@ def fraction(value: float) -> tuple[int, int]:
         ((3, 8), (1, 333), (1, 1))
     """
     taken = 1
-    # ends: rounding the denominator is off by a half at most, which is 1 / (2 taken) of the fraction
+    # This ends: rounding the denominator is off by a half at most, which is 1 / (2 taken) of the fraction.
     while abs(taken / round(taken / value) / value - 1) > TOLERANCE:
         taken += 1
     return taken, round(taken / value)

@@ -1,4 +1,4 @@
-"""The registry of export formats, and the entries that they are given."""
+"""The registry of export formats, and their input: one entry for each domain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Entry:
         domain: its name in the mixture.
         path: the consumer's name for it, where one was given: a path, a prefix, the name of a dataset.
         share: its weight, rounded; those of all entries sum to one.
-        rows: that the domain had in the run; ``None`` where that is not known, as of a stream.
+        rows: of the domain in the run; ``None`` where their number is not known, as for a stream.
     """
 
     domain: str
@@ -60,7 +60,6 @@ class Format:
 
     Args:
         summary: one line that names the tool, and the option that takes the file.
-        write: returns the text of the file.
         needs_paths: whether the domains' own names are only placeholders.
         keeps_zeros: whether a domain without weight is written. Most consumers would have to open its data, and
             some refuse it or wait for it forever.
@@ -94,9 +93,6 @@ def export(
         weights: ``"average"``, the mixture to take for another run, or ``"last"``.
         paths: the tool's own names of domains: paths, prefixes, names of datasets.
         note: called with each caveat; by default they are warnings.
-
-    Raises:
-        ValueError: the format or a domain is unknown, the file is not a mixture, or the format cannot hold a name.
 
     Example:
         >>> learned = {"web": 0.25, "code": 0.75}
@@ -165,18 +161,17 @@ def _entries(mixture: Mapping[str, Any], weights: str, paths: Mapping[str, str])
             raise ValueError(unknown_domain(name, domains))
     rounded = shares([mixture["weights"][weights][name] for name in domains])
     rows = mixture["rows"]["available"]
-    entries = [
-        Entry(name, paths.get(name), share, rows.get(name))
-        for name, share in zip(domains, rounded, strict=True)
-    ]
-    seen: dict[str, str] = {}
-    for entry in entries:
-        _check_writable(entry.domain)
+    entries: dict[str, Entry] = {}
+    for domain, share in zip(domains, rounded, strict=True):
+        entry = Entry(domain, paths.get(domain), share, rows.get(domain))
+        _check_writable(domain)
         _check_writable(entry.name)
-        if entry.name in seen:
-            raise ValueError(f"{seen[entry.name]!r} and {entry.domain!r} have the same path, {entry.name!r}")
-        seen[entry.name] = entry.domain
-    return entries
+        if entry.name in entries:
+            raise ValueError(
+                f"{entries[entry.name].domain!r} and {domain!r} have the same path, {entry.name!r}"
+            )
+        entries[entry.name] = entry
+    return list(entries.values())
 
 
 def _check_writable(name: str) -> None:

@@ -21,7 +21,7 @@ def show_formats() -> None:
         print(f"{name:{width}}  {EXPORTERS.get(name).summary}")
 
 
-def run(
+def export_mixture(
     mixture: Path,
     *,
     to: str,
@@ -35,15 +35,10 @@ def run(
 
     Args:
         mixture: the file, or the directory of a run that has one.
-        to: the format.
-        weights: ``average`` or ``last``.
         words: ``NAME=PATH``; they replace those of ``paths``.
         paths: YAML with ``name: path``.
         out: the file to write; ``None`` for standard output.
         force: whether to replace a file.
-
-    Raises:
-        ValueError: an argument is wrong, or the file exists.
     """
     chosen = EXPORTERS.get(to)  # before any file is read: the shortest way to the message
     if out is not None and out.exists() and not force:

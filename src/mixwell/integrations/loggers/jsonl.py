@@ -39,14 +39,11 @@ class JsonlConfig(LoggerConfig):
 class JsonlLogger(Logger):
     r"""Appends one line for each call: ``{"step": 84, "mixwell/weight/web": 0.31, ...}``.
 
-    A number that is not finite is ``null``, which JSON has.
+    A number that is not finite becomes ``null``, since JSON has none.
 
     Args:
         path: the file; its folder is made if it is missing. An existing file is continued.
         after: where a run is resumed: lines of later steps are removed.
-
-    Raises:
-        ValueError: the file has other lines.
 
     Example:
         >>> import tempfile

@@ -61,15 +61,10 @@ class MlflowLogger(Logger):
     Args:
         uri: the store: ``"http://localhost:5000"``, ``"sqlite:///mlflow.db"``.
         experiment: its name; made if it is missing.
-        name: of the run.
         id: of a run to resume.
         settings: the parameters of a new run.
         run: the id of a run that is open already, in place of the others but ``uri``. It is left open at the end.
         after: the last step that was logged to the run before.
-
-    Raises:
-        ValueError: MLflow is not installed or cannot begin the run, or a run is given together with settings of
-            another.
     """
 
     def __init__(
@@ -86,7 +81,7 @@ class MlflowLogger(Logger):
         super().__init__(after=after)
         if run is not None and (experiment, name, id, settings) != (None, None, None, None):
             raise ValueError(
-                "a run is given, which has its own experiment, name and settings; give the run alone"
+                "a run is given, which has its own experiment, name and settings; give only the run"
             )
         self._own = run is None
         mlflow = _mlflow()
@@ -100,8 +95,7 @@ class MlflowLogger(Logger):
             else:
                 self._run = self._begin(experiment, name, settings or {})
         except Exception as error:
-            where = f" in {uri}" if uri else ""
-            reason = " ".join(str(error).split())
+            where, reason = f" in {uri}" if uri else "", " ".join(str(error).split())
             raise ValueError(
                 f"MLflow cannot begin a run{where} ({reason}); try `mlflow server` and its address, or a local "
                 "store such as sqlite:///mlflow.db"
@@ -122,9 +116,9 @@ class MlflowLogger(Logger):
         found = self._client.get_experiment_by_name(experiment)
         place = self._client.create_experiment(experiment) if found is None else found.experiment_id
         run = self._client.create_run(place, run_name=name)
-        parameter = self._entities.Param
         params = [
-            parameter(portable(key), value[:_LONGEST_PARAMETER]) for key, value in _flat(settings).items()
+            self._entities.Param(portable(key), value[:_LONGEST_PARAMETER])
+            for key, value in _flat(settings).items()
         ]
         for first in range(0, len(params), _PARAMETERS):
             self._client.log_batch(run.info.run_id, params=params[first : first + _PARAMETERS])
@@ -149,7 +143,7 @@ def _mlflow() -> Any:
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Nested settings as text, with dots in their keys."""
+    """Return nested settings as text, with dots in their keys."""
     found: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:

@@ -45,16 +45,13 @@ class TensorBoardLogger(Logger):
     Args:
         folder: of the event files; made if it is missing.
         after: where a run is resumed in the same folder: TensorBoard no longer shows later steps.
-
-    Raises:
-        ValueError: TensorBoard is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, after: int | None = None) -> None:
         super().__init__(after=after)
         self.folder = Path(folder)
         purge = None if after is None else after + 1
-        # Thirty seconds, so that a chart follows the training.
+        # Less than the default of two minutes, so that a chart follows the training.
         self._writer = _tensorboard().SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -77,42 +77,37 @@ class WandbLogger(Logger):
     it has not written when a run is killed is lost to it.
 
     Args:
-        project: passed to ``wandb.init``, as are ``entity``, ``name``, ``group``, ``tags`` and ``mode``.
         folder: in which W&B makes its folder ``wandb``; made if it is missing.
         id: of a run to resume, or for a new one.
         settings: of the run, for W&B's tables.
-        run: a run that is open already, in place of all of these. It is left open at the end.
+        run: a run that is open already, in place of all other settings. It is left open at the end.
         after: the last step that was logged to the run before.
-
-    Raises:
-        ValueError: W&B is not installed or cannot begin the run, or a run is given together with settings of
-            another.
+        options: further arguments of ``wandb.init``: ``project``, ``entity``, ``name``, ``group``, ``tags``,
+            ``mode``.
     """
 
     def __init__(
         self,
         *,
-        project: str | None = None,
-        entity: str | None = None,
-        name: str | None = None,
-        group: str | None = None,
-        tags: Sequence[str] = (),
-        mode: Literal["online", "offline", "disabled"] | None = None,
         folder: str | os.PathLike[str] | None = None,
         id: str | None = None,
         settings: Mapping[str, Any] | None = None,
         run: Any = None,
         after: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(after=after)
         wandb = _wandb()
-        options = {"project": project, "entity": entity, "name": name, "group": group, "mode": mode, "id": id}
-        options |= {"tags": list(tags) or None, "config": None if settings is None else dict(settings)}
+        options |= {
+            "id": id,
+            "tags": list(options.get("tags") or ()) or None,
+            "config": None if settings is None else dict(settings),
+        }
         options |= {"dir": None if folder is None else str(Path(folder).resolve())}
         self._own = run is None
-        if not self._own and any(value is not None for value in options.values()):
-            given = ", ".join(key for key, value in options.items() if value is not None)
-            raise ValueError(f"a run is given, which has its own {given}; give the run alone")
+        given = [key for key, value in options.items() if value is not None]
+        if not self._own and given:
+            raise ValueError(f"a run is given, which has its own {', '.join(given)}; give only the run")
         if self._own:
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)  # W&B would else take one for temporary files

@@ -20,11 +20,8 @@ def by_domain(dataset: Any, column: str) -> dict[str, Any]:
             slow to make.
 
     Returns:
-        Datasets by domain, in the order in which the domains first appear in a mapping, else in the order of
-        their names (of a ``ClassLabel``, in its order).
-
-    Raises:
-        ValueError: there is no such column, or a dataset is empty or a stream of several domains.
+        Datasets in the order of the mapping, or in the order of the domains' names (of a ``ClassLabel``, in its
+        order).
     """
     if isinstance(dataset, Mapping):
         datasets = dict(cast("Mapping[str, Any]", dataset))
@@ -42,7 +39,7 @@ def by_domain(dataset: Any, column: str) -> dict[str, Any]:
     if not len(dataset):
         raise ValueError("train_dataset is empty")
     names, which = np.unique(np.asarray(_names(dataset, column)), return_inverse=True)
-    # The rows of one domain after those of the other, each in the order that they have.
+    # Sorted by domain, and in their order within each.
     rows = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
     places = dict(zip(names.tolist(), rows, strict=True))
     order = [name for name in _class_names(dataset, column) if name in places] or list(places)
@@ -82,12 +79,7 @@ def _class_names(dataset: Any, column: str) -> list[str]:
 
 @final
 class CollateWithout:
-    """A collator that does not see a column.
-
-    Args:
-        collate: makes a batch of rows.
-        column: which.
-    """
+    """A collator that removes a column from the rows first."""
 
     def __init__(self, collate: Callable[[list[Any]], Mapping[str, Any]], column: str) -> None:
         self._collate, self._column = collate, column

@@ -1,4 +1,4 @@
-"""What cannot be mixed is refused before anything is trained, with what to do instead."""
+"""Settings that cannot be mixed are refused before training, with a message about what to do instead."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from mixwell.data import readers
 
 
 def refuse_settings(trainer: Trainer, *, knows_rows: bool) -> None:
-    """Refuse what keeps gradients, layers or the losses of rows from the mixer.
+    """Refuse settings that hide gradients, layers or the losses of rows from the mixer.
 
     Args:
         knows_rows: whether the user has given the losses of rows.
-
-    Raises:
-        ValueError: with the setting, and what to do.
     """
     args = trainer.args
     if args.n_gpu > 1:
@@ -37,11 +34,7 @@ def refuse_settings(trainer: Trainer, *, knows_rows: bool) -> None:
 
 
 def refuse_validation(dataset: Any, rows: int | None) -> None:
-    """Refuse a validation set that says nothing.
-
-    Raises:
-        ValueError: it is missing or empty, or no rows are to be taken.
-    """
+    """Refuse a validation set that is missing or empty, and a number of rows below 1."""
     if dataset is None:
         raise ValueError(
             "validation_dataset is missing: it says what the weights should be good for. Give rows like those "

@@ -20,18 +20,11 @@ TOLERANCE = 0.02
 def parts_of(
     model: nn.Module, kind: str | None, inputs: Mapping[str, Any], *, smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of the losses of every row's tokens, and the number of tokens that count.
+    """Return the sum of the losses of every row's tokens and their number that count, both of shape ``(rows,)``.
 
     Args:
         model: is called with all inputs but the labels.
         kind: the ``loss_type`` of the model; causal and masked language models and classifiers are known.
-        inputs: of the model, with ``labels``.
-
-    Returns:
-        Both of shape ``(rows,)``.
-
-    Raises:
-        ValueError: the model's loss is not known, or there are no labels.
     """
     if kind not in (*SHIFTED, *BY_TOKEN, *BY_ROW):
         raise ValueError(
@@ -63,7 +56,7 @@ def parts_of(
 
 
 def _of_rows(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """As transformers chooses: one number is regression, whole numbers are classes, others are several labels."""
+    """Choose as transformers does: one output is regression, integer labels are classes, others several labels."""
     logits, labels = logits.float(), labels.to(logits.device)
     if logits.shape[-1] == 1:
         return (logits.squeeze(-1) - labels.view(-1)).square()
@@ -73,28 +66,16 @@ def _of_rows(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def means(sums: Tensor, counts: Tensor) -> Tensor:
-    """Return the mean loss of every row; 0 where no token counts.
-
-    Args:
-        sums: of the tokens' losses, shape ``(rows,)``.
-        counts: of the tokens, shape ``(rows,)``.
-
-    Returns:
-        Shape ``(rows,)``.
-    """
+    """Return the mean loss of every row, shape ``(rows,)``; 0 where no token counts."""
     return sums / counts.clamp_min(1)
 
 
 @torch.no_grad()
-def check(model: nn.Module, kind: str | None, inputs: Mapping[str, Any]) -> None:
-    """Compare the mean over all tokens with the loss that the model itself gives.
+def check_model_loss(model: nn.Module, kind: str | None, inputs: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if the mean over all tokens is not the model's loss, as where it adds another loss.
 
     Args:
-        model: in evaluation mode, so that both see the same.
-        kind: its ``loss_type``.
-
-    Raises:
-        ValueError: they differ, as for a model that adds a loss of its own.
+        model: in evaluation mode, so that dropout does not differ.
     """
     sums, counts = parts_of(model, kind, inputs)
     found = float(sums.sum() / counts.sum().clamp_min(1))

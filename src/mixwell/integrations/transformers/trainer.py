@@ -17,11 +17,11 @@ from mixwell import distributed
 from mixwell.data import readers
 from mixwell.data.loader import MixtureLoader
 from mixwell.integrations import loggers
-from mixwell.integrations.batches import default_settings
+from mixwell.integrations.batches import FollowedBatches, default_settings
 from mixwell.integrations.transformers import checkpoints, refusals
 from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.domains import CollateWithout, by_domain
-from mixwell.integrations.transformers.feed import BATCH, TrainerFeed
+from mixwell.integrations.transformers.validation import ValidationRows
 from mixwell.mixer.mixer import Mixer
 from mixwell.simplex.repetition import EpochCap, EpochPace
 from mixwell.training import mixture
@@ -43,7 +43,7 @@ class MixerTrainer(Trainer):
             model=model,
             args=args,
             train_dataset=dataset,             # with a column "domain"; or {"web": web, "code": code};
-                                               # or a MixtureLoader
+                                               # or a MixtureLoader, with its collate if it has one
             validation_dataset=wanted,         # what the model should be good at
         )
         trainer.train()
@@ -72,13 +72,10 @@ class MixerTrainer(Trainer):
         least: rows that each domain has in every step; by default a quarter of an equal share.
         block: rows of a stream that are shuffled together.
         kwargs: as for ``Trainer``.
-
-    Raises:
-        ValueError: the data or settings do not fit; the message says what to do.
     """
 
     mixer: Mixer
-    """Learns the weights; it is there from the beginning of ``train()``."""
+    """Learns the weights; made at the beginning of ``train()``."""
 
     def __init__(
         self,
@@ -101,12 +98,12 @@ class MixerTrainer(Trainer):
         )
         self._column = domain_column
         self._settings = default_settings(mixer, reserved={"budget", "clip_norm"})
-        # Another method's signal comes with what that method says, and given constraints are all there are.
+        # The signal of another method comes with that method's own settings, and given constraints are complete.
         self._paced = not {"signal", "constraints"} & set(mixer or {})
         refusals.refuse_validation(validation_dataset, validation_rows)
-        self._validation, self._validation_rows = validation_dataset, validation_rows
+        self._validation_dataset, self._validation_rows = validation_dataset, validation_rows
         self._row_losses, self._least, self._block = row_losses, least, block
-        self._feed: Any = None
+        self._followed: FollowedBatches | None = None
         self._resumed: str | None = None
         self._clipped: tuple[float, float] | None = None
         self._checked = False
@@ -116,26 +113,19 @@ class MixerTrainer(Trainer):
     # ------------------------------------------------------------------------------------------- what Trainer asks
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, or resume from a checkpoint exactly.
-
-        Args:
-            resume_from_checkpoint: its folder, or ``True`` for the last one of the output directory.
-            args: as for ``Trainer``.
-            kwargs: as for ``Trainer``.
-
-        Returns:
-            As ``Trainer``.
-
-        Raises:
-            ValueError: there is no checkpoint.
-        """
+        """Train, or resume exactly from a checkpoint: its folder, or ``True`` for the last one."""
         if resume_from_checkpoint is True:
             folder = str(self.args.output_dir)
             resume_from_checkpoint = get_last_checkpoint(folder)
             if resume_from_checkpoint is None:
                 raise ValueError(f"there is no checkpoint in {folder}")
         self._resumed = resume_from_checkpoint or None
-        return super().train(self._resumed, *args, **kwargs)
+        try:
+            return super().train(self._resumed, *args, **kwargs)
+        finally:
+            # The trainer keeps its DataLoader, so that the workers would wait until the process ends.
+            if self._followed is not None:
+                self._followed.loader.shutdown_workers()
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make the accelerator, and wrap ``clip_grad_norm_`` to record the norm."""
@@ -151,34 +141,25 @@ class MixerTrainer(Trainer):
         self.accelerator.clip_grad_norm_ = watched
 
     def get_train_dataloader(self) -> Any:
-        """Batches that follow the mixer.
+        """Return batches that follow the mixer.
 
         They are not given to Accelerate, which would fetch one batch ahead and so miss a change of the weights.
-
-        Returns:
-            A ``DataLoader``.
         """
-        args, process = self.args, self._process
+        args, process = self.args, (self.args.process_index, self.args.world_size)
         seed = args.seed if args.data_seed is None else args.data_seed
         caps = [one for one in self._settings.get("constraints", ()) if isinstance(one, EpochCap)]
-        self._step_rows = self._train_batch_size * args.gradient_accumulation_steps * process[1]
+        rows = self._step_rows = self._train_batch_size * args.gradient_accumulation_steps * process[1]
         settings: dict[str, Any] = {
             "micro_batches": args.gradient_accumulation_steps,
             "collate": self._collator("training"),
             "rank": process[0],
             "world_size": process[1],
         }
-        if self._given_loader is not None:
-            if any(one is not self._given_loader.cap for one in caps):
-                raise ValueError(
-                    "the mixer has an EpochCap that the MixtureLoader does not know, so that it would not count "
-                    "the rows; give the same object to MixtureLoader(..., cap=...)"
-                )
-            self._loader = self._given_loader.with_settings(self._expected_step_rows(), **settings)
-        else:
+        given = self._given_loader
+        if given is None:
             self._loader = MixtureLoader(
                 self._domains,
-                self._step_rows,
+                rows,
                 least=self._least,
                 cap=caps[0] if caps else None,
                 block=self._block,
@@ -188,31 +169,28 @@ class MixerTrainer(Trainer):
                 multiprocessing_context=args.dataloader_multiprocessing_context,
                 **settings,
             )
-        self._feed = TrainerFeed(self._loader)
-        key = f"seed {seed}"
-        self._streamed = readers.is_stream(self._validation)
-        # Of rows that have numbers the processes draw the same, and each reads its own of them.
-        source, place = (
-            (self._validation, process) if self._streamed else (range(len(self._validation)), (0, 1))
+        else:
+            if any(one is not given.cap for one in caps):
+                raise ValueError(
+                    "the mixer has an EpochCap that the MixtureLoader does not know, so that it would not count "
+                    "the rows; give the same object to MixtureLoader(..., cap=...)"
+                )
+            if given.batch_size != rows:
+                raise ValueError(
+                    f"the loader makes steps of {given.batch_size} rows, and TrainingArguments of {rows} (batch "
+                    "size x accumulation x processes); give both the same"
+                )
+            self._loader = given.with_settings(rows, **settings)
+        self._followed = FollowedBatches(self._loader)
+        self._validation = ValidationRows(
+            self._validation_dataset, self._validation_rows, step_rows=rows, seed=seed, process=process
         )
-        self._reader = readers.reader(source, "the validation set", key=key, process=place)
         pin = args.dataloader_pin_memory and torch.cuda.is_available()
-        return DataLoader(self._feed, batch_size=None, collate_fn=identity, pin_memory=pin)
-
-    def _expected_step_rows(self) -> int:
-        """Return the rows of a step, if the loader that was given makes as many."""
-        assert self._given_loader is not None
-        made = self._given_loader.batch_size
-        if made != self._step_rows:
-            raise ValueError(
-                f"the loader makes steps of {made} rows, and TrainingArguments of {self._step_rows} (batch size x "
-                "accumulation x processes); give both the same"
-            )
-        return made
+        return DataLoader(self._followed, batch_size=None, collate_fn=identity, pin_memory=pin)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of rows of a pass over all data."""
-        if self._feed is not None and getattr(dataloader, "dataset", None) is self._feed:
+        if self._followed is not None and getattr(dataloader, "dataset", None) is self._followed:
             return self._loader.total_rows or super().num_examples(dataloader)
         return super().num_examples(dataloader)
 
@@ -221,18 +199,16 @@ class MixerTrainer(Trainer):
     ) -> Tensor:
         """Run forward and backward of a micro-batch, its rows weighted by their domains.
 
-        Args:
-            model: as ``Trainer`` has wrapped it.
-            num_items_in_batch: not used; rows count by their domains.
+        The loss is not divided by the number of micro-batches, since it is already a part of the step's.
         """
-        mixture_batch = inputs.pop(BATCH)
+        assert self._followed is not None
         prepared: dict[str, Any] = self._prepare_inputs(inputs)
         self._check_losses(model, prepared)
         model.train()
         optimizer: Any = self.optimizer
         if callable(getattr(optimizer, "train", None)):  # as schedule-free optimizers want it
             optimizer.train()
-        with self.mixer.batch(mixture_batch) as scope:
+        with self.mixer.batch(self._followed.next()) as scope:
             with self.compute_loss_context_manager():
                 losses = self._losses(model, prepared)
             loss = scope.weighted_loss(losses)
@@ -242,13 +218,7 @@ class MixerTrainer(Trainer):
         return loss.detach()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the loss, weight and rows of each domain in addition.
-
-        Args:
-            logs: what ``Trainer`` logs.
-            args: as for ``Trainer``.
-            kwargs: as for ``Trainer``.
-        """
+        """Log the loss, weight and rows of each domain in addition."""
         if "loss" in logs:
             own = torch.from_numpy(self._sums.astype(np.float32)).to(self.args.device)
             total, rows = distributed.all_reduce_mean(own).cpu().double().numpy()
@@ -272,7 +242,8 @@ class MixerTrainer(Trainer):
             sizes = {name: len(rows) for name, rows in self._domains.items()}
             settings["constraints"] = [EpochPace(sizes, batch_size=self._step_rows, budget=steps)]
         self.mixer = Mixer(model, optimizer, tuple(self._domains), budget=steps, **settings)
-        self._feed.mixer = self.mixer
+        assert self._followed is not None
+        self._followed.mixer = self.mixer
         self._checked = self._resumed is not None
         if self._resumed is not None:
             self._load(Path(self._resumed))
@@ -285,7 +256,7 @@ class MixerTrainer(Trainer):
 
     def validate(self) -> None:
         """Compute the validation gradient that is due."""
-        rows, rank_scale = self._validation_batch()
+        rows, rank_scale = self._validation.next(self.mixer)
         model: Any = self.model_wrapped
         # Models of transformers keep all activations outside of training, whatever checkpointing was asked for.
         model.train(self.args.gradient_checkpointing)
@@ -305,19 +276,15 @@ class MixerTrainer(Trainer):
         """Put the mixer and the place in the data into a checkpoint."""
         plain = {
             "loader": self._loader.state_dict(),
-            "validation": self._reader.state(),
+            "validation": self._validation.reader.state(),
             "losses": self._sums.tolist(),
-            "streams": self._streamed or self._loader.streams,
+            "streams": self._validation.streamed or self._loader.streams,
         }
-        checkpoints.write(folder, self.mixer, plain)
+        checkpoints.write_checkpoint(folder, self.mixer, plain)
         self.save_mixture(folder)
 
     def save_mixture(self, folder: Path) -> None:
-        """Write ``mixture.json``, once for all processes.
-
-        Args:
-            folder: where to.
-        """
+        """Write ``mixture.json``, once for all processes."""
         if self.is_world_process_zero():
             rows = {name: len(one) for name, one in self._domains.items() if not readers.is_stream(one)}
             described = mixture.describe(
@@ -328,24 +295,10 @@ class MixerTrainer(Trainer):
     # ------------------------------------------------------------------------------------------- inside
 
     def _collator(self, what: str) -> Callable[[list[Any]], Mapping[str, Any]]:
+        if self._given_loader is not None and self._given_loader.collate is not None:
+            return self._given_loader.collate
         collate = self._get_collator_with_removed_columns(self.data_collator, description=what)
         return CollateWithout(collate, self._column)
-
-    def _validation_batch(self) -> tuple[list[Any], float]:
-        """Return this rank's rows of the next validation gradient, and their rank scale."""
-        wanted, (rank, count) = self._validation_rows, self._process
-        if wanted is None:
-            wanted = self.mixer.validation_rows(self._step_rows)
-        if not self._streamed:
-            wanted = min(wanted, len(self._validation))
-        each = -(-wanted // count)
-        if self._streamed:
-            return self._reader.take(each), 1.0
-        # As many rows in all as one process takes, unless all must run the model equally often.
-        wanted = each * count if self.mixer.requires_equal_forward_passes else max(wanted, count)
-        numbers = self._reader.take(wanted)
-        own = numbers[rank::count]
-        return readers.fetch(self._validation, own), count * len(own) / wanted
 
     def _losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         if self._row_losses is not None:
@@ -366,23 +319,20 @@ class MixerTrainer(Trainer):
         self._checked = True
         model.eval()
         with self.compute_loss_context_manager():
-            losses_of.check(model, self._loss_type, inputs)
+            losses_of.check_model_loss(model, self._loss_type, inputs)
 
     def _load(self, folder: Path) -> None:
         plain = checkpoints.read_places(folder)
-        per_epoch = len(self._feed) // self.args.gradient_accumulation_steps if self._loader.total_rows else 0
-        done = self.state.global_step % (per_epoch or self.state.max_steps)
-        passed_over = 0 if self.args.ignore_data_skip else done * self.args.gradient_accumulation_steps
+        micro_batches = self.args.gradient_accumulation_steps
+        per_epoch = len(self._loader) // micro_batches if self._loader.total_rows else self.state.max_steps
         # First, since its message about another batch size is the clearer one.
         self._loader.load_state_dict(plain["loader"])
-        self._feed.passed_over = passed_over
+        if not self.args.ignore_data_skip:
+            assert self._followed is not None
+            self._followed.skipped = self.state.global_step % per_epoch * micro_batches
         checkpoints.load_mixer(folder, self.mixer)
-        self._reader.load_state(plain["validation"])
+        self._validation.reader.load_state(plain["validation"])
         self._sums[:] = plain["losses"]
-
-    @property
-    def _process(self) -> readers.Place:
-        return self.args.process_index, self.args.world_size
 
 
 class _Hooks(TrainerCallback):
