@@ -195,7 +195,7 @@ def init_command(
     """Write a commented config file to start from."""
     from mixwell.training import template
 
-    template.write(path)
+    template.write_template(path)
 
 
 @app.command("plan")

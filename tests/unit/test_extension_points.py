@@ -175,7 +175,7 @@ def test_a_run_with_a_component_of_each_kind(tmp_path: Path) -> None:
 
 def test_it_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     whole = mixwell.train(out=tmp_path / "whole", quiet=True, **PLAIN)
-    config = config_io.read(tmp_path / "whole" / "config.yaml")
+    config = config_io.read_config(tmp_path / "whole" / "config.yaml")
     assert config.optimizer == ToyOptimizerConfig(lr=0.2, factor=0.25, schedule="stairs")
     again = mixwell.train(out=tmp_path / "whole", resume=True, quiet=True, **PLAIN)
     for mine, theirs in zip(whole.model.parameters(), again.model.parameters(), strict=True):
@@ -197,4 +197,4 @@ def test_it_is_resumed_bit_for_bit(tmp_path: Path) -> None:
 )
 def test_messages_know_the_components(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        config_io.check({**PLAIN, **change})
+        config_io.validate_config({**PLAIN, **change})

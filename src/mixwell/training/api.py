@@ -108,7 +108,7 @@ def train(
         plain["loggers"] = loggers
     else:
         own_loggers = loggers
-    config = config_io.check(plain, where="mixwell.train")
+    config = config_io.validate_config(plain, where="mixwell.train")
     console = Console(quiet=quiet)
     run = Run(config, Path(out), console=console, trainable=trainable, given=given, loggers=own_loggers)
     if resume and (Path(out) / CONFIG).exists():

@@ -103,7 +103,7 @@ class DamagedError(ValueError):
     """A checkpoint cannot be read."""
 
 
-def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Write a checkpoint, then remove those that are older than the last ``keep``; all processes must call it.
 
     Args:
@@ -169,14 +169,14 @@ def list_all(folder: Path) -> list[Path]:
     return sorted((path for path in found if (path / STATE).is_file()), key=_step)
 
 
-def read(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint. No code from it is run.
 
     Raises:
         DamagedError: a file is missing, cut off, or was changed.
         ValueError: another version of mixwell wrote it.
     """
-    check(path)
+    verify_checkpoint(path)
     try:
         plain = json.loads((path / STATE).read_text(encoding="utf-8"))
         del plain["checksums"], plain["format"]
@@ -189,7 +189,7 @@ def read(path: Path) -> Checkpoint:
         raise DamagedError(f"{path} is damaged: {error}") from error
 
 
-def check(path: Path) -> None:
+def verify_checkpoint(path: Path) -> None:
     """See that all files of a checkpoint are as they were written; the first process does it for all.
 
     Raises:
@@ -228,7 +228,7 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     wrong: list[str] = []
     for path in reversed(list_all(folder)):
         try:
-            return read(path), wrong
+            return read_checkpoint(path), wrong
         except DamagedError as error:
             wrong.append(str(error))
     if wrong:

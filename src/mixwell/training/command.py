@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mixwell import distributed, methods
 from mixwell.data import tokenizer as tokenizers
-from mixwell.training import config_io, fidelity, metrics, mixing, parallel, plan
+from mixwell.training import builder, config_io, fidelity, metrics, parallel, plan
 from mixwell.training.config import Config
 from mixwell.training.display import Tokenizing
 from mixwell.training.engines import Engine
@@ -42,7 +42,7 @@ def run(
         engine: makes the engine of a method's trials.
     """
     folder = out or Path("runs") / path.stem
-    config = config_io.read(path, overrides)
+    config = config_io.read_config(path, overrides)
     made = _engine(config, engine)
     with parallel.joined(config):
         # Where a process died and all were started again, the run is there already.
@@ -71,9 +71,9 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
     if processes < 1:
         raise ValueError(f"--processes must be at least 1, got {processes}")
     console = Console()
-    config = config_io.read(path, overrides)
+    config = config_io.read_config(path, overrides)
     trainable, rows = Run(config, Path(), console=console).load()
-    made = plan.make(config, trainable, rows)
+    made = plan.make_plan(config, trainable, rows)
     table = Table("domain", "rows", "tokens", "epochs at first", "epochs if alone", box=None)
     for name, domain in made.domains.items():
         tokens = "" if domain.tokens is None else f"{domain.tokens:,}"
@@ -116,8 +116,8 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
 
 def _show_shared(console: Console, config: Config, trainable: Trainable, made: Plan, processes: int) -> None:
     trained = [p for p in trainable.model.parameters() if p.requires_grad]
-    training, held = plan.shared(config, trained, processes=processes)
-    points = len(mixing.hypergradient(config).validation_points(made.horizon))
+    training, held = plan.distributed_cost(config, trained, processes=processes)
+    points = len(builder.hypergradient(config).validation_points(made.horizon))
     parts = math.ceil(validation_rows(config, made.horizon, points=points) / config.batch.rows)
     counts = {"parts": parts, "points": points}
     kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in held.items())
@@ -152,7 +152,7 @@ def measure_fidelity(folder: Path, *, steps: int, replicates: int, after: AfterR
     times = (2 * weights + 1) * (1 + replicates)
     say(console, f"training {steps} steps {times} times, from step {trainer.steps_done} on")
     measured = trainer.fidelity(steps=steps, replicates=replicates)
-    fidelity.add(folder, trainer.steps_done, measured)
+    fidelity.add_measurement(folder, trainer.steps_done, measured)
     say(console, str(measured))
     after(folder)
 
@@ -167,7 +167,7 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
     Raises:
         ValueError: no domain is text, or the file is there already.
     """
-    config = config_io.read(path, overrides)
+    config = config_io.read_config(path, overrides)
     out = out or path.parent / "tokenizer.json"
     if out.exists():
         raise ValueError(f"{out} is there already, and runs may need it; give another --out")
@@ -205,7 +205,7 @@ def _show_result(run: Run, trainer: Trainer, console: Console) -> None:
         last, average = weights.last[name], weights.average[name]
         table.add_row(escape(name), f"{last:.4f}", f"{average:.4f}", f"{seen[name]:,}", f"{epochs[name]:.2f}")
     show(console, table)
-    losses = [line["losses"] for line in metrics.read(run.folder, "evaluation")]
+    losses = [line["losses"] for line in metrics.read_metrics(run.folder, "evaluation")]
     for name, loss in losses[-1].items():
         first = f" (from {losses[0][name]:.4f})" if name in losses[0] else ""
         say(console, f"{name} loss {loss:.4f}{first}")

@@ -110,6 +110,6 @@ def _work(
         if (Path(folder) / CONFIG).exists():
             open_run(Path(folder), **options).resume()
         else:
-            Run(config_io.check(plain), Path(folder), **options).start()
+            Run(config_io.validate_config(plain), Path(folder), **options).start()
     except InterruptedError as error:
         raise StoppedError from error

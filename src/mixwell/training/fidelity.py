@@ -12,7 +12,7 @@ from mixwell.utils import files
 FILE = "fidelity.json"
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read_measurements(folder: Path) -> list[dict[str, Any]]:
     """Return the measurements of a run.
 
     Returns:
@@ -22,7 +22,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
-def add(folder: Path, step: int, measured: Fidelity) -> None:
+def add_measurement(folder: Path, step: int, measured: Fidelity) -> None:
     """Add a measurement to the run's directory."""
     line: dict[str, Any] = {
         "step": step,
@@ -44,4 +44,4 @@ def add(folder: Path, step: int, measured: Fidelity) -> None:
             "effect": dict(zip(measured.domains, found.effect.tolist(), strict=True)),
             "effect_cosine": found.effect_cosine,
         }
-    files.write_atomically(folder / FILE, json.dumps([*read(folder), line], indent=1) + "\n")
+    files.write_atomically(folder / FILE, json.dumps([*read_measurements(folder), line], indent=1) + "\n")

@@ -203,7 +203,7 @@ def own_window(saved: Sequence[Mapping[str, Any]]) -> Window:
     return window
 
 
-def read(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+def read_metrics(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
     """The lines of a run's metrics. A last line that a dead process left half-written is left out.
 
     Yields:
@@ -233,7 +233,7 @@ def last_step(folder: Path) -> int:
     """
     if not (folder / FILE).exists():
         return -1
-    return max((int(line["step"]) for line in read(folder)), default=-1)
+    return max((int(line["step"]) for line in read_metrics(folder)), default=-1)
 
 
 def _finite(value: Any) -> Any:

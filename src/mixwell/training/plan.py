@@ -16,7 +16,7 @@ from mixwell.distributed.communication import TrafficModel
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.mixer.mixer import Mixer
-from mixwell.training import mixing, optimization
+from mixwell.training import builder, optimization
 from mixwell.training.config import TRACE_KINDS, Config
 from mixwell.training.data import Data
 from mixwell.training.models.base import Trainable
@@ -85,7 +85,7 @@ class Plan:
         return here + self.steps_before * self.plain_seconds
 
 
-def make(config: Config, trainable: Trainable, data: Data) -> Plan:
+def make_plan(config: Config, trainable: Trainable, data: Data) -> Plan:
     """Measure and count.
 
     Args:
@@ -96,14 +96,14 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     still = {"method": "fixed", "options": {}}
     fixed = config.model_copy(update={"mixer": config.mixer.model_copy(update=still)})
     sizes = {name: len(rows) for name, rows in data.domains.items()}
-    context = mixing.method_context(config, sizes, None if data.validation is None else len(data.validation))
+    context = builder.method_context(config, sizes, None if data.validation is None else len(data.validation))
     learned = method.learns(context.options)
     # What trials find is not known yet, nor is a reference model there.
     chosen = config if learned and not method.needs.reference else fixed
     trainer = Trainer(chosen, trainable, data.domains, data.validation)
     limits = trainer.mixer.limits
     seconds, plain = _seconds([trainer, Trainer(fixed, trainable, data.domains, data.validation)])
-    horizon = mixing.horizon(config)
+    horizon = builder.horizon(config)
     updates = -(-(config.steps - config.mixer.warmup) // horizon) if learned else 0
     extra = method.extra(context)
     held = trainer.held
@@ -118,7 +118,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
         parameters=sum(p.numel() for p in trained),
         horizon=horizon,
         updates=updates,
-        memory=memory(config, trained) if method.name == "mixwell" else {method.name: held},
+        memory=trace_memory(config, trained) if method.name == "mixwell" else {method.name: held},
         extra_arithmetic=extra.per_step + computed / needed,
         steps_before=extra.before,
         domains={
@@ -135,7 +135,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     )
 
 
-def shared(
+def distributed_cost(
     config: Config, parameters: Sequence[Tensor], *, processes: int
 ) -> tuple[TrafficModel, dict[str, float]]:
     """What several processes exchange and hold.
@@ -147,7 +147,7 @@ def shared(
         The exchanges, and by kind of traces the bytes that each process holds beyond plain training.
     """
     shadows = _shadows(parameters)
-    known = Parameters.of(shadows, optimization.build(config.optimizer, list(shadows)))
+    known = Parameters.of(shadows, optimization.build_optimizer(config.optimizer, list(shadows)))
     projected = config.traces == "projected"
     training = TrafficModel(
         config.parallel.strategy,
@@ -162,7 +162,7 @@ def shared(
     sharded = config.parallel.strategy == "fsdp"
     held = {
         kind: size / (processes if sharded and kind in ("dense", "bfloat16") else 1)
-        for kind, size in memory(config, parameters).items()
+        for kind, size in trace_memory(config, parameters).items()
         if not (sharded and kind == "sketched")
     }
     return training, held
@@ -195,14 +195,14 @@ def advice(config: Config, trainable: Trainable, data: Data) -> str:
     return "projected traces are cheaper (traces: projected); dense ones are exact"
 
 
-def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
+def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
     """What mixing takes beyond plain training, by kind of traces, without taking it."""
     shadows = _shadows(parameters)
-    optimizer = optimization.build(config.optimizer, list(shadows))
+    optimizer = optimization.build_optimizer(config.optimizer, list(shadows))
     found: dict[str, int] = {}
     for kind in TRACE_KINDS:
         chosen = config.model_copy(update={"mixer": config.mixer.model_copy(update={"traces": kind})})
-        signal = mixing.hypergradient(chosen)
+        signal = builder.hypergradient(chosen)
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
         if (
             not signal.requirements.domain_batches and kind != "projected"

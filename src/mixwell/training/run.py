@@ -17,12 +17,12 @@ from mixwell import distributed, methods
 from mixwell.data.datasets import IndexedDataset
 from mixwell.data.tokenizer import load_tokenizer
 from mixwell.training import (
+    builder,
     checkpoints,
     config_io,
     data,
     metrics,
-    mixing,
-    mixture,
+    mixture_file,
     parallel,
     randomness,
     stages,
@@ -45,7 +45,7 @@ from mixwell.utils.files import lock_folder
 from mixwell.utils.terminal import say
 
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
-FILES = (CONFIG, environment.FILE, metrics.FILE, mixture.FILE)
+FILES = (CONFIG, environment.FILE, metrics.FILE, mixture_file.FILE)
 """Files of a run in addition to its checkpoints."""
 FREE = ("output", "loggers", "compare", "device", "compile", "parallel", "base")
 """Settings that may change when a run is resumed."""
@@ -113,7 +113,7 @@ class Run:
         trainer = None
         if self._has_stages:
             _, rows = self.load()
-            mixing.expect_possible(self.config, {name: len(own) for name, own in rows.domains.items()})
+            builder.check_feasible(self.config, {name: len(own) for name, own in rows.domains.items()})
         else:
             trainer = self._prepare()
         with self._locked():
@@ -121,7 +121,7 @@ class Run:
             try:
                 if trainer is None:
                     # So that it can be resumed from here on.
-                    config_io.write(self.config, self.folder / CONFIG)
+                    config_io.write_config(self.config, self.folder / CONFIG)
                     trainer = self._prepare()
                 with self._begin_loggers() as opened:
                     distributed.run_on_rank_zero(self._describe)
@@ -243,9 +243,9 @@ class Run:
     def _expect_same_settings(self, checkpoint: Checkpoint | None) -> None:
         """Raise ValueError if settings other than those in :data:`FREE` have changed."""
         if checkpoint is None:
-            before, there = config_io.read(self.folder / CONFIG), CONFIG
+            before, there = config_io.read_config(self.folder / CONFIG), CONFIG
         else:
-            before, there = config_io.check(checkpoint.plain["config"]), "the checkpoint"
+            before, there = config_io.validate_config(checkpoint.plain["config"]), "the checkpoint"
         changed = config_io.differences(self.config, before, except_keys=FREE)
         if changed:
             raise ValueError(
@@ -265,7 +265,7 @@ class Run:
             yield
 
     def _describe(self) -> None:
-        config_io.write(self.config, self.folder / CONFIG)
+        config_io.write_config(self.config, self.folder / CONFIG)
         environment.write(self.folder)
 
     def _begin_loggers(self, resume: ResumePoint | None = None) -> RunLoggers:
@@ -364,13 +364,13 @@ class Run:
             }
             own = [{**one, "window": asdict(self._window)} for one in state.own]
             checkpoint = Checkpoint(state.step, state.model, state.training, plain, own)
-            checkpoints.write(self.folder / CHECKPOINTS, checkpoint, keep=self.config.output.keep)
+            checkpoints.write_checkpoint(self.folder / CHECKPOINTS, checkpoint, keep=self.config.output.keep)
             self._saved = state.step
         if distributed.rank():
             return
         available = {name: len(rows) for name, rows in self.data.domains.items()}
         taken = trainer.loader.sampler.taken
-        described = mixture.describe(
+        described = mixture_file.describe_mixture(
             trainer.mixer,
             method=self.config.mixer.method,
             seed=self.config.seed,
@@ -379,7 +379,7 @@ class Run:
             computed=trainer.computed + stages.computed(self.folder, evaluated_rows=self._evaluated_rows),
             memory=trainer.held,
         )
-        mixture.write(self.folder, described)
+        mixture_file.write_mixture(self.folder, described)
 
     @property
     def _evaluated_rows(self) -> float:
@@ -400,19 +400,19 @@ def open_run(folder: Path, **options: Any) -> Run:
     """
     if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no run in {folder}: it has no {CONFIG}; `mixwell run CONFIG` begins one")
-    return Run(config_io.read(folder / CONFIG), folder, **options)
+    return Run(config_io.read_config(folder / CONFIG), folder, **options)
 
 
 def finished(folder: Path) -> bool:
     """Return whether a run is done and saved, by its artifact, which is written last."""
-    return (folder / mixture.FILE).exists() and bool(mixture.read(folder)["finished"])
+    return (folder / mixture_file.FILE).exists() and bool(mixture_file.read_mixture(folder)["finished"])
 
 
 def expect_same(config: Config, folder: Path) -> None:
     """Raise ValueError if the folder holds a run that was trained with other settings."""
     if not (folder / CONFIG).exists():
         return
-    changed = config_io.differences(config_io.read(folder / CONFIG), config, except_keys=FREE)
+    changed = config_io.differences(config_io.read_config(folder / CONFIG), config, except_keys=FREE)
     if changed:
         raise ValueError(
             f"in {folder} is a run with other settings ({'; '.join(changed)}); choose another folder, or delete "

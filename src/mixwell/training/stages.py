@@ -8,7 +8,7 @@ from typing import Any
 
 from mixwell import methods
 from mixwell.methods import Outcome, Trial
-from mixwell.training import checkpoints, config_io, metrics, mixing, mixture
+from mixwell.training import builder, checkpoints, config_io, metrics, mixture_file
 from mixwell.training.config import Config, keys_by_domain
 from mixwell.training.models.base import Trainable
 from mixwell.utils.costs import FORWARD
@@ -33,7 +33,7 @@ def resolve_stages(
     method = methods.find(config.mixer.method)
     if method.stages is None:
         return config
-    stages = method.stages(mixing.method_context(config, sizes))
+    stages = method.stages(builder.method_context(config, sizes))
     try:
         trials = next(stages)
         while True:
@@ -43,7 +43,7 @@ def resolve_stages(
     except StopIteration as end:
         plain = config.model_dump(mode="json")
         plain["mixer"] = {**plain["mixer"], **end.value}
-        return config_io.check(plain, where=f"what {method.name} found")
+        return config_io.validate_config(plain, where=f"what {method.name} found")
 
 
 def computed(folder: Path, *, evaluated_rows: float = 0.0) -> float:
@@ -52,8 +52,10 @@ def computed(folder: Path, *, evaluated_rows: float = 0.0) -> float:
     Args:
         evaluated_rows: rows of the evaluation of each trial, where the method learns from it; they count a third.
     """
-    trials = (folder / FOLDER).glob(f"*/{mixture.FILE}")
-    return sum(float(mixture.read(one)["rows"]["computed"]) + FORWARD * evaluated_rows for one in trials)
+    trials = (folder / FOLDER).glob(f"*/{mixture_file.FILE}")
+    return sum(
+        float(mixture_file.read_mixture(one)["rows"]["computed"]) + FORWARD * evaluated_rows for one in trials
+    )
 
 
 def reference(folder: Path, given: Trainable | None) -> Trainable:
@@ -75,7 +77,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
         )
     trainable = given
     if trainable is None:
-        config = config_io.read(folder / "config.yaml")
+        config = config_io.read_config(folder / "config.yaml")
         trainable = config.model.build(
             base=config.base, vocabulary=load_tokenizer(config.tokenizer, config.base).size
         )
@@ -101,12 +103,12 @@ def _config(config: Config, trial: Trial) -> Config:
     plain["test"] = None  # nothing may be learned from it
     plain["loggers"], plain["compare"] = {}, {}
     plain["output"] |= {"evaluate_every": trial.steps, "keep": 1}
-    return config_io.check(plain, where=f"trial {trial.name}")
+    return config_io.validate_config(plain, where=f"trial {trial.name}")
 
 
 def _outcome(folder: Path) -> Outcome:
-    losses = list(metrics.read(folder, "evaluation"))[-1]["losses"]
-    found = mixture.read(folder)
+    losses = list(metrics.read_metrics(folder, "evaluation"))[-1]["losses"]
+    found = mixture_file.read_mixture(folder)
     loss = losses.get("validation")
     return Outcome(
         folder.resolve(), float("nan") if loss is None else float(loss), found["weights"]["average"]

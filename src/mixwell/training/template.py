@@ -11,7 +11,7 @@ from mixwell.utils import files
 from mixwell.utils.terminal import say
 
 
-def write(path: Path) -> None:
+def write_template(path: Path) -> None:
     """Write a commented config.
 
     Raises:

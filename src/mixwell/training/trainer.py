@@ -20,7 +20,7 @@ from mixwell.mixer import state
 from mixwell.mixer.batch import MixtureBatch, Piece, pieces
 from mixwell.reference.fidelity import Fidelity, measure_fidelity
 from mixwell.simplex import rounds
-from mixwell.training import checkpoints, mixing, optimization, parallel, randomness
+from mixwell.training import builder, checkpoints, optimization, parallel, randomness
 from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.models.base import Trainable
@@ -87,14 +87,16 @@ class Trainer:
         self._reference = reference
         if reference is not None:
             reference.model.to(self.device).eval().requires_grad_(False)
-        self._optimizer = optimization.build(config.optimizer, self._trained())
+        self._optimizer = optimization.build_optimizer(config.optimizer, self._trained())
         self._probe_rows = ProbeRows(
             domains, validation, rows=config.batch.rows, seed=config.seed, device=self.device
         )
         self._probes = self._probe_rows.probes(
             self.model, self._cast(trainable.loss), self._row_losses and self._cast(self._row_losses)
         )
-        self.mixer, self.loader = mixing.build(config, shared, self._optimizer, domains, self._probes)
+        self.mixer, self.loader = builder.build_mixer_and_loader(
+            config, shared, self._optimizer, domains, self._probes
+        )
         self._batches: Iterator[MixtureBatch] | None = None
         self._expect_suitable()
         self._mixed = self._takes_mixed_batches()
@@ -197,7 +199,7 @@ class Trainer:
         """
         if self._validation is None:
             raise ValueError("the run has no validation set, by which a hypergradient could be measured")
-        points = len(mixing.hypergradient(self._config).validation_points(steps))
+        points = len(builder.hypergradient(self._config).validation_points(steps))
         wanted = min(points * validation_rows(self._config, steps, points=points), len(self._validation))
         chosen = ShuffledCursor(len(self._validation), "fidelity").take(wanted)
         held_out = np.sort(
@@ -210,7 +212,7 @@ class Trainer:
             self._loss,
             self._batches_of_all("fidelity", steps),
             to_device(self._validation.batch(chosen), self.device),
-            signal=lambda: mixing.hypergradient(self._config),
+            signal=lambda: builder.hypergradient(self._config),
             weights=self.mixer.weights.last,
             clip_norm=self._config.optimizer.clip_norm,
             replicates=[self._replicate(k, steps, wanted) for k in range(replicates)],

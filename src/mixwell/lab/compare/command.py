@@ -19,7 +19,7 @@ from mixwell.lab.compare.results import ComparedRun
 from mixwell.lab.compare.standings import standings
 from mixwell.lab.compare.summary import summary, verdict
 from mixwell.lab.tables import Row
-from mixwell.training import concurrent, config_io, metrics, mixing
+from mixwell.training import builder, concurrent, config_io, metrics
 from mixwell.training.concurrent import Planned
 from mixwell.training.config import Config
 from mixwell.training.engines import LOCAL, Engine
@@ -94,7 +94,7 @@ def main(
     out = out or Path("runs") / f"compare-{Path(problem).stem}"
     if (out / metrics.FILE).exists():
         raise ValueError(f"{out} is the directory of a training run; choose another --out")
-    base = config_io.read(problems.find(problem, out, console), overrides)
+    base = config_io.read_config(problems.find(problem, out, console), overrides)
     if base.validation is None and base.test is None:
         raise ValueError("a comparison needs something to compare by: give `validation` or `test`")
     chosen, refused = choose(base, names, parse_horizons(horizons))
@@ -175,9 +175,9 @@ def _runs(
             one.entry,
             one.method.name,
             "online" if one.learns else one.method.kind,
-            mixing.horizon(one.config) if one.method.has_rounds else None,
+            builder.horizon(one.config) if one.method.has_rounds else None,
             seed,
-            config_io.check({**one.config.model_dump(mode="json"), "seed": seed}, where=one.name),
+            config_io.validate_config({**one.config.model_dump(mode="json"), "seed": seed}, where=one.name),
             out / "runs" / f"{_slug(one.name)}-{seed}",
             float(base.steps) if equal == "compute" else None,
         )

@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 
 from mixwell import methods
 from mixwell.methods import Method
-from mixwell.training import config_io, mixing
+from mixwell.training import builder, config_io
 from mixwell.training.config import Config
 
 ALL, OWN = "all", "own"
@@ -103,7 +103,7 @@ def _contestants(base: Config, name: str, horizons: Sequence[Horizon], *, named:
     for horizon in horizons:
         config = _config(base, name, method, given, horizon)
         shown = {"own": name, "long": f"{name} long"}.get(str(horizon), f"{name} T={horizon}")
-        found.setdefault(mixing.horizon(config), Contestant(shown, name, method, config, named))
+        found.setdefault(builder.horizon(config), Contestant(shown, name, method, config, named))
     return list(found.values())
 
 
@@ -116,4 +116,4 @@ def _config(base: Config, name: str, method: Method, given: Mapping[str, Any], h
     if horizon != OWN:
         mixer["horizon"] = min(horizon, base.steps) if isinstance(horizon, int) else horizon
     plain["mixer"], plain["compare"] = mixer, {}
-    return config_io.check(plain, where=name)
+    return config_io.validate_config(plain, where=name)

@@ -19,7 +19,7 @@ FORMAT = 1
 SUM_TOLERANCE = 1e-6
 
 
-def describe(
+def describe_mixture(
     mixer: Mixer,
     *,
     method: str,
@@ -73,13 +73,13 @@ def describe(
     }
 
 
-def write(folder: Path, described: dict[str, Any]) -> None:
+def write_mixture(folder: Path, described: dict[str, Any]) -> None:
     """Write the artifact of a run."""
     files.write_atomically(folder / FILE, json.dumps(described, indent=1) + "\n")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """What :func:`write` wrote.
+def read_mixture(path: Path) -> dict[str, Any]:
+    """What :func:`write_mixture` wrote.
 
     Args:
         path: the file, or the directory of a run that has one.
@@ -100,10 +100,10 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"cannot read {file} ({error.strerror})") from error
     except ValueError as error:  # not JSON, or not even text
         raise ValueError(f"{file} is not JSON ({error}), so it is not a {FILE}") from error
-    return check(plain, where=str(file))
+    return check_mixture(plain, where=str(file))
 
 
-def check(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
+def check_mixture(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
     """Refuse what is not an artifact that this version knows.
 
     Raises:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-def build(
+def build_mixer_and_loader(
     config: Config,
     model: nn.Module,
     optimizer: Optimizer,
@@ -71,7 +71,7 @@ def build(
     return mixer, loader
 
 
-def expect_possible(config: Config, sizes: Mapping[str, int]) -> None:
+def check_feasible(config: Config, sizes: Mapping[str, int]) -> None:
     """Find out early whether there are weights that the constraints allow.
 
     Args:
