@@ -52,6 +52,7 @@ class Needs:
         reference: a reference model, which is trained first.
         proxies: other runs that are trained first.
         row_losses: a function for the loss of every row.
+        probes: batches and losses outside of the training step (:class:`mixwell.Probes`).
         second_order: second derivatives, so a model that is not compiled.
         domains: the least number of domains.
         packages: packages of the extra ``search``.
@@ -61,6 +62,7 @@ class Needs:
     reference: bool = False
     proxies: bool = False
     row_losses: bool = False
+    probes: bool = False
     second_order: bool = False
     domains: int = 2
     packages: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from mixwell.training.engines import Engine
 from mixwell.training.models.base import Trainable
 from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
-from mixwell.training.trainer import Trainer, validation_rows
+from mixwell.training.trainer import Trainer
 from mixwell.utils.terminal import say, show
 
 AfterRun = Callable[[Path], None]
@@ -118,7 +118,7 @@ def _show_shared(console: Console, config: Config, trainable: Trainable, made: P
     trained = [p for p in trainable.model.parameters() if p.requires_grad]
     training, held = plan.distributed_cost(config, trained, processes=processes)
     points = len(builder.hypergradient(config).validation_points(made.horizon))
-    parts = math.ceil(validation_rows(config, made.horizon, points=points) / config.batch.rows)
+    parts = math.ceil(builder.validation_rows(config, made.horizon, points=points) / config.batch.rows)
     counts = {"parts": parts, "points": points}
     kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in held.items())
     say(console, f"processes      {processes}, {config.parallel.strategy}; traces in each: {kinds}")

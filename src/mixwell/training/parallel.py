@@ -125,7 +125,7 @@ def _explained(settings: ParallelConfig) -> Generator[None]:
         ) from error
 
 
-def wrapped(model: nn.Module, settings: ParallelConfig) -> nn.Module:
+def wrap_model(model: nn.Module, settings: ParallelConfig) -> nn.Module:
     """A model that processes train together.
 
     Args:
@@ -160,7 +160,7 @@ def wrapped(model: nn.Module, settings: ParallelConfig) -> nn.Module:
     return model
 
 
-def expect_possible(config: Config, *, validation: int) -> None:
+def check_possible(config: Config, *, validation: int) -> None:
     """Refuse settings that several processes cannot train with.
 
     Args:

@@ -207,7 +207,7 @@ class Run:
 
     def _prepare(self) -> Trainer:
         trainable, rows = self.load()
-        parallel.expect_possible(self.config, validation=0)
+        parallel.check_possible(self.config, validation=0)
         sizes = {name: len(own) for name, own in rows.domains.items()}
         config = stages.resolve_stages(self.config, sizes, self.folder, self._run_trials)
         reference = None

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from mixwell import methods
 from mixwell.training import builder, config_io
 from mixwell.training.config import Config
-from mixwell.training.trainer import validation_rows
 
 
 def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
@@ -27,7 +26,7 @@ def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
     horizon = builder.horizon(config)
     learned = method.learns(context.options)
     points = len(method.recipe(context).signal.validation_points(horizon)) if learned else 0
-    rows = points * min(validation_rows(config, horizon, points=points), held_out)
+    rows = points * min(builder.validation_rows(config, horizon, points=points), held_out)
     rounds = math.ceil((config.steps - config.mixer.warmup) / horizon)
     return (
         extra.before
