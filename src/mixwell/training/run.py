@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
@@ -35,21 +32,19 @@ from mixwell.training.engines import LOCAL, Engine
 from mixwell.training.loggers import session as loggers
 from mixwell.training.loggers.base import Logger, LoggerContext, ResumePoint
 from mixwell.training.loggers.session import RunLoggers
-from mixwell.training.metrics import Journal, Window
+from mixwell.training.loop import CHECKPOINTS, TrainingLoop
 from mixwell.training.models.base import Trainable
-from mixwell.training.parallel import StopCoordinator, stop_signals
+from mixwell.training.parallel import stop_signals
 from mixwell.training.trainer import Trainer
-from mixwell.training.trials import TrialRunner
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder
 from mixwell.utils.terminal import say
 
-CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+CONFIG = "config.yaml"
 FILES = (CONFIG, environment.FILE, metrics.FILE, mixture_file.FILE)
 """Files of a run in addition to its checkpoints."""
 FREE = ("output", "loggers", "compare", "device", "compile", "parallel", "base")
 """Settings that may change when a run is resumed."""
-CHECKPOINT_SECONDS = 120.0
 
 
 @final
@@ -94,12 +89,8 @@ class Run:
         self._own_model = trainable is not None
         self._rows: Data | None = None
         self._watch, self._stopping, self._given_loggers = watch, stopping, loggers
-        self._length = 0
-        self._saved: int | None = None
         self.begun = False
-        """Whether anything was written into the directory."""
-        self._seconds = 0.0
-        self._window = Window()
+        """Whether training began, so that the directory has metrics."""
 
     def start(self) -> Trainer:
         """Begin a new run, train to the end, and return the trainer.
@@ -152,16 +143,12 @@ class Run:
             )
             if checkpoint is not None:
                 trainer.load(checkpoint)
-                self._saved = checkpoint.step
-                self._length = int(checkpoint.plain["metrics_length"])
-                self._seconds = float(checkpoint.plain["seconds"])
-                self._window = metrics.own_window([one["window"] for one in checkpoint.own])
             distributed.run_on_rank_zero(lambda: environment.write(self.folder))
             self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
             with self._begin_loggers(
                 ResumePoint(saved=saved, logged=metrics.last_step(self.folder))
             ) as opened:
-                return self._train(trainer, opened)
+                return self._train(trainer, opened, checkpoint)
 
     def load(self) -> tuple[Trainable, Data]:
         """Load model and data, without writing anything into the directory."""
@@ -180,7 +167,7 @@ class Run:
                     announce=self._say,
                     track=bar.track,
                 )
-        for concern in self.data.concerns:
+        for concern in self._rows.concerns:
             self._say(f"warning: {concern}")
         return self._trainable, self._rows
 
@@ -196,12 +183,6 @@ class Run:
         trainer = self._prepare()
         trainer.load(checkpoint)
         return trainer
-
-    @property
-    def data(self) -> Data:
-        """The rows, once they are loaded."""
-        assert self._rows is not None
-        return self._rows
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -223,10 +204,18 @@ class Run:
         return methods.find(self.config.mixer.method).stages is not None
 
     def _run_trials(self, trials: Sequence[stages.PlannedTrial]) -> None:
-        own = self._trainable if self._own_model else None
-        options = {"trainable": own, "given": self._given, "watch": self._watch, "stopping": self._stopping}
-        runner = TrialRunner(self.folder, self._console, self._workers, self._engine, options)
-        runner.run(trials, method=self.config.mixer.method)
+        stages.run_trials(
+            trials,
+            method=self.config.mixer.method,
+            folder=self.folder,
+            console=self._console,
+            workers=self._workers,
+            engine=self._engine,
+            trainable=self._trainable if self._own_model else None,
+            given=self._given,
+            watch=self._watch,
+            stopping=self._stopping,
+        )
 
     def _expect_no_run(self) -> None:
         if (self.folder / CONFIG).exists():
@@ -278,115 +267,20 @@ class Run:
             self._say(f"logging to {place}")
         return begun
 
-    def _train(self, trainer: Trainer, loggers: RunLoggers) -> Trainer:
+    def _train(self, trainer: Trainer, opened: RunLoggers, resume_from: Checkpoint | None = None) -> Trainer:
         self.begun = True
-        names = trainer.mixer.weights.names
-        with (
-            stop_signals() if self._stopping is None else nullcontext(self._stopping) as stopping,
-            nullcontext() if distributed.rank() else self._metrics_file() as lines,
-            self._watch or Display(self.config.steps, names, console=self._console) as watch,
-        ):
-            journal = Journal(lines, loggers)
-            watch.start_at(trainer.steps_done, trainer.mixer.weights.last)
-            if not self._length:
-                journal.start(trainer.mixer.weights.last)
-                journal.evaluation(self._evaluate(trainer, watch))
-                journal.write(0)
-            self._loop(trainer, journal, watch, StopCoordinator(stopping))
-            self._save(trainer, journal)
+        names, rows = trainer.mixer.weights.names, self._rows
+        assert rows is not None
+        watch = self._watch or Display(self.config.steps, names, console=self._console)
+        loop = TrainingLoop(self.config, self.folder, trainer, rows, watch, resume_from=resume_from)
+        with stop_signals() if self._stopping is None else nullcontext(self._stopping) as stopping:
+            loop.run(opened, stopping)
         if not trainer.finished:
             raise InterruptedError(
                 f"stopped after step {trainer.steps_done} of {self.config.steps} and saved; "
                 f"`mixwell resume {self.folder}` continues"
             )
         return trainer
-
-    def _metrics_file(self) -> metrics.MetricsFile:
-        return metrics.MetricsFile(self.folder, length=self._length)
-
-    def _loop(self, trainer: Trainer, journal: Journal, watch: Watch, together: StopCoordinator) -> None:
-        output = self.config.output
-        evaluate_every = output.evaluate_every
-        if evaluate_every == "auto":
-            evaluate_every = max(1, math.ceil(self.config.steps / 20))
-        saved = time.monotonic()
-        while not trainer.finished and not together.stop_after(trainer.steps_done):
-            begun = time.perf_counter()
-            outcome = trainer.step()
-            done = trainer.steps_done
-            self._window.add(outcome.loss, outcome.losses, outcome.counts)
-            record = trainer.mixer.round_ended
-            self._seconds += time.perf_counter() - begun
-            watch.step(done, outcome.loss * distributed.world_size(), outcome.losses)
-            # At fixed steps only, so that a run that was stopped writes the same lines as one that was not.
-            if done % output.log_every == 0 or done == self.config.steps:
-                self._window.share(trainer.mixer.weights.names, trainer.device)
-                journal.step(
-                    self._window.take(),
-                    learning_rate=outcome.learning_rate,
-                    seconds=self._seconds,
-                    rows=trainer.loader.sampler.taken,
-                )
-            if record is not None:
-                watch.weights(record.new_weights)
-                journal.round(record)
-            if done % evaluate_every == 0 or done == self.config.steps:
-                journal.evaluation(self._evaluate(trainer, watch))
-            journal.write(done)
-            now = time.monotonic()
-            if output.checkpoint_every == "auto":
-                due = together.save_after(done, due=now - saved > CHECKPOINT_SECONDS)
-            else:
-                due = done % output.checkpoint_every == 0
-            if due and not trainer.finished:
-                self._save(trainer, journal)
-                saved = time.monotonic()
-
-    def _evaluate(self, trainer: Trainer, watch: Watch) -> dict[str, float]:
-        rows = {"validation": self.data.validation, "test": self.data.test if trainer.finished else None}
-        at_most = self.config.output.evaluate_rows
-        losses = {
-            name: trainer.evaluate(one, at_most=at_most) for name, one in rows.items() if one is not None
-        }
-        if "validation" in losses:
-            watch.evaluated(losses["validation"])
-        return losses
-
-    def _save(self, trainer: Trainer, journal: Journal) -> None:
-        """Write a checkpoint and the artifact."""
-        if trainer.steps_done != self._saved:
-            state = trainer.checkpoint()
-            plain: dict[str, Any] = {
-                **state.plain,
-                "metrics_length": journal.flush(),
-                "seconds": self._seconds,
-                "config": self.config.model_dump(mode="json"),
-            }
-            own = [{**one, "window": asdict(self._window)} for one in state.own]
-            checkpoint = Checkpoint(state.step, state.model, state.training, plain, own)
-            checkpoints.write_checkpoint(self.folder / CHECKPOINTS, checkpoint, keep=self.config.output.keep)
-            self._saved = state.step
-        if distributed.rank():
-            return
-        available = {name: len(rows) for name, rows in self.data.domains.items()}
-        taken = trainer.loader.sampler.taken
-        described = mixture_file.describe_mixture(
-            trainer.mixer,
-            method=self.config.mixer.method,
-            seed=self.config.seed,
-            rows=available,
-            taken=taken,
-            computed=trainer.computed + stages.computed(self.folder, evaluated_rows=self._evaluated_rows),
-            memory=trainer.held,
-        )
-        mixture_file.write_mixture(self.folder, described)
-
-    @property
-    def _evaluated_rows(self) -> float:
-        """Rows of each evaluation that a method learns from: proxies are compared by their losses."""
-        if methods.find(self.config.mixer.method).has_rounds or self.data.validation is None:
-            return 0.0
-        return float(min(self.config.output.evaluate_rows, len(self.data.validation)))
 
     def _say(self, text: str) -> None:
         say(self._console, text)

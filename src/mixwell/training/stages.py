@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from mixwell import methods
+from mixwell.data.datasets import IndexedDataset
 from mixwell.methods import Outcome, Trial
 from mixwell.training import builder, checkpoints, config_io, metrics, mixture_file
 from mixwell.training.config import Config, keys_by_domain
+from mixwell.training.display import Watch
+from mixwell.training.engines import Engine
 from mixwell.training.models.base import Trainable
 from mixwell.utils.costs import FORWARD
+from mixwell.utils.terminal import say
 
 FOLDER = "stages"
 PlannedTrial = tuple[Config, Path]
@@ -44,6 +51,70 @@ def resolve_stages(
         plain = config.model_dump(mode="json")
         plain["mixer"] = {**plain["mixer"], **end.value}
         return config_io.validate_config(plain, where=f"what {method.name} found")
+
+
+def run_trials(
+    trials: Sequence[PlannedTrial],
+    *,
+    method: str,
+    folder: Path,
+    console: Console,
+    workers: int | None,
+    engine: Engine,
+    trainable: Trainable | None,
+    given: Mapping[str, IndexedDataset],
+    watch: Watch | None,
+    stopping: Callable[[], bool] | None,
+) -> None:
+    """Run the trials that are not finished, each from where it stopped.
+
+    They run in workers, or in this process if there is one worker, or if a model or rows are objects of it. The
+    arguments are those of :class:`mixwell.training.run.Run`.
+
+    Args:
+        folder: the directory of the run that they belong to.
+
+    Raises:
+        InterruptedError: a trial was stopped, and saved.
+    """
+    # A run has trials, and a trial is a run.
+    from mixwell.training import concurrent
+    from mixwell.training.run import CONFIG, Run, expect_same, finished
+
+    left = sum(not finished(own) for _, own in trials)
+    if left:
+        say(console, f"{method}: {left} of {len(trials)} runs that come first are to be done")
+    try:
+        if workers != 1 and len(trials) > 1 and trainable is None and not given:
+            concurrent.run_all(
+                [concurrent.Planned(config, own) for config, own in trials],
+                workers=workers,
+                unfinished=folder / FOLDER / "unfinished",
+                console=console,
+                engine=engine,
+            )
+            return
+        for config, own in trials:
+            expect_same(config, own)
+            if finished(own):
+                continue
+            trial = Run(
+                config,
+                own,
+                console=console,
+                trainable=copy.deepcopy(trainable),
+                given=given,
+                watch=watch,
+                stopping=stopping,
+            )
+            if (own / CONFIG).exists():
+                trial.resume()
+            else:
+                trial.start()
+    except InterruptedError as error:
+        raise InterruptedError(
+            f"stopped in a run that comes first, and saved; `mixwell resume {folder}` continues"
+        ) from error
 
 
 def computed(folder: Path, *, evaluated_rows: float = 0.0) -> float:
