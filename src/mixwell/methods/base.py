@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -16,6 +16,9 @@ from mixwell.utils.sections import NotNegative as NotNegative
 from mixwell.utils.sections import Positive as Positive
 from mixwell.utils.sections import Share as Share
 from mixwell.utils.sections import Whole as Whole
+
+if TYPE_CHECKING:  # so that listing the methods does not import torch
+    from mixwell.hypergradient.traces import TracesConfig
 
 Steps = Whole | Literal["auto"]
 """Training steps, or ``auto``, which every option defines."""
@@ -85,9 +88,7 @@ class MethodContext:
         warmup: steps before the first round.
         step_size: alpha of mirror descent.
         curvature: gamma of H = gamma I.
-        traces: the kind of traces.
-        rank: of projected traces.
-        sketch_size: numbers per domain of sketched traces.
+        traces: the kind of traces with its settings; ``None`` for those of the signal.
         validation_rows: rows of each validation gradient.
         held_out: rows of the validation set, where known.
         evaluated: rows of it on which a run is evaluated, where known.
@@ -104,9 +105,7 @@ class MethodContext:
     warmup: int = 0
     step_size: float | Literal["auto"] = "auto"
     curvature: float = 0.01
-    traces: str = "dense"
-    rank: int = 32
-    sketch_size: int = 65_536
+    traces: TracesConfig | None = None
     validation_rows: int | Literal["auto"] = "auto"
     held_out: int | None = None
     evaluated: int | None = None

@@ -125,12 +125,12 @@ class StepBackward:
         return sdpa_kernel(SDPBackend.MATH) if self._mixer.needs_graph else nullcontext()
 
     def _takes_mixed_batches(self) -> bool:
-        traced, known = self._mixer.signal.uses_traces, self._trainable.row_losses is not None
-        if traced and self._config.traces != "projected":
+        signal, known = self._mixer.signal, self._trainable.row_losses is not None
+        if signal.uses_traces and not self._config.traces.takes_mixed_batches:
             return False
-        if traced and not known:
+        if signal.uses_traces and not known:
             raise ValueError(
-                "mixer.traces: projected needs the loss of every row: let the Python function give (model, loss, "
-                "row_losses), or mixwell.train(..., row_losses=...), or choose dense traces"
+                f"mixer.traces: {self._config.trace_kind} needs the loss of every row: let the Python function "
+                "give (model, loss, row_losses), or mixwell.train(..., row_losses=...), or choose dense traces"
             )
-        return known and not self._mixer.signal.requirements.domain_batches
+        return known and not signal.requirements.domain_batches

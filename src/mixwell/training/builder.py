@@ -20,7 +20,7 @@ from mixwell.simplex import rounds
 from mixwell.simplex.constraints import Constraint
 from mixwell.simplex.weight_updater import WeightUpdater
 from mixwell.training.config import Config, MixerConfig
-from mixwell.training.constraints import ConstraintContext, build_constraints
+from mixwell.training.constraints import CONSTRAINTS, ConstraintContext
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -101,8 +101,6 @@ def method_context(config: Config, sizes: Mapping[str, int], held_out: int | Non
         step_size=mixer.step_size,
         curvature=mixer.curvature,
         traces=config.traces,
-        rank=mixer.projection_rank,
-        sketch_size=mixer.sketch_size,
         validation_rows=mixer.validation_rows,
         held_out=held_out,
         evaluated=None if held_out is None else min(held_out, config.output.evaluate_rows),
@@ -170,7 +168,9 @@ def _least(config: Config, signal: Signal) -> int | None:
 
 
 def _constraints(config: Config, sizes: Mapping[str, int]) -> list[Constraint]:
-    return build_constraints(config.mixer, ConstraintContext(sizes, config.batch.rows, config.steps))
+    run = ConstraintContext(sizes, config.batch.rows, config.steps)
+    built = [config.mixer.part(CONSTRAINTS.get(name)).build(run) for name in CONSTRAINTS.names()]
+    return [one for one in built if one is not None]
 
 
 def _initial_weights(mixing: MixerConfig, sizes: Mapping[str, int]) -> Mapping[str, float] | None:

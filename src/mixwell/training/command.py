@@ -90,7 +90,7 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
             f"arithmetic     {made.extra_arithmetic:.1%} more than plain training (validation gradients, "
             "and what else the method computes)",
         )
-        chosen = config.traces if config.traces in made.memory else config.mixer.method
+        chosen = config.trace_kind if config.trace_kind in made.memory else config.mixer.method
         kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in made.memory.items())
         say(console, f"memory         {_bytes(made.memory[chosen])} more than plain training ({kinds})")
         if made.limits:

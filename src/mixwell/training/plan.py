@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from mixwell import methods
 from mixwell.data.datasets import IndexedDataset, TokenRows
 from mixwell.distributed.communication import TrafficModel
-from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.traces import TRACES
 from mixwell.mixer.mixer import Mixer
 from mixwell.training import builder, optimization
-from mixwell.training.config import TRACE_KINDS, Config
+from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
@@ -148,23 +148,26 @@ def distributed_cost(
     """
     shadows = _shadows(parameters)
     known = Parameters.of(shadows, optimization.build_optimizer(config.optimizer, list(shadows)))
-    projected = config.traces == "projected"
     training = TrafficModel(
         config.parallel.strategy,
         size=sum(p.nbytes for p in parameters),
         tensors=len(parameters),
         domains=len(config.domains),
         world_size=processes,
-        mixed=projected,
-        projected=Projections(known, config.mixer.projection_rank, 0).size if projected else 0,
+        mixed=config.traces.takes_mixed_batches,
+        projected=config.traces.projected_size(known),
         preconditioned=config.optimizer.preconditioned,
     )
-    sharded = config.parallel.strategy == "fsdp"
-    held = {
-        kind: size / (processes if sharded and kind in ("dense", "bfloat16") else 1)
-        for kind, size in trace_memory(config, parameters).items()
-        if not (sharded and kind == "sketched")
-    }
+    held: dict[str, float] = dict(trace_memory(config, parameters))
+    if config.parallel.strategy == "fsdp":
+        for kind, size in list(held.items()):
+            match TRACES.get(kind).with_sharded_parameters:
+                case "sharded":
+                    held[kind] = size / processes
+                case "unsupported":
+                    del held[kind]
+                case "replicated":
+                    pass
     return training, held
 
 
@@ -190,7 +193,7 @@ def advice(config: Config, trainable: Trainable, data: Data) -> str:
         return "BatchNorm mixes the rows of a batch: dense traces, or bfloat16 where their memory is short"
     if any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in trainable.model.modules()):
         return "dense traces are as fast for convolutions; projected ones where memory is short"
-    if len(data.domains) > 8 or config.traces == "projected":
+    if len(data.domains) > 8 or config.trace_kind == "projected":
         return "projected traces; dense ones to compare with (mixwell fidelity measures how good either is)"
     return "projected traces are cheaper (traces: projected); dense ones are exact"
 
@@ -200,13 +203,12 @@ def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]
     shadows = _shadows(parameters)
     optimizer = optimization.build_optimizer(config.optimizer, list(shadows))
     found: dict[str, int] = {}
-    for kind in TRACE_KINDS:
+    for kind in TRACES.names():
         chosen = config.model_copy(update={"mixer": config.mixer.model_copy(update={"traces": kind})})
         signal = builder.hypergradient(chosen)
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
-        if (
-            not signal.requirements.domain_batches and kind != "projected"
-        ):  # one batch per domain, whose gradients are summed up
+        if not (signal.requirements.domain_batches or chosen.traces.takes_mixed_batches):
+            # The mixer allocates the sum of the domains' gradients with the first of them.
             found[kind] += sum(p.nbytes for p in parameters)
     return found
 

@@ -1,6 +1,6 @@
 """Storage for the per-domain traces ``z_j = -d theta / d w_j``, one module per kind."""
 
-from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces
+from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
 from mixwell.hypergradient.traces.dense import DenseTraces
 from mixwell.hypergradient.traces.forward_mode import ForwardModeTraces
 from mixwell.hypergradient.traces.projected import ProjectedTraces
@@ -15,4 +15,5 @@ __all__ = [
     "SketchedTraces",
     "StepModel",
     "Traces",
+    "TracesConfig",
 ]

@@ -16,7 +16,7 @@ from mixwell.hypergradient.capture.accumulators import DenseAccumulator
 from mixwell.hypergradient.capture.hooks import CaptureContext, LayerHooks
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters, local_products
-from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, empty_trace
+from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig, empty_trace
 from mixwell.hypergradient.traces.rounding import round_stochastically
 from mixwell.hypergradient.traces.selection import Only, Selection
 from mixwell.typing import Gradients, Json, Vector
@@ -241,5 +241,25 @@ class DenseTraces(Traces):
         stored.copy_(round_stochastically(value, self._generators[stored.device]))
 
 
-TRACES.register("dense", lambda settings: DenseTraces())
-TRACES.register("bfloat16", lambda settings: DenseTraces(dtype=torch.bfloat16))
+@final
+@TRACES.registering("dense")
+class DenseTracesConfig(TracesConfig):
+    """A copy of the parameters for every domain."""
+
+    with_sharded_parameters = "sharded"
+
+    @override
+    def build(self) -> Traces:
+        return DenseTraces()
+
+
+@final
+@TRACES.registering("bfloat16")
+class Bfloat16TracesConfig(TracesConfig):
+    """A copy of the parameters for every domain in bfloat16."""
+
+    with_sharded_parameters = "sharded"
+
+    @override
+    def build(self) -> Traces:
+        return DenseTraces(dtype=torch.bfloat16)
