@@ -6,7 +6,6 @@ import gc
 import itertools
 import os
 import re
-import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -246,23 +245,3 @@ class StopCoordinator:
                 self._store.set("save", str(self._save_at))
             return now
         return self._store.check(["save"]) and int(self._store.get("save")) == step
-
-
-@contextmanager
-def stop_signals() -> Generator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C or SIGTERM came; a second one ends the process at once."""
-    came: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        came.append(number)
-        signal.signal(number, before[signal.Signals(number)])
-
-    try:
-        before = {one: signal.signal(one, note) for one in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may handle signals
-        before = {}
-    try:
-        yield lambda: bool(came)
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

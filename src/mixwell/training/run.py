@@ -29,12 +29,12 @@ from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.display import Display, Tokenizing, Watch
 from mixwell.training.engines import LOCAL, Engine
+from mixwell.training.interrupts import stop_signals
 from mixwell.training.loggers import session as loggers
 from mixwell.training.loggers.base import Logger, LoggerContext, ResumePoint
 from mixwell.training.loggers.session import RunLoggers
 from mixwell.training.loop import CHECKPOINTS, TrainingLoop
 from mixwell.training.models.base import Trainable
-from mixwell.training.parallel import stop_signals
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder
