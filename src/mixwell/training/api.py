@@ -53,9 +53,6 @@ def train(
     Returns:
         The trainer: ``.model`` is trained, ``.mixer.weights`` are the weights.
 
-    Raises:
-        ValueError: a setting is wrong.
-
     Example:
         >>> import tempfile, torch
         >>> rows = {name: (torch.randn(64, 3), torch.randint(2, (64,))) for name in ("a", "b", "validation")}

@@ -113,7 +113,7 @@ def horizon(config: Config) -> int:
 
 
 def hypergradient(config: Config) -> Hypergradient:
-    """Return the hypergradient that a config asks for, whatever its method."""
+    """Return the hypergradient of a config's settings, whatever its method."""
     mixer = config.mixer
     own = mixer.options if mixer.method == "mixwell" else {}
     plain = config.model_copy(

@@ -28,13 +28,12 @@ TIMED_STEPS = 3
 @final
 @dataclass(frozen=True)
 class DomainPlan:
-    """What a run does with a domain.
+    """The use of a domain in a run.
 
     Args:
-        rows: that it has.
-        tokens: that it has, where it is text.
-        epochs: how often its rows are seen if the weights stay as they begin.
-        epochs_alone: how often, if it got all the weight.
+        tokens: in its rows, where they are text.
+        epochs: how often its rows are seen with the initial weights.
+        epochs_alone: how often with all of the weight.
     """
 
     rows: int
@@ -46,21 +45,19 @@ class DomainPlan:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """What a run will cost.
+    """The cost of a run.
 
     Args:
-        parameters: of the model, trained ones.
+        parameters: the number of trained parameters.
         horizon: T.
-        updates: of the weights.
-        memory: bytes that mixing takes beyond plain training, by kind of traces.
-        extra_arithmetic: rows of validation gradients, and what else the method computes, over rows of training.
-        steps_before: what the method trains before the run, in its training steps.
-        domains: by name.
+        updates: the number of weight updates.
+        memory: bytes in addition to plain training, by kind of traces, or by the method.
+        extra_arithmetic: rows of validation gradients and of the method's other computations, over training rows.
+        steps_before: the cost of runs before this one, in its training steps.
         seconds: of a step with the mixer, the least of three.
         plain_seconds: of a step with fixed weights.
-        steps: of the run.
         advice: which kind of traces to take, and why.
-        limits: the greatest weight at first of domains that have one below 1.
+        limits: the greatest initial weight of domains for which it is below 1.
     """
 
     parameters: int
@@ -78,7 +75,7 @@ class Plan:
 
     @property
     def total_seconds(self) -> float:
-        """Of all training steps, validation gradients and trials."""
+        """The time of all training steps, validation gradients and trials."""
         # With T = 1 every timed step has a validation gradient in it.
         more = self.extra_arithmetic * self.plain_seconds if self.horizon > 1 else 0.0
         here = self.steps * (self.seconds + more)
@@ -86,11 +83,7 @@ class Plan:
 
 
 def make_plan(config: Config, trainable: Trainable, data: Data) -> Plan:
-    """Measure and count.
-
-    Args:
-        trainable: model and loss; some steps are trained.
-    """
+    """Time some training steps, which change the model, and count the rest."""
     trained = [p for p in trainable.model.parameters() if p.requires_grad]
     method = methods.find(config.mixer.method)
     still = {"method": "fixed", "options": {}}
@@ -98,7 +91,7 @@ def make_plan(config: Config, trainable: Trainable, data: Data) -> Plan:
     sizes = {name: len(rows) for name, rows in data.domains.items()}
     context = builder.method_context(config, sizes, None if data.validation is None else len(data.validation))
     learned = method.learns(context.options)
-    # What trials find is not known yet, nor is a reference model there.
+    # The weights that trials would find are not known yet, and there is no reference model.
     chosen = config if learned and not method.needs.reference else fixed
     trainer = Trainer(chosen, trainable, data.domains, data.validation)
     limits = trainer.mixer.limits
@@ -138,14 +131,7 @@ def make_plan(config: Config, trainable: Trainable, data: Data) -> Plan:
 def distributed_cost(
     config: Config, parameters: Sequence[Tensor], *, processes: int
 ) -> tuple[TrafficModel, dict[str, float]]:
-    """What several processes exchange and hold.
-
-    Args:
-        config: the settings, which say how they share the model.
-
-    Returns:
-        The exchanges, and by kind of traces the bytes that each process holds beyond plain training.
-    """
+    """Return the communication of several processes, and the bytes of traces on each rank, by kind."""
     shadows = _shadows(parameters)
     known = Parameters.of(shadows, optimization.build_optimizer(config.optimizer, list(shadows)))
     training = TrafficModel(
@@ -172,16 +158,16 @@ def distributed_cost(
 
 
 def _shadows(parameters: Sequence[Tensor]) -> nn.ParameterList:
-    """On PyTorch's meta device tensors have a size but no memory."""
+    """Return copies on the meta device, where tensors have a size but no memory."""
     return nn.ParameterList(nn.Parameter(torch.empty_like(p, device="meta")) for p in parameters)
 
 
 def advice(config: Config, trainable: Trainable, data: Data) -> str:
-    """Which kind of traces to take.
+    """Return a sentence on which kind of traces to take.
 
-    Projected ones cost least in time and memory wherever layers can be watched and losses are known by row. Dense
-    ones are exact, and cost m copies of the parameters and a backward pass for each domain; bfloat16 ones are
-    half of that.
+    Projected ones cost least in time and memory wherever layers can be hooked and the losses of rows are known.
+    Dense ones are exact, and cost m copies of the parameters and a backward pass for each domain; bfloat16 ones
+    are half of that.
     """
     if config.compile:
         return "a compiled model cannot be watched: dense traces, or bfloat16 where their memory is short"
@@ -199,7 +185,7 @@ def advice(config: Config, trainable: Trainable, data: Data) -> str:
 
 
 def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
-    """What mixing takes beyond plain training, by kind of traces, without taking it."""
+    """Return the bytes that mixing takes in addition to plain training, by kind of traces, without taking them."""
     shadows = _shadows(parameters)
     optimizer = optimization.build_optimizer(config.optimizer, list(shadows))
     found: dict[str, int] = {}
@@ -214,7 +200,7 @@ def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]
 
 
 def _seconds(trainers: Sequence[Trainer]) -> list[float]:
-    """The least time of a step of each; they take turns, so that a busy machine is busy for all."""
+    """Return the least time of a step of each; they take turns, so that a busy machine slows all of them."""
     taken: list[list[float]] = [[] for _ in trainers]
     for _ in range(1 + TIMED_STEPS):
         for trainer, times in zip(trainers, taken, strict=True):
@@ -223,7 +209,7 @@ def _seconds(trainers: Sequence[Trainer]) -> list[float]:
             begun = time.perf_counter()
             trainer.step()
             times.append(time.perf_counter() - begun)
-    # The first one also takes memory and, where asked for, compiles.
+    # The first step also allocates memory and compiles.
     return [min(times[1:] or times) for times in taken]
 
 

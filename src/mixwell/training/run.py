@@ -1,4 +1,4 @@
-"""A run and its directory: begun, stopped at any moment, resumed bit for bit."""
+"""The life cycle of a run's directory: started, stopped at any moment, resumed bit for bit."""
 
 from __future__ import annotations
 
@@ -51,21 +51,18 @@ FREE = ("output", "loggers", "compare", "device", "compile", "parallel", "base")
 class Run:
     """One training run in a directory of its own.
 
-    The directory holds ``config.yaml`` (the settings, whole), ``environment.json``, ``metrics.jsonl``,
-    ``mixture.json`` and ``checkpoints/``; ``loggers.json`` and what loggers write, where the settings name some.
+    The directory holds ``config.yaml`` (with all defaults), ``environment.json``, ``metrics.jsonl``,
+    ``mixture.json`` and ``checkpoints/``; ``loggers.json`` and the outputs of loggers, where the config has some.
 
     Args:
-        config: the settings.
-        folder: the directory.
-        console: where to report.
         trainable: a model and its loss, in place of the config's.
         given: rows that Python code passes, by key: ``domains.NAME``, ``validation``, ``test``.
         watch: follows the progress; by default a display on the console.
         stopping: called after each step, returns whether to save and stop; by default on Ctrl-C and SIGTERM.
-        loggers: in addition to those of the settings; they stay open.
-        workers: how many trials of the method run at a time, where it has some and the model is the config's;
+        loggers: in addition to those of the config; they stay open.
+        workers: number of concurrent trials of the method, where it has some and the model is the config's;
             ``None`` for one per core.
-        engine: where trials run, if more than one may.
+        engine: where trials run, if there are several workers.
     """
 
     def __init__(
@@ -118,7 +115,7 @@ class Run:
                     distributed.run_on_rank_zero(self._describe)
                     return self._train(trainer, opened)
             except BaseException as error:
-                # A model that does not fit its data, a logger that cannot begin: the name stays free.
+                # Such as a model that does not fit its data: the same --out can be used again.
                 begun = (self.folder / CONFIG).exists()
                 failed = isinstance(error, Exception) and not isinstance(error, InterruptedError)
                 untouched = failed and (trainer is None or not trainer.steps_done)
@@ -172,11 +169,7 @@ class Run:
         return self._trainable, self._rows
 
     def last(self) -> Trainer:
-        """Return the trainer as its newest checkpoint has it, without training on.
-
-        Raises:
-            ValueError: there is no checkpoint yet.
-        """
+        """Return the trainer of the newest checkpoint."""
         checkpoint, _ = checkpoints.newest(self.folder / CHECKPOINTS)
         if checkpoint is None:
             raise ValueError(f"{self.folder} has no checkpoint yet")
@@ -196,7 +189,8 @@ class Run:
             where = config.base / Path(config.mixer.options["reference"]).expanduser()
             reference = stages.reference(where, copy.deepcopy(trainable) if self._own_model else None)
         if self._has_stages:
-            randomness.seed(self.config.seed)  # as if there had been no trials
+            # The trials have drawn random numbers: without them the run would be the same.
+            randomness.seed(self.config.seed)
         return Trainer(config, trainable, rows.domains, rows.validation, reference=reference)
 
     @property
@@ -244,7 +238,7 @@ class Run:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Lock the folder against other runs, in the first process for all."""
+        """Lock the folder against other runs; rank 0 does it for all."""
         with ExitStack() as stack:
 
             def hold() -> None:
@@ -258,7 +252,7 @@ class Run:
         environment.write(self.folder)
 
     def _begin_loggers(self, resume: ResumePoint | None = None) -> RunLoggers:
-        if distributed.rank():  # the first process logs for all
+        if distributed.rank():  # rank 0 logs for all
             return RunLoggers({}, ())
         settings = self.config.model_dump(mode="json")
         run = LoggerContext(self.folder, self.config.base, settings, resume)
@@ -287,18 +281,14 @@ class Run:
 
 
 def open_run(folder: Path, **options: Any) -> Run:
-    """Return the run in a directory, to be resumed; the options are those of :class:`Run`.
-
-    Raises:
-        ValueError: there is no run in it.
-    """
+    """Return the run in a directory, to be resumed; the options are those of :class:`Run`."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no run in {folder}: it has no {CONFIG}; `mixwell run CONFIG` begins one")
     return Run(config_io.read_config(folder / CONFIG), folder, **options)
 
 
 def finished(folder: Path) -> bool:
-    """Return whether a run is done and saved, by its artifact, which is written last."""
+    """Return whether a run is done and saved, by its ``mixture.json``, which is written last."""
     return (folder / mixture_file.FILE).exists() and bool(mixture_file.read_mixture(folder)["finished"])
 
 

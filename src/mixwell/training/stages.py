@@ -31,11 +31,12 @@ def resolve_stages(
     folder: Path,
     run_trials: Callable[[Sequence[PlannedTrial]], None],
 ) -> Config:
-    """Run the trials of a method, and return the settings of the last run.
+    """Run the trials of a method, and return the config of the last run.
 
     Args:
-        folder: of the whole; trials have their directories in ``stages/`` there.
-        run_trials: runs those that are not finished, each from where it stopped.
+        sizes: rows by domain.
+        folder: the run's directory; those of the trials are in ``stages/`` there.
+        run_trials: runs the trials that are not finished, each from where it stopped.
     """
     method = methods.find(config.mixer.method)
     if method.stages is None:
@@ -133,10 +134,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
     """Return the model of a run's last checkpoint, with its losses.
 
     Args:
-        given: a copy of a model that Python code passed, to be filled.
-
-    Raises:
-        ValueError: there is no run with a checkpoint.
+        given: a copy of a model that Python code passed, into which the checkpoint is loaded.
     """
     from mixwell.data.tokenizer import load_tokenizer
 
@@ -157,7 +155,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
 
 
 def _config(config: Config, trial: Trial) -> Config:
-    """Return the settings of a trial: those of the whole with its changes; only its end is logged."""
+    """Return the config of a trial: that of the run with its changes; only the end is evaluated and logged."""
     plain = config.model_dump(mode="json")
     kept = list(config.domains) if trial.domains is None else list(trial.domains)
     plain["steps"] = trial.steps

@@ -1,4 +1,4 @@
-"""Model, optimizer, mixer and loader put together: one training step at a time. It touches no files."""
+"""Model, optimizer, mixer and loader together: one training step at a time, evaluation and state; no files."""
 
 from __future__ import annotations
 
@@ -129,10 +129,9 @@ class Trainer:
 
     @property
     def computed(self) -> float:
-        """What was computed so far, in rows of which a gradient was taken; evaluations do not count.
+        """The compute so far, in rows of which a gradient was taken; evaluations do not count.
 
-        Rows that were trained on, of validation gradients, of probes; a forward pass without a backward pass is
-        a third.
+        It includes training, validation gradients and probes; a forward pass without a backward pass is a third.
         """
         probes = 0.0 if self._probe_rows is None else self._probe_rows.probes.spent
         return self._backward.rows_computed + probes
@@ -221,11 +220,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------- state
 
     def checkpoint(self) -> Checkpoint:
-        """Return everything that a resumed run needs, between two steps.
-
-        Returns:
-            A checkpoint; its tensors are the live ones.
-        """
+        """Return everything that a resumed run needs, between two steps; the tensors are the live ones."""
         distributed.broadcast_tensors(self.model.buffers())
         mixer = self.mixer.state_dict()
         remembered, moments = optimization.state(self._optimizer)
@@ -247,7 +242,7 @@ class Trainer:
         """Continue from a checkpoint, bit for bit.
 
         Raises:
-            ValueError: it is of other data or another model.
+            ValueError: it is from other data or another model.
         """
         plain = checkpoint.plain
         changed = [name for name, digest in self._digests.items() if plain["data"].get(name) != digest]

@@ -1,4 +1,4 @@
-"""The loggers of a run in its directory: opened before training, continued after a stop, never in its way."""
+"""The loggers of a run: opened before training, continued after a stop; their failures do not stop it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Chosen = Mapping[str, LoggerConfig]
 
 @final
 class RunLoggers:
-    """Passes the numbers of a run to all of its loggers, and never changes them.
+    """Passes the numbers of a run to all of its loggers.
 
-    The random generators are as before after each call. A logger that fails while the model trains is dropped with
-    a warning; the run continues.
+    Each call restores the random generators. A logger that fails while the model trains is dropped with a warning;
+    the run continues.
 
     Args:
         own: loggers by name, which are closed at the end.
