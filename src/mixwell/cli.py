@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -87,7 +86,7 @@ def run_command(
         config,
         out=out,
         overrides=overrides or (),
-        engine=partial(make_engine, engine, ray_address),
+        engine=make_engine(engine, ray_address),
         after=_write_report if report else None,
     )
 
@@ -167,7 +166,7 @@ def resume_command(
 
     command.resume(
         folder,
-        engine=partial(make_engine, engine, ray_address),
+        engine=make_engine(engine, ray_address),
         after=_write_report if report else None,
     )
 

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mixwell import distributed, methods
+from mixwell import distributed
 from mixwell.data import tokenizer as tokenizers
 from mixwell.training import builder, config_io, fidelity, metrics, parallel, plan
 from mixwell.training.config import Config
 from mixwell.training.display import Tokenizing
-from mixwell.training.engines import Engine
+from mixwell.training.engines import LOCAL, Engine
 from mixwell.training.models.base import Trainable
 from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
@@ -23,7 +23,7 @@ from mixwell.training.trainer import Trainer
 from mixwell.utils.terminal import say, show
 
 AfterRun = Callable[[Path], None]
-"""Called with the run's directory when a run has ended or stopped and has metrics, in the first process only."""
+"""Called on rank 0 with the directory of a run that has ended or stopped and has metrics."""
 
 
 def run(
@@ -31,7 +31,7 @@ def run(
     *,
     out: Path | None,
     overrides: Sequence[str],
-    engine: Callable[[], Engine] = Engine,
+    engine: Engine = LOCAL,
     after: AfterRun | None = None,
 ) -> None:
     """Begin a run.
@@ -39,31 +39,21 @@ def run(
     Args:
         out: the run's directory; ``None`` for ``runs/`` and the config's name.
         overrides: ``key=value``.
-        engine: makes the engine of a method's trials.
+        engine: where the method's trials run.
     """
     folder = out or Path("runs") / path.stem
     config = config_io.read_config(path, overrides)
-    made = _engine(config, engine)
     with parallel.joined(config):
-        # Where a process died and all were started again, the run is there already.
+        # Where torchrun has restarted the processes, there is a run already.
         again = distributed.run_on_rank_zero(lambda: parallel.restarted(folder / CONFIG))
-        _finish(Run(config, folder, workers=None, engine=made), resuming=again, after=after)
+        _finish(Run(config, folder, workers=None, engine=engine), resuming=again, after=after)
 
 
-def resume(folder: Path, *, engine: Callable[[], Engine] = Engine, after: AfterRun | None = None) -> None:
+def resume(folder: Path, *, engine: Engine = LOCAL, after: AfterRun | None = None) -> None:
     """Continue a run; see :func:`run`."""
-    config = open_run(folder).config
-    made = _engine(config, engine)
-    with parallel.joined(config):
-        _finish(open_run(folder, workers=None, engine=made), resuming=True, after=after)
-
-
-def _engine(config: Config, make: Callable[[], Engine]) -> Engine:
-    """Make the engine, and see that it is there if the method has trials, before anything is written."""
-    engine = make()
-    if methods.find(config.mixer.method).stages is not None:
-        engine.check()
-    return engine
+    with parallel.joined(open_run(folder).config):
+        # Opened again, since rank and console are known only now.
+        _finish(open_run(folder, workers=None, engine=engine), resuming=True, after=after)
 
 
 def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> None:

@@ -150,6 +150,8 @@ class Run:
     def load(self) -> tuple[Trainable, Data]:
         """Load model and data, without writing anything into the directory."""
         methods.find(self.config.mixer.method).expect_installed()
+        if self._has_stages:
+            self._engine.check()
         randomness.seed(self.config.seed)
         tokenizer = load_tokenizer(self.config.tokenizer, self.config.base)
         if self._trainable is None:

@@ -17,6 +17,8 @@ import mixwell
 from helpers.text_configs import TINY, WORDS, lines, write_config
 from mixwell.training import concurrent, config_io, metrics, mixture_file
 from mixwell.training.concurrent import Planned
+from mixwell.training.engines import Engine
+from mixwell.training.run import Run
 from mixwell.training.trainer import Trainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -136,3 +138,14 @@ def test_weights_stay_without_a_signal() -> None:
             with mixer.validation():
                 model(torch.randn(3, 2)).square().mean().backward()
     assert mixer.weights.last == pytest.approx(given)
+
+
+def test_the_engine_is_checked_where_trials_need_it(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    engine, quiet = Engine("ray", "127.0.0.1:1"), Console(quiet=True)
+    config = config_io.read_config(write_config(tmp_path, mixer={"method": "doremi"}))
+    with pytest.raises(OSError, match="no Ray cluster answers at 127.0.0.1:1"):
+        Run(config, tmp_path / "run", console=quiet, workers=None, engine=engine).start()
+    assert not (tmp_path / "run").exists()
+    config = config_io.read_config(write_config(tmp_path))
+    assert Run(config, tmp_path / "run", console=quiet, workers=None, engine=engine).start().finished

@@ -194,3 +194,12 @@ def test_an_epoch_cap_holds_the_weight_down() -> None:
 def test_an_unknown_device_is_named() -> None:
     with pytest.raises(ValueError, match="device: 'abacus' is not there .*; try auto or cpu"):
         trainer(device="abacus")
+
+
+def test_probes_are_built_where_the_method_declares_them() -> None:
+    plain, probing = trainer(), trainer(mixer={"method": "tandem", "horizon": 4})
+    for one in (plain, probing):
+        one.step()
+    assert plain.checkpoint().plain["probes"] is None
+    assert probing.checkpoint().plain["probes"]["spent"] > 0
+    assert plain.computed == 12
