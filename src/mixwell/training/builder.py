@@ -153,7 +153,7 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device: {name!r} is not there ({reason}); try auto or cpu") from error
+        raise ValueError(f"device: {name!r} is not available ({reason}); try auto or cpu") from error
     return device
 
 

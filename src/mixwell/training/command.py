@@ -155,12 +155,12 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
         overrides: ``key=value``.
 
     Raises:
-        ValueError: no domain is text, or the file is there already.
+        ValueError: no domain is text, or the file already exists.
     """
     config = config_io.read_config(path, overrides)
     out = out or path.parent / "tokenizer.json"
     if out.exists():
-        raise ValueError(f"{out} is there already, and runs may need it; give another --out")
+        raise ValueError(f"{out} already exists, and runs may need it; give another --out")
     documents = [one.documents(config.base) for one in config.domains.values()]
     sources = [one for one in documents if one is not None]
     if not sources:

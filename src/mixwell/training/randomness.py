@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,3 +44,14 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)
+
+
+@contextmanager
+def generators_kept() -> Generator[None]:
+    """Restore the generators on the CPU afterwards: loggers may draw, and must not change a run."""
+    cpu = torch.device("cpu")
+    kept = state(cpu)
+    try:
+        yield
+    finally:
+        load_state(*kept, cpu)

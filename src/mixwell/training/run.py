@@ -222,7 +222,7 @@ class Run:
         for name in (*FILES, CHECKPOINTS, *loggers.outputs(self.config.loggers)):
             if (self.folder / name).exists():
                 raise OSError(
-                    f"{self.folder / name} is there already and would be overwritten; give another --out"
+                    f"{self.folder / name} already exists and would be overwritten; give another --out"
                 )
 
     def _expect_same_settings(self, checkpoint: Checkpoint | None) -> None:

@@ -556,7 +556,7 @@ def test_a_run_logs_everywhere_and_is_the_same_as_without(config: Path, tmp_path
     (tmp_path / "logged" / "config.yaml").unlink()
     (tmp_path / "taken" / "tensorboard").mkdir(parents=True)
     _, err = mixwell("run", config, "--out", "taken", cwd=tmp_path, status=2)
-    assert "tensorboard is there already" in err
+    assert "tensorboard already exists" in err
 
 
 def test_a_stopped_run_goes_on_in_the_same_records(config: Path, tmp_path: Path) -> None:

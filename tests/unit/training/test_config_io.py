@@ -58,7 +58,7 @@ def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path
     (tmp_path / "all.yaml").write_text("\n".join(changed))
     assert len(shown) > 20
     assert config_io.read_config(tmp_path / "all.yaml") == given
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="already exists"):
         template.write_template(tmp_path / "mixwell.yaml")
 
 

@@ -146,7 +146,7 @@ def test_a_folder_with_other_results_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "metrics.jsonl").write_text("precious\n")
     _, err = mixwell("run", write_config(tmp_path), "--out", "mine", cwd=tmp_path, status=2)
-    assert "metrics.jsonl is there already and would be overwritten" in err
+    assert "metrics.jsonl already exists and would be overwritten" in err
     assert (tmp_path / "mine" / "metrics.jsonl").read_text() == "precious\n"
 
 

@@ -192,7 +192,7 @@ def test_an_epoch_cap_holds_the_weight_down() -> None:
 
 
 def test_an_unknown_device_is_named() -> None:
-    with pytest.raises(ValueError, match="device: 'abacus' is not there .*; try auto or cpu"):
+    with pytest.raises(ValueError, match="device: 'abacus' is not available .*; try auto or cpu"):
         trainer(device="abacus")
 
 
