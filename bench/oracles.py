@@ -49,7 +49,7 @@ def losses(config: Config, first: Array, second: Array, split: float, seed: int)
         "weights": dict(zip(names, first.tolist(), strict=True)),
         "options": {},
     }
-    made = config_io.check(plain, where="oracle")
+    made = config_io.validate_config(plain, where="oracle")
     randomness.seed(seed)
     trainable, data = Run(made, Path("oracle"), console=Console(quiet=True)).load()
     trainer = Trainer(made, trainable, data.domains, data.validation)
@@ -120,7 +120,7 @@ def around(random: np.random.Generator, mixture: Array, size: float) -> Array:
 def search(given: argparse.Namespace) -> None:
     """Search one problem, and run the best mixtures with all seeds."""
     folder = given.out / Path(given.problem).stem
-    config = config_io.read(problems.find(given.problem, folder, Console()), given.set)
+    config = config_io.read_config(problems.find(given.problem, folder, Console()), given.set)
     table, m = Table(folder / f"oracles-{config.steps}.csv"), len(config.domains)
     uniform = np.full(m, 1 / m)
     table.run(config, "uniform", uniform, uniform, 0.5, 0)

@@ -36,7 +36,7 @@ from mixwell.mixer.scores import RoundScores
 from mixwell.reference.comparison import tangent, tangent_cosine
 from mixwell.signals import Signal
 from mixwell.simplex.rounds import validation_points
-from mixwell.training import config_io, mixing, optimization
+from mixwell.training import builder, config_io, optimization
 from mixwell.training.run import Run
 
 Array = NDArray[np.float64]
@@ -58,7 +58,7 @@ class Study:
     def fresh(self) -> Pair:
         model = copy.deepcopy(self.trainable.model)
         trained = [p for p in model.parameters() if p.requires_grad]
-        return model, optimization.build(self.config.optimizer, trained)
+        return model, optimization.build_optimizer(self.config.optimizer, trained)
 
     def cursors(self, key: str) -> dict[str, ShuffledCursor]:
         return {name: ShuffledCursor(len(rows), f"{key}, {name}") for name, rows in self.data.domains.items()}
@@ -99,7 +99,7 @@ class Study:
     ) -> tuple[Array, Array, Array]:
         """Scores after every step of a round; at its end with eight times the rows, and of averaged iterates."""
         model, optimizer = copy.deepcopy(start)
-        signal: Signal = mixing.hypergradient(self.config)
+        signal: Signal = builder.hypergradient(self.config)
         assert isinstance(signal, Hypergradient)
         signal.points, signal.span = steps, 1.0
         mixer = Mixer(
@@ -199,9 +199,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        config = config_io.read(problems.find(given.problem, Path(folder), Console()), given.set)
+        config = config_io.read_config(problems.find(given.problem, Path(folder), Console()), given.set)
         study = Study(config)
-    steps = mixing.horizon(config)
+    steps = builder.horizon(config)
     begin = steps if given.begin is None else given.begin
     start = study.fresh()
     study.train(start, "before", np.full(len(study.names), 1 / len(study.names)), range(begin))

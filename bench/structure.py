@@ -40,7 +40,7 @@ CHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
     # The files to edit for each of ten plausible changes cannot be found automatically. First what the review
     # counted by reading; then, once the restructured tree is there, the files that the change touches in it.
     "optimizer (Lion, Muon)": ("7", ("hypergradient/responses/x.py", "training/optimization.py")),
-    "trace kind": ("12", ("hypergradient/traces/x.py", "training/config.py")),
+    "trace kind": ("12", ("hypergradient/traces/x.py",)),
     "CLI command": ("2-3", ("cli.py", "a command.py")),
     "data source": ("6", ("data/sources/x.py",)),
     "logger": ("8", ("integrations/loggers/x.py", "pyproject.toml")),

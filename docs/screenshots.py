@@ -89,7 +89,7 @@ def demo_runs(folder: Path, steps: int) -> list[Path]:
     common = [f"steps={steps}", "output.evaluate_every=auto", "mixer.traces=projected"]
     made: list[Path] = []
     for name, changes in {"learned": [], "uniform": ["mixer.method=fixed"]}.items():
-        config = config_io.read(folder / "demo.yaml", [*common, *changes])
+        config = config_io.read_config(folder / "demo.yaml", [*common, *changes])
         Run(config, folder / name, console=Console(stderr=True)).start()
         made.append(folder / name)
     return made

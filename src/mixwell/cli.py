@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
+from mixwell.lab.cli import Reproduced, reproduce
 from mixwell.lab.problems import PROBLEMS
-
-if TYPE_CHECKING:
-    from mixwell.training.engines import Engine
+from mixwell.training.command_options import EngineName, RayAddress, Workers, make_engine
+from mixwell.training.interrupts import interruptible
 
 app = typer.Typer(
     name="mixwell",
@@ -24,21 +23,6 @@ app = typer.Typer(
     # rich would take half of the time of --help, and [default: ...] for markup, which it leaves out
     rich_markup_mode=None,
 )
-Given = TypeVar("Given")
-Workers = Annotated[int | None, typer.Option(help="Runs at a time. [default: one per core]")]
-EngineName = Annotated[
-    str, typer.Option("--engine", help="Where runs are done: local (processes of this machine) or ray.")
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        help="host:port of a Ray cluster's head, or auto. [default: $RAY_ADDRESS, or a Ray of its own here]"
-    ),
-]
-reproduce = typer.Typer(
-    name="reproduce", help="Regenerate the paper's results and look at them.", no_args_is_help=True
-)
-app.add_typer(reproduce)
 
 
 @app.callback(invoke_without_command=True)
@@ -50,132 +34,6 @@ def _root(
 
         typer.echo(f"mixwell {__version__}")
         raise typer.Exit
-
-
-@reproduce.command("quadratic")
-def quadratic_command(
-    radius: Annotated[
-        list[float] | None, typer.Option("--radius", "-R", help="Start at theta = -R. [default: 150, 1000]")
-    ] = None,
-    step_size: Annotated[
-        list[float] | None, typer.Option("--step-size", "-a", help="alpha of the weights. [default: 1, 5]")
-    ] = None,
-    learning_rate: Annotated[float, typer.Option(help="eta of the model.")] = 0.1,
-    budget: Annotated[int, typer.Option("--budget", "-N", help="Training steps.")] = 1000,
-    horizons: Annotated[
-        str, typer.Option("--horizons", "-T", help="Steps per weight update, with commas.")
-    ] = "1,2,5,10,20,50,100,200,500,1000",
-    margin: Annotated[float, typer.Option("--margin", "-c", help="The theorem's c.")] = 1.0,
-    out: Annotated[Path, typer.Option(help="Folder for the table and the figure.")] = Path("runs/quadratic"),
-    figures: Annotated[bool, typer.Option(help="Draw the figure.")] = True,
-) -> None:
-    """The motivating example: two quadratics, where T=1 fails. Prints, checks and draws it."""
-    from mixwell.lab.quadratic import command
-
-    ok = command.main(
-        radii=radius or [150.0, 1000.0],
-        step_sizes=step_size or [1.0, 5.0],
-        learning_rate=learning_rate,
-        budget=budget,
-        horizons=_whole_numbers("--horizons", horizons),
-        margin=margin,
-        out=out,
-    )
-    if figures:
-        _write_report(out)
-    if not ok:
-        raise typer.Exit(1)
-
-
-@reproduce.command("bounds")
-def bounds_command(
-    seeds: Annotated[int | None, typer.Option(help="Problems of each kind. [default: 8]")] = None,
-    copies: Annotated[int | None, typer.Option(help="Runs of noise to average. [default: 16]")] = None,
-    decades: Annotated[float | None, typer.Option(help="Of budgets N. [default: 3]")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="3 seeds, 4 copies, 2 decades.")] = False,
-    workers: Workers = None,
-    engine: EngineName = "local",
-    ray_address: RayAddress = None,
-    out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/bounds"),
-    figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
-) -> None:
-    """The theorems compared with measurements, and the best T. On problems with known constants; resumable."""
-    from mixwell.lab.bounds import command
-
-    ok = command.main(
-        seeds=_given(seeds, 3 if quick else 8),
-        copies=_given(copies, 4 if quick else 16),
-        decades=_given(decades, 2.0 if quick else 3.0),
-        workers=workers,
-        engine=_engine(engine, ray_address),
-        out=out,
-    )
-    if figures:
-        _write_report(out)
-    if not ok:
-        raise typer.Exit(1)
-
-
-@reproduce.command("mnist")
-def mnist_command(
-    budget: Annotated[
-        str, typer.Option("--budget", "-N", help="Training steps; several with commas.")
-    ] = "1000",
-    horizons: Annotated[
-        str | None,
-        typer.Option(
-            "--horizons", "-T", help="Steps per weight update. [default: 1,2,5,10,... and sqrt(N log N)]"
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 2,
-    workers: Workers = None,
-    engine: EngineName = "local",
-    ray_address: RayAddress = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small network and batch: c=8, batch 32.")] = False,
-    channels: Annotated[int | None, typer.Option("--channels", "-c", help="Width. [default: 32]")] = None,
-    batch_size: Annotated[
-        str | None,
-        typer.Option("--batch-size", help="Images per domain; several with commas. [default: 256]"),
-    ] = None,
-    learning_rate: Annotated[float, typer.Option(help="eta of the network.")] = 0.05,
-    step_size: Annotated[float, typer.Option(help="alpha of the weights.")] = 0.5,
-    curvature: Annotated[float, typer.Option(help="gamma of H = gamma I.")] = 0.01,
-    train_size: Annotated[int, typer.Option(help="Training images per domain.")] = 12_000,
-    validation_size: Annotated[int, typer.Option(help="Validation images.")] = 3_000,
-    rotation: Annotated[
-        float, typer.Option(help="Angles of the rotated domain: +- this, in degrees.")
-    ] = 90.0,
-    validation_angle: Annotated[float, typer.Option(help="Angle of the validation images.")] = 45.0,
-    noise_rate: Annotated[float, typer.Option(help="Share of wrong labels in the noisy domain.")] = 0.5,
-    out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/mnist"),
-    figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
-) -> None:
-    """The paper's MNIST experiment. Final loss, accuracy and weights against the horizon; resumable."""
-    from mixwell.lab.mnist import command
-
-    settings = command.main(
-        budgets=_whole_numbers("--budget", budget),
-        horizons=None if horizons is None else _whole_numbers("--horizons", horizons),
-        batch_sizes=_whole_numbers("--batch-size", _given(batch_size, "32" if quick else "256")),
-        seeds=seeds,
-        workers=workers,
-        engine=_engine(engine, ray_address),
-        channels=_given(channels, 8 if quick else 32),
-        learning_rate=learning_rate,
-        step_size=step_size,
-        curvature=curvature,
-        train_size=train_size,
-        validation_size=validation_size,
-        rotation=rotation,
-        validation_angle=validation_angle,
-        noise_rate=noise_rate,
-        out=out,
-    )
-    if figures:
-        from mixwell.report import mnist
-
-        mnist.draw_examples(command.examples(settings), out)
-        _write_report(out)
 
 
 ConfigFile = Annotated[Path, typer.Argument(help="A config file; `mixwell init` writes one.")]
@@ -195,7 +53,7 @@ def init_command(
     """Write a commented config file to start from."""
     from mixwell.training import template
 
-    template.write(path)
+    template.write_template(path)
 
 
 @app.command("plan")
@@ -228,7 +86,7 @@ def run_command(
         config,
         out=out,
         overrides=overrides or (),
-        engine=partial(_engine, engine, ray_address),
+        engine=make_engine(engine, ray_address),
         after=_write_report if report else None,
     )
 
@@ -267,19 +125,20 @@ def compare_command(
     figures: Annotated[bool, typer.Option(help="Draw the figures and write the report page.")] = True,
 ) -> None:
     """Compare methods on a problem. Same seeds, data and compute; call it again to resume."""
-    from mixwell.lab.compare import command
+    with interruptible():
+        from mixwell.lab.compare import command
 
-    compared = command.main(
-        problem,
-        names=[one.strip() for one in method_names.split(",") if one.strip()],
-        seeds=seeds,
-        horizons=horizons,
-        equal=equal,
-        out=out,
-        workers=workers,
-        engine=_engine(engine, ray_address),
-        overrides=overrides or (),
-    )
+        compared = command.main(
+            problem,
+            names=[one.strip() for one in method_names.split(",") if one.strip()],
+            seeds=seeds,
+            horizons=horizons,
+            equal=equal,
+            out=out,
+            workers=workers,
+            engine=make_engine(engine, ray_address),
+            overrides=overrides or (),
+        )
     if figures and compared.rows:
         _write_report(compared.folder)
     compared.raise_error()
@@ -307,7 +166,7 @@ def resume_command(
 
     command.resume(
         folder,
-        engine=partial(_engine, engine, ray_address),
+        engine=make_engine(engine, ray_address),
         after=_write_report if report else None,
     )
 
@@ -368,18 +227,19 @@ def demo_command(
     figures: Annotated[bool, typer.Option(help="Write the report page.")] = True,
 ) -> None:
     """Learn a mixture of text that is on this machine. Compares it with uniform weights; no download."""
-    from mixwell.lab.compare import command
+    with interruptible():
+        from mixwell.lab.compare import command
 
-    compared = command.main(
-        "demo",
-        names=["mixwell", "uniform"],
-        seeds=seeds,
-        equal="steps",
-        out=out,
-        workers=workers,
-        engine=_engine(engine, ray_address),
-        overrides=[] if steps is None else [f"steps={steps}"],
-    )
+        compared = command.main(
+            "demo",
+            names=["mixwell", "uniform"],
+            seeds=seeds,
+            equal="steps",
+            out=out,
+            workers=workers,
+            engine=make_engine(engine, ray_address),
+            overrides=[] if steps is None else [f"steps={steps}"],
+        )
     if figures and compared.rows:
         from mixwell.report import runs
 
@@ -424,16 +284,6 @@ def report_command(
         typer.echo(path)
 
 
-def _given(value: Given | None, default: Given) -> Given:
-    return default if value is None else value
-
-
-def _engine(name: str, address: str | None) -> Engine:
-    from mixwell.training.engines import Engine
-
-    return Engine(name, address)
-
-
 def _write_report(folder: Path) -> None:
     """Write the report page of a run that is safe whatever happens here."""
     from rich.console import Console
@@ -453,14 +303,19 @@ def _write_report(folder: Path) -> None:
         say(console, f"look at {next((path for path in written if path.suffix == '.html'), written[-1])}")
 
 
-def _whole_numbers(option: str, text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise ValueError(f"{option} must be whole numbers of at least 1 with commas between, got {text!r}")
-    return numbers
+def _show_reproduced(done: Reproduced) -> None:
+    """Write the figures and the report of ``mixwell reproduce ...``; exit with 1 where a check failed."""
+    if done.figures:
+        if done.examples is not None:
+            from mixwell.report import mnist
+
+            mnist.draw_examples(done.examples(), done.folder)
+        _write_report(done.folder)
+    if not done.passed:
+        raise typer.Exit(1)
+
+
+app.add_typer(reproduce, result_callback=_show_reproduced)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from helpers.method_runs import BATCH, ROWS, STEPS, data, online, run_of
 from mixwell import methods
 from mixwell.lab.compare import budgets
 from mixwell.methods import base
-from mixwell.training import config_io, mixture
+from mixwell.training import config_io, mixture_file
 
 METHODS = list(methods.every())
 ONLINE = [name for name, method in methods.every().items() if method.has_rounds]
@@ -30,13 +30,13 @@ def test_it_trains_to_the_end_and_computes_what_it_said(name: str, tmp_path: Pat
     assert np.isfinite(history).all()
     assert (history >= 0).all()
     assert history.sum(axis=1) == pytest.approx(1.0)
-    found = mixture.read(tmp_path / "run")
+    found = mixture_file.read_mixture(tmp_path / "run")
     assert found["method"] == name
     size = sum(p.nbytes for p in done.model.parameters())
     if name == "dynamic-loading":
         assert size <= found["memory"] < 2 * size  # the reference model, and a few numbers
     assert found["finished"]
-    told = budgets.cost(config_io.read(tmp_path / "run" / "config.yaml"), ROWS, 48)
+    told = budgets.cost(config_io.read_config(tmp_path / "run" / "config.yaml"), ROWS, 48)
     computed = found["rows"]["computed"] / BATCH
     # Conjugate gradients stop where the Hessian is not positive definite.
     assert computed <= told if name == "implicit-cg" else computed == pytest.approx(told, rel=0.02)
@@ -167,8 +167,8 @@ def test_exact_products_of_truncated_unrolling_are_taken_and_charged(tmp_path: P
     """
     options = {"curvature": "exact", "window": 2}
     run_of(tmp_path / "run", "truncated", horizon=3, options=options).start()
-    config = config_io.read(tmp_path / "run" / "config.yaml")
-    computed = mixture.read(tmp_path / "run")["rows"]["computed"] / BATCH
+    config = config_io.read_config(tmp_path / "run" / "config.yaml")
+    computed = mixture_file.read_mixture(tmp_path / "run")["rows"]["computed"] / BATCH
     assert computed == pytest.approx(budgets.cost(config, ROWS, 48))
     assert computed == pytest.approx(STEPS + 4 * 1 + 4 * 2 * 3 * 2)
 

@@ -13,6 +13,9 @@ from torch import nn
 import mixwell
 from helpers.toy_problems import mse, names, quadratic_round, regression_batches, train, two_layer
 from mixwell import methods
+from mixwell.hypergradient.traces import TracesConfig
+from mixwell.hypergradient.traces.dense import DenseTracesConfig
+from mixwell.hypergradient.traces.projected import ProjectedTracesConfig
 from mixwell.reference import unroll
 from mixwell.reference.quadratics import Quadratic
 
@@ -175,7 +178,7 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Pat
 def test_what_the_method_makes() -> None:
     method = methods.find("truncated")
 
-    def made(traces: str, **options) -> tuple[mixwell.Signal, methods.Extra]:
+    def made(traces: TracesConfig, **options) -> tuple[mixwell.Signal, methods.Extra]:
         task = methods.MethodContext(
             domains=("a", "b"),
             rows={"a": 5, "b": 5},
@@ -185,17 +188,15 @@ def test_what_the_method_makes() -> None:
             horizon=5,
             curvature=0.5,
             traces=traces,
-            rank=8,
-            sketch_size=64,
         )
         assert method.recipe(task).update is None
         return method.recipe(task).signal, method.extra(task)
 
-    signal, extra = made("projected")
+    signal, extra = made(ProjectedTracesConfig(projection_rank=8))
     assert repr(signal).startswith("Hypergradient(IsotropicCurvature(0.5), ProjectedTraces(8")
     assert repr(signal).endswith("window=10)")
     assert extra == methods.Extra()
-    signal, extra = made("dense", curvature="exact", window=3)
+    signal, extra = made(DenseTracesConfig(), curvature="exact", window=3)
     assert repr(signal) == "Hypergradient(ExactCurvature(), ForwardModeTraces(), points=1, window=3)"
     assert extra.per_round == 2 * 2 * 3
 

@@ -123,7 +123,7 @@ def check_yaml(block: Block, whole: dict[str, Any], folder: Path) -> dict[str, A
     path = folder / "of-the-page.yaml"
     path.write_text(yaml.safe_dump(merged), encoding="utf-8")
     try:
-        config_io.read(path)
+        config_io.read_config(path)
     except ValueError as error:
         pytest.fail(f"{block.place}: {error}")
     if block.title:
@@ -159,7 +159,7 @@ def check_overrides(words: list[str], config: dict[str, Any], folder: Path) -> N
     if overrides:
         path = folder / "overridden.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        config_io.read(path, overrides)
+        config_io.read_config(path, overrides)
 
 
 # ----------------------------------------------------------------------------------------------- commands

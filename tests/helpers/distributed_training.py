@@ -259,7 +259,9 @@ def train_runs(plans: list[tuple[dict[str, Any], str, int | None]]) -> list[Any]
         def stopping(asked: Any = asked, until: int | None = until, last: bool = last) -> bool:
             return next(asked) >= (until or 10**9) and last
 
-        run = Run(config_io.check(plain), Path(folder), console=Console(quiet=True), stopping=stopping)
+        run = Run(
+            config_io.validate_config(plain), Path(folder), console=Console(quiet=True), stopping=stopping
+        )
         try:
             done.append(
                 run.resume() if distributed.run_on_rank_zero((Path(folder) / CONFIG).exists) else run.start()

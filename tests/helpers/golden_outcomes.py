@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from helpers.text_configs import lines
 from mixwell import Mixer, distributed
-from mixwell.training import mixture
+from mixwell.training import mixture_file
 from mixwell.training.trainer import Trainer
 
 DIGEST = "digest"
@@ -75,7 +75,7 @@ def of_run(done: Trainer, folder: Path) -> dict[str, Any]:
 def of_files(folder: Path) -> dict[str, Any]:
     """What a run wrote about its losses and its mixture."""
     written = lines(folder)
-    found = mixture.read(folder)
+    found = mixture_file.read_mixture(folder)
     return {
         "training losses": [line["loss"] for line in written if line["kind"] == "step"],
         "evaluations": [list(line["losses"].values()) for line in written if line["kind"] == "evaluation"],

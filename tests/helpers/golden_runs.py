@@ -128,7 +128,7 @@ def demo_run(folder: Path, *, changes: tuple[str, ...] = ()) -> dict[str, Any]:
     path = folder / "demo.yaml"
     path.write_text(read_config("demo"))
     short = [f"steps={STEPS}", "output.evaluate_every=8", "output.evaluate_rows=16", "output.log_every=4"]
-    config = config_io.read(path, [*short, *changes])
+    config = config_io.read_config(path, [*short, *changes])
     return of_run(Run(config, folder / "run", console=QUIET).start(), folder / "run")
 
 
@@ -142,7 +142,7 @@ def images_run(folder: Path, **changes: Any) -> dict[str, Any]:
         described["arguments"]["rows"] = size
     plain |= {"steps": 12, "model": {"kind": "cnn", "channels": 4}, "batch": {"rows": 24}}
     plain |= {"output": {"evaluate_rows": 20, "evaluate_every": 6, "log_every": 3}, **changes}
-    run = Run(config_io.check(plain), folder / "run", console=QUIET)
+    run = Run(config_io.validate_config(plain), folder / "run", console=QUIET)
     return of_run(run.start(), folder / "run")
 
 
@@ -219,13 +219,13 @@ def text_config(folder: Path, changes: dict[str, Any]) -> Path:
 
 def text_run(folder: Path, *, changes: dict[str, Any]) -> dict[str, Any]:
     """A small text model, with settings."""
-    config = config_io.read(text_config(folder, changes))
+    config = config_io.read_config(text_config(folder, changes))
     return of_run(Run(config, folder / "run", console=QUIET).start(), folder / "run")
 
 
 def text_run_resumed(folder: Path, *, changes: dict[str, Any]) -> dict[str, Any]:
     """The same, stopped in the middle of the second round and resumed."""
-    config = config_io.read(text_config(folder, changes))
+    config = config_io.read_config(text_config(folder, changes))
     asked = itertools.count()
     _expect_stop(Run(config, folder / "run", console=QUIET, stopping=lambda: next(asked) >= STOP))
     return of_run(Run(config, folder / "run", console=QUIET).resume(), folder / "run")

@@ -88,7 +88,7 @@ def run_of(
         plain["validation"] = {"given": "tuple"}
         given["validation"] = as_rows(rows["validation"])
     return Run(
-        config_io.check(plain),
+        config_io.validate_config(plain),
         out,
         console=Console(quiet=True),
         trainable=Trainable(model, loss_of, row_losses=losses_of if knows_rows else None),

@@ -71,7 +71,7 @@ def write_runs(folder: Path, *, domains: int, runs: int = len(CHANGES), steps: i
                 changed[key] = {**config[key], **value} if isinstance(value, dict) else value
             path = folder / f"{name}.yaml"
             path.write_text(yaml.safe_dump(changed, sort_keys=False, allow_unicode=True), encoding="utf-8")
-            Run(config_io.read(path), folder / name, console=Console(quiet=True)).start()
+            Run(config_io.read_config(path), folder / name, console=Console(quiet=True)).start()
             written.append(folder / name)
     return written
 

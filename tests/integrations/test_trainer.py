@@ -38,7 +38,7 @@ from helpers.transformers_training import (
 from mixwell.hypergradient.capture.layer_rules import NormRule, rule_for
 from mixwell.integrations.transformers import MixerTrainer
 from mixwell.integrations.transformers import row_losses as losses_of
-from mixwell.training import mixture
+from mixwell.training import mixture_file
 
 WORK = Path(transformers_training.__file__)
 
@@ -64,8 +64,8 @@ def test_learns_logs_and_writes_the_mixture(tmp_path: Path) -> None:
     seen = {name: history(trainer, f"mixwell/rows/{name}")[-1] for name in ("up", "down", "noise")}
     assert sum(seen.values()) == 40 * 12
     assert seen["up"] > seen["noise"]
-    found = mixture.read(tmp_path)
-    jsonschema.validate(found, mixture.schema())
+    found = mixture_file.read_mixture(tmp_path)
+    jsonschema.validate(found, mixture_file.schema())
     assert found["weights"]["last"] == trainer.mixer.weights.last
     assert found["rows"] == {"available": {"down": 60, "noise": 60, "up": 60}, "trained_on": seen}
     assert found["finished"]

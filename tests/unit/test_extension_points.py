@@ -5,7 +5,9 @@ Nothing here edits or patches mixwell: a component is a class or an object that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,19 @@ from typing_extensions import override
 import mixwell
 from mixwell.data.datasets import IndexedDataset, TensorRows
 from mixwell.data.sources.base import SOURCES, LoadContext, SourceConfig
+from mixwell.hypergradient.capture.hooks import CaptureContext
+from mixwell.hypergradient.capture.row_groups import RowGroups
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.traces import TRACES, StepModel, Traces, TracesConfig
 from mixwell.integrations.exporters import EXPORTERS, Entry, Format, export
 from mixwell.simplex.constraints import Constraint
-from mixwell.training import config_io
+from mixwell.training import config_io, plan
 from mixwell.training.constraints import CONSTRAINTS, ConstraintConfig, ConstraintContext
 from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome
 from mixwell.training.models.base import MODELS, ModelConfig, Trainable
 from mixwell.training.optimization import OPTIMIZERS, SCHEDULES, OptimizerConfig
+from mixwell.training.parallel import ParallelConfig
+from mixwell.typing import Gradients, Vector
 from mixwell.utils.registry import Registry
 from mixwell.utils.sections import Positive, Whole
 
@@ -94,6 +102,73 @@ class ToyConstraintConfig(ConstraintConfig):
         return None if self.threshold is None else ToyConstraint(self.threshold)
 
 
+class ToyTraces(Traces):
+    """The sum of a domain's gradients, and nothing of the optimizer."""
+
+    supports_mixed_batches = True
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.mixed_batches = 0
+
+    def __repr__(self) -> str:
+        return f"ToyTraces({self.factor})"
+
+    @override
+    def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
+        self._parameters = parameters
+        self.z = [[torch.zeros_like(p) for p in parameters.tensors] for _ in range(domains)]
+
+    @override
+    def reset(self, round_index: int, validation: Gradients | None = None) -> None:
+        for one in itertools.chain(*self.z):
+            one.zero_()
+
+    @override
+    def begin_step(self, step: StepModel) -> None: ...
+
+    @override
+    def add(self, domain: int, gradients: Gradients, scale: float) -> None:
+        for z, gradient in zip(self.z[domain], gradients, strict=True):
+            if gradient is not None:
+                z.add_(gradient, alpha=self.factor * scale)
+
+    @contextmanager
+    def _counted(self) -> Generator[CaptureContext]:
+        self.mixed_batches += 1
+        yield CaptureContext()
+
+    @override
+    def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
+        return self._counted()
+
+    @override
+    def dot(self, vector: Gradients) -> Vector:
+        pairs = [[(v, z) for v, z in zip(vector, own, strict=True) if v is not None] for own in self.z]
+        return np.array([sum(float((v * z).sum()) for v, z in one) for one in pairs])
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in itertools.chain(*self.z))
+
+
+class ToyTracesConfig(TracesConfig):
+    """``mixer.traces: toy`` with the key ``mixer.toy_factor``."""
+
+    toy_factor: Positive = 1.0
+
+    @override
+    def build(self) -> Traces:
+        return ToyTraces(self.toy_factor)
+
+
+class MixedToyTracesConfig(ToyTracesConfig):
+    """The same with mixed batches."""
+
+    takes_mixed_batches = True
+
+
 class ToyLogger(Logger):
     """Keeps a line for each call."""
 
@@ -137,6 +212,8 @@ COMPONENTS: list[tuple[Registry[Any], str, Any]] = [
     (SOURCES, "slope", ToySourceConfig),
     (MODELS, "line", ToyModelConfig),
     (CONSTRAINTS, "threshold", ToyConstraintConfig),
+    (TRACES, "toy", ToyTracesConfig),
+    (TRACES, "toy-mixed", MixedToyTracesConfig),
     (LOGGERS, "toy", ToyLoggerConfig),
     (EXPORTERS, "names", Format("the names of the domains", _names, needs_paths=False)),
 ]
@@ -146,7 +223,7 @@ PLAIN: dict[str, Any] = {
     "model": {"kind": "line"},
     "optimizer": {"kind": "toy", "lr": 0.2, "factor": 0.25, "schedule": "stairs"},
     "batch": {"rows": 8},
-    "mixer": {"horizon": 5, "threshold": 0.2},
+    "mixer": {"horizon": 5, "threshold": 0.2, "traces": "toy", "toy_factor": 0.1},
     "loggers": {"toy": {"file": "log.txt"}},
     "steps": 20,
 }
@@ -165,6 +242,10 @@ def components() -> Iterator[None]:
 def test_a_run_with_a_component_of_each_kind(tmp_path: Path) -> None:
     done = mixwell.train(out=tmp_path / "run", quiet=True, **PLAIN)
     assert done.steps_done == 20
+    assert isinstance(done.mixer.signal, mixwell.Hypergradient)
+    assert isinstance(done.mixer.signal.traces, ToyTraces)
+    assert done.mixer.signal.traces.factor == 0.1
+    assert done.mixer.signal.traces.mixed_batches == 0
     assert min(done.mixer.weights.last.values()) >= 0.2 - 1e-9
     assert done.mixer.weights.last["good"] > done.mixer.weights.last["bad"]
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
@@ -173,9 +254,29 @@ def test_a_run_with_a_component_of_each_kind(tmp_path: Path) -> None:
     assert export(tmp_path / "run", to="names") == "good bad"
 
 
+def test_the_kind_of_traces_chooses_the_batches(tmp_path: Path) -> None:
+    mixed = {**PLAIN, "mixer": {**PLAIN["mixer"], "traces": "toy-mixed"}}
+    done = mixwell.train(out=tmp_path / "run", quiet=True, **mixed)
+    assert isinstance(done.mixer.signal, mixwell.Hypergradient)
+    assert isinstance(done.mixer.signal.traces, ToyTraces)
+    assert done.mixer.signal.traces.mixed_batches == 20
+    with pytest.raises(ValueError, match="mixer.traces: toy-mixed hooks into the layers"):
+        config_io.validate_config({**mixed, "compile": True})
+    config = config_io.validate_config(mixed)
+    parameters = [nn.Parameter(torch.zeros(3, 2))]
+    memory = plan.trace_memory(config, parameters)
+    assert memory["toy"] == memory["dense"]  # two traces, and the sum of the domains' gradients
+    assert memory["toy-mixed"] == memory["dense"] - parameters[0].nbytes
+    config = config.model_copy(update={"parallel": ParallelConfig(strategy="fsdp")})
+    _, held = plan.distributed_cost(config, parameters, processes=2)
+    assert held["toy"] == memory["toy"]
+    assert held["dense"] == memory["dense"] / 2
+    assert "sketched" not in held
+
+
 def test_it_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     whole = mixwell.train(out=tmp_path / "whole", quiet=True, **PLAIN)
-    config = config_io.read(tmp_path / "whole" / "config.yaml")
+    config = config_io.read_config(tmp_path / "whole" / "config.yaml")
     assert config.optimizer == ToyOptimizerConfig(lr=0.2, factor=0.25, schedule="stairs")
     again = mixwell.train(out=tmp_path / "whole", resume=True, quiet=True, **PLAIN)
     for mine, theirs in zip(whole.model.parameters(), again.model.parameters(), strict=True):
@@ -192,9 +293,12 @@ def test_it_is_resumed_bit_for_bit(tmp_path: Path) -> None:
         ({"loggers": {"toy": {"fiel": "x"}}}, "loggers.toy.fiel is not a setting; did you mean file"),
         ({"domains": {"a": {"slope": "x"}}}, "domains.a.slope must be a valid number"),
         ({"mixer": {"threshhold": 0.1}}, "mixer.threshhold is not a setting; did you mean threshold"),
+        ({"mixer": {"toy_facter": 0.1}}, "mixer.toy_facter is not a setting; did you mean toy_factor"),
+        ({"mixer": {"toy_factor": 0}}, "mixer.toy_factor must be greater than 0, got 0"),
+        ({"mixer": {"traces": "toi"}}, "mixer.traces: unknown kind of traces 'toi'; did you mean toy"),
         ({"model": {"kind": "lime"}}, "model: unknown model 'lime'; did you mean line"),
     ],
 )
 def test_messages_know_the_components(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        config_io.check({**PLAIN, **change})
+        config_io.validate_config({**PLAIN, **change})

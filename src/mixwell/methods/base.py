@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from pydantic import ValidationError
 from typing_extensions import Unpack
@@ -18,6 +18,9 @@ from mixwell.utils.sections import NotNegative as NotNegative
 from mixwell.utils.sections import Positive as Positive
 from mixwell.utils.sections import Share as Share
 from mixwell.utils.sections import Whole as Whole
+
+if TYPE_CHECKING:  # so that listing the methods does not import torch
+    from mixwell.hypergradient.traces import TracesConfig
 
 Steps = Whole | Literal["auto"]
 """Training steps, or ``auto``, which every option defines."""
@@ -50,6 +53,7 @@ class Needs:
         reference: a reference model, which is trained first.
         proxies: other runs that are trained first.
         row_losses: a function for the loss of every row.
+        probes: batches and losses outside of the training step (:class:`mixwell.Probes`).
         second_order: second derivatives, so a model that is not compiled.
         packages: packages of the extra ``search``.
     """
@@ -58,6 +62,7 @@ class Needs:
     reference: bool = False
     proxies: bool = False
     row_losses: bool = False
+    probes: bool = False
     second_order: bool = False
     domains: int = 2
     packages: tuple[str, ...] = ()
@@ -78,7 +83,7 @@ class MethodContext:
         warmup: steps before the first round.
         step_size: alpha of mirror descent.
         curvature: gamma of H = gamma I.
-        sketch_size: numbers per domain of sketched traces.
+        traces: the kind of traces with its settings; ``None`` for those of the signal.
         validation_rows: rows of each validation gradient.
         held_out: rows of the validation set, where known.
         evaluated: rows of it on which a run is evaluated, where known.
@@ -95,9 +100,7 @@ class MethodContext:
     warmup: int = 0
     step_size: float | Literal["auto"] = "auto"
     curvature: float = 0.01
-    traces: str = "dense"
-    rank: int = 32
-    sketch_size: int = 65_536
+    traces: TracesConfig | None = None
     validation_rows: int | Literal["auto"] = "auto"
     held_out: int | None = None
     evaluated: int | None = None

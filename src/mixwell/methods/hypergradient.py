@@ -37,10 +37,9 @@ def signal(
     context: MethodContext, *, points: int = 1, span: float = SPAN, window: int | None = None
 ) -> Hypergradient:
     """Return a new hypergradient with the curvature and traces of the settings."""
-    from mixwell.hypergradient.traces import TRACES
     from mixwell.signals import Hypergradient
 
-    traces = TRACES.get(context.traces)(context)
+    traces = None if context.traces is None else context.traces.build()
     return Hypergradient(context.curvature, traces, points=points, span=span, window=window)
 
 

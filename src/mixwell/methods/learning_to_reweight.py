@@ -44,7 +44,7 @@ base.register(
         name="learning-to-reweight",
         line="a row counts by the alignment of its gradient with the validation gradient, at every step",
         paper="Ren, Zeng, Yang, Urtasun 2018, arXiv:1803.09050",
-        needs=base.Needs(validation=True, row_losses=True, domains=1),
+        needs=base.Needs(validation=True, probes=True, row_losses=True, domains=1),
         memory="one gradient",
         recipe=recipe,
         options=RowOptions,

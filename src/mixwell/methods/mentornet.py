@@ -81,7 +81,7 @@ base.register(
         name="mentornet-dd",
         line="a learned curriculum: a network learns from a row's loss whether it helps the validation set",
         paper=PAPER,
-        needs=base.Needs(validation=True, row_losses=True, domains=1),
+        needs=base.Needs(validation=True, probes=True, row_losses=True, domains=1),
         memory="a network of a few hundred numbers",
         recipe=learned,
         options=LearnedOptions,

@@ -38,7 +38,7 @@ base.register(
         name="meta-weight-net",
         line="a network learns what a row of a given loss should count, through a virtual training step",
         paper="Shu, Xie, Yi, Zhao, Zhou, Xu, Meng 2019, arXiv:1902.07379",
-        needs=base.Needs(validation=True, row_losses=True, domains=1),
+        needs=base.Needs(validation=True, probes=True, row_losses=True, domains=1),
         memory="a network of 301 numbers; in a virtual step a copy of the parameters and three gradients",
         recipe=recipe,
         options=MetaWeightNetOptions,

@@ -45,7 +45,7 @@ TANDEM = base.register(
         name="tandem",
         line="a twin that also learns from the validation set shows which domains' losses fall with the target's",
         paper="Wang, Xiang, Xu, Yi et al. 2025, arXiv:2606.04401",
-        needs=base.Needs(validation=True),
+        needs=base.Needs(validation=True, probes=True),
         memory="a copy of the model and of its optimizer's state",
         recipe=recipe,
         options=TandemOptions,

@@ -64,7 +64,7 @@ base.register(
         name="tikmix-m",
         line="at milestones the mixture that has most influence on the target, by regression on candidates",
         paper=PAPER,
-        needs=base.Needs(validation=True, packages=("lightgbm",)),
+        needs=base.Needs(validation=True, probes=True, packages=("lightgbm",)),
         memory=MEMORY,
         recipe=recipe,
         options=SearchedTikmixOptions,

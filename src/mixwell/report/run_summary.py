@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from mixwell import methods
-from mixwell.training import fidelity, metrics, mixture
+from mixwell.training import fidelity, metrics, mixture_file
 from mixwell.training.run import CONFIG
 
 Lines = list[dict[str, Any]]
@@ -69,9 +69,9 @@ def read(folder: Path, *, name: str | None = None) -> RunSummary:
     Raises:
         ValueError: The run has no checkpoint yet.
     """
-    artifact = mixture.read(folder)
+    artifact = mixture_file.read_mixture(folder)
     by_kind: dict[str, Lines] = {"step": [], "round": [], "evaluation": []}
-    for line in metrics.read(folder):
+    for line in metrics.read_metrics(folder):
         by_kind.setdefault(line["kind"], []).append(line)
     return RunSummary(
         name=name or folder.resolve().name,
@@ -80,7 +80,7 @@ def read(folder: Path, *, name: str | None = None) -> RunSummary:
         steps=by_kind["step"],
         rounds=by_kind["round"],
         evaluations=by_kind["evaluation"],
-        fidelity=fidelity.read(folder),
+        fidelity=fidelity.read_measurements(folder),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
 from typing_extensions import override
@@ -22,6 +22,9 @@ from typing_extensions import override
 from mixwell.simplex.projection import project
 from mixwell.simplex.weights import Weights, normalize
 from mixwell.typing import Vector
+
+if TYPE_CHECKING:
+    from mixwell.simplex.repetition import EpochCap
 
 Bounds = float | Mapping[str, float]
 
@@ -33,6 +36,11 @@ class Constraint(ABC):
     """Whether the upper bounds are a supply limit, which overrides floors and caps."""
     is_soft: ClassVar[bool] = False
     """Whether the upper bounds yield to those of other constraints."""
+
+    @property
+    def epoch_cap(self) -> EpochCap | None:
+        """The cap on epochs to which the sampler must report the rows that it takes, if this is one."""
+        return None
 
     def at_step(self, steps_done: int) -> None:
         """Set the number of finished training steps, for bounds that depend on it; called before each update."""

@@ -133,6 +133,11 @@ class EpochCap(Constraint):
     def __repr__(self) -> str:
         return f"EpochCap({self._rows}, {self._epochs}, batch_size={self._batch_size}, budget={self._budget})"
 
+    @property
+    @override
+    def epoch_cap(self) -> EpochCap:
+        return self
+
     def record_usage(self, taken: Mapping[str, int], *, steps_done: int) -> None:
         """Record how many rows were taken since the start of the run.
 

@@ -53,9 +53,6 @@ def train(
     Returns:
         The trainer: ``.model`` is trained, ``.mixer.weights`` are the weights.
 
-    Raises:
-        ValueError: a setting is wrong.
-
     Example:
         >>> import tempfile, torch
         >>> rows = {name: (torch.randn(64, 3), torch.randint(2, (64,))) for name in ("a", "b", "validation")}
@@ -108,7 +105,7 @@ def train(
         plain["loggers"] = loggers
     else:
         own_loggers = loggers
-    config = config_io.check(plain, where="mixwell.train")
+    config = config_io.validate_config(plain, where="mixwell.train")
     console = Console(quiet=quiet)
     run = Run(config, Path(out), console=console, trainable=trainable, given=given, loggers=own_loggers)
     if resume and (Path(out) / CONFIG).exists():

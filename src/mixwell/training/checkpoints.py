@@ -1,16 +1,15 @@
-"""Checkpoints: folders that are there whole or not at all, the last few of which are kept.
+"""Checkpoints: folders that are complete or absent. The last few are kept.
 
 A checkpoint is a folder ``step-00001200`` with
 
 - ``model.safetensors``: the parameters and buffers by name, for anyone to use;
-- ``training.safetensors``: the tensors of the optimizer, of the mixer and of the random generators; of several
-  processes a folder ``training``, through ``torch.distributed.checkpoint``
-  (:mod:`mixwell.distributed.sharded_checkpoint`), which any
-  world size can load;
-- ``state.json``: everything that is no tensor, and the checksums of the other files.
+- ``training.safetensors``: the tensors of the optimizer, of the mixer and of the random generators; with several
+  processes a folder ``training`` of ``torch.distributed.checkpoint``
+  (:mod:`mixwell.distributed.sharded_checkpoint`), which any world size can load;
+- ``state.json``: everything that is not a tensor, and the checksums of the other files.
 
 It is written under another name, flushed to the disk, and moved into place; older ones are removed after that. So
-whenever the process or the machine dies, the last whole checkpoint is there.
+the last complete checkpoint survives the death of the process or the machine at any moment.
 """
 
 from __future__ import annotations
@@ -61,15 +60,15 @@ class OutputConfig(ConfigSection):
 @final
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to resume.
+    """Everything that a run needs to resume.
 
     Args:
         step: training steps done.
         model: the model's tensors by name.
         training: other tensors by name.
-        plain: everything else, as JSON has it.
-        own: what each process keeps of it for itself; in one that is to be written, only this one's.
-        folder: of tensors that are read when their sharding is known; ``None`` where there are none.
+        plain: everything else, as JSON values.
+        own: the values of each rank; before it is written, only this rank's.
+        folder: holds tensors that are read when their sharding is known.
     """
 
     step: int
@@ -80,22 +79,18 @@ class Checkpoint:
     folder: Path | None = None
 
     def tensors(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of the training; all processes must call it.
-
-        Args:
-            like: tensors by name that are sharded as the result should be.
-        """
+        """Return the tensors of the training, sharded like ``like``; all ranks must call it."""
         if self.folder is None or not (self.folder / SHARDS).is_dir():
             return self.training
         return sharded_checkpoint.load_sharded(self.folder / SHARDS, like)
 
     def model_tensors(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of the model; all processes must call it."""
+        """Return the tensors of the model, sharded like ``like``; all ranks must call it."""
         if self.folder is None or self.model:
             return self.model
         if not any(distributed.is_sharded(tensor) for tensor in like.values()):
             return load_file(self.folder / MODEL)
-        # Other files may lie beside that of the model.
+        # The folder has other files than the model's, too.
         return sharded_checkpoint.load_sharded(self.folder, like, only=like)
 
 
@@ -103,15 +98,14 @@ class DamagedError(ValueError):
     """A checkpoint cannot be read."""
 
 
-def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Write a checkpoint, then remove those that are older than the last ``keep``; all processes must call it.
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
+    """Write a checkpoint, then remove all but the last ``keep``; all ranks must call it.
 
     Args:
-        folder: of the checkpoints, on a file system that all processes see; made if it is missing.
-        keep: how many stay, this one included.
+        folder: holds the checkpoints, on a file system that all ranks see; created if it is missing.
 
     Raises:
-        OSError: it could not be written, with what to do; the checkpoints before it are untouched.
+        OSError: it could not be written; the checkpoints before it are untouched.
     """
     final_place = folder / f"{_PREFIX}{checkpoint.step:08d}"
     part = folder / (final_place.name + _PART)
@@ -154,33 +148,34 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
 
 
 def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a file for anyone holds; in the first process, and nothing in the others."""
+    """Return the full tensors on rank 0, nothing on the others."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        gathered = distributed.full_tensor(tensor.detach())  # one at a time, all must do it
+        # A collective, one tensor at a time: the full model may not fit on a device.
+        gathered = distributed.full_tensor(tensor.detach())
         if distributed.rank() == 0:
             found[name] = gathered.cpu() if distributed.is_sharded(tensor) else gathered
     return found
 
 
 def list_all(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the oldest first."""
+    """Return the checkpoints in a folder, the oldest first."""
     found = [path for path in folder.glob(f"{_PREFIX}*") if _OURS.fullmatch(path.name)]
     return sorted((path for path in found if (path / STATE).is_file()), key=_step)
 
 
-def read(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint. No code from it is run.
 
     Raises:
         DamagedError: a file is missing, cut off, or was changed.
         ValueError: another version of mixwell wrote it.
     """
-    check(path)
+    verify_checkpoint(path)
     try:
         plain = json.loads((path / STATE).read_text(encoding="utf-8"))
         del plain["checksums"], plain["format"]
-        # Of several processes each reads its own part, when it is known what that is.
+        # With several processes each reads its shards, when their layout is known.
         model = load_file(path / MODEL) if distributed.is_single_process() else {}
         training = load_file(path / TRAINING) if (path / TRAINING).exists() else {}
         step, own = int(plain.pop("step")), plain.pop("processes")
@@ -189,8 +184,8 @@ def read(path: Path) -> Checkpoint:
         raise DamagedError(f"{path} is damaged: {error}") from error
 
 
-def check(path: Path) -> None:
-    """See that all files of a checkpoint are as they were written; the first process does it for all.
+def verify_checkpoint(path: Path) -> None:
+    """Compare the files of a checkpoint with their checksums; rank 0 does it for all.
 
     Raises:
         DamagedError: a file is missing, cut off, or was changed.
@@ -217,10 +212,7 @@ def check(path: Path) -> None:
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that can be read.
-
-    Returns:
-        The checkpoint, ``None`` where there is none; and what is wrong with newer ones.
+    """Return the newest checkpoint that can be read (``None`` if there is none), and the problems of newer ones.
 
     Raises:
         DamagedError: there are checkpoints, but none can be read.
@@ -228,7 +220,7 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     wrong: list[str] = []
     for path in reversed(list_all(folder)):
         try:
-            return read(path), wrong
+            return read_checkpoint(path), wrong
         except DamagedError as error:
             wrong.append(str(error))
     if wrong:
@@ -239,11 +231,7 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def tidy(folder: Path, *, after: int | None = None) -> None:
-    """Remove what a dead process left half-written, and checkpoints beyond a step.
-
-    Args:
-        after: remove those of later steps, which could not be read; ``None`` for none.
-    """
+    """Remove unfinished checkpoints of a dead process, and those after a step, which could not be read."""
     whole = list_all(folder)
     for path in folder.glob(f"{_PREFIX}*"):
         if path not in whole and _OURS.fullmatch(path.name.removesuffix(_PART)):
@@ -254,11 +242,7 @@ def tidy(folder: Path, *, after: int | None = None) -> None:
 
 
 def unique(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without second names for the same one (tied weights), which files cannot hold.
-
-    Returns:
-        Each once, under its first name.
-    """
+    """Return each tensor once, under its first name: safetensors refuses tied weights."""
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -271,14 +255,10 @@ def unique(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a model the tensors of a checkpoint.
-
-    Args:
-        model: of the same shape as the one that was saved.
-        tensors: by name; second names of tied weights are left out.
+    """Load the tensors of a checkpoint, which has tied weights under their first name only.
 
     Raises:
-        ValueError: names or shapes do not fit.
+        ValueError: names or shapes differ.
     """
     expected = unique(model.state_dict())
     wrong = sorted(set(expected) ^ set(tensors))
@@ -289,7 +269,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each with memory of its own: a file cannot hold views of one storage."""
+    """Return tensors with separate storages: safetensors refuses views of one."""
     seen: set[int] = set()
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -305,7 +285,9 @@ def _step(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    (path / STATE).unlink(missing_ok=True)  # first, so that a half-removed one is not taken for whole
+    (path / STATE).unlink(
+        missing_ok=True
+    )  # first, so that a half-removed one is not taken for a complete one
     shutil.rmtree(path, ignore_errors=True)
 
 

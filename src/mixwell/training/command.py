@@ -10,20 +10,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mixwell import distributed, methods
+from mixwell import distributed
 from mixwell.data import tokenizer as tokenizers
-from mixwell.training import config_io, fidelity, metrics, mixing, parallel, plan
+from mixwell.training import builder, config_io, fidelity, metrics, parallel, plan
 from mixwell.training.config import Config
 from mixwell.training.display import Tokenizing
-from mixwell.training.engines import Engine
+from mixwell.training.engines import LOCAL, Engine
 from mixwell.training.models.base import Trainable
 from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
-from mixwell.training.trainer import Trainer, validation_rows
+from mixwell.training.trainer import Trainer
 from mixwell.utils.terminal import say, show
 
 AfterRun = Callable[[Path], None]
-"""Called with the run's directory when a run has ended or stopped and has metrics, in the first process only."""
+"""Called on rank 0 with the directory of a run that has ended or stopped and has metrics."""
 
 
 def run(
@@ -31,7 +31,7 @@ def run(
     *,
     out: Path | None,
     overrides: Sequence[str],
-    engine: Callable[[], Engine] = Engine,
+    engine: Engine = LOCAL,
     after: AfterRun | None = None,
 ) -> None:
     """Begin a run.
@@ -39,31 +39,21 @@ def run(
     Args:
         out: the run's directory; ``None`` for ``runs/`` and the config's name.
         overrides: ``key=value``.
-        engine: makes the engine of a method's trials.
+        engine: where the method's trials run.
     """
     folder = out or Path("runs") / path.stem
-    config = config_io.read(path, overrides)
-    made = _engine(config, engine)
+    config = config_io.read_config(path, overrides)
     with parallel.joined(config):
-        # Where a process died and all were started again, the run is there already.
+        # Where torchrun has restarted the processes, there is a run already.
         again = distributed.run_on_rank_zero(lambda: parallel.restarted(folder / CONFIG))
-        _finish(Run(config, folder, workers=None, engine=made), resuming=again, after=after)
+        _finish(Run(config, folder, workers=None, engine=engine), resuming=again, after=after)
 
 
-def resume(folder: Path, *, engine: Callable[[], Engine] = Engine, after: AfterRun | None = None) -> None:
+def resume(folder: Path, *, engine: Engine = LOCAL, after: AfterRun | None = None) -> None:
     """Continue a run; see :func:`run`."""
-    config = open_run(folder).config
-    made = _engine(config, engine)
-    with parallel.joined(config):
-        _finish(open_run(folder, workers=None, engine=made), resuming=True, after=after)
-
-
-def _engine(config: Config, make: Callable[[], Engine]) -> Engine:
-    """Make the engine, and see that it is there if the method has trials, before anything is written."""
-    engine = make()
-    if methods.find(config.mixer.method).stages is not None:
-        engine.check()
-    return engine
+    with parallel.joined(open_run(folder).config):
+        # Opened again, since rank and console are known only now.
+        _finish(open_run(folder, workers=None, engine=engine), resuming=True, after=after)
 
 
 def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> None:
@@ -71,9 +61,9 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
     if processes < 1:
         raise ValueError(f"--processes must be at least 1, got {processes}")
     console = Console()
-    config = config_io.read(path, overrides)
+    config = config_io.read_config(path, overrides)
     trainable, rows = Run(config, Path(), console=console).load()
-    made = plan.make(config, trainable, rows)
+    made = plan.make_plan(config, trainable, rows)
     table = Table("domain", "rows", "tokens", "epochs at first", "epochs if alone", box=None)
     for name, domain in made.domains.items():
         tokens = "" if domain.tokens is None else f"{domain.tokens:,}"
@@ -90,7 +80,7 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
             f"arithmetic     {made.extra_arithmetic:.1%} more than plain training (validation gradients, "
             "and what else the method computes)",
         )
-        chosen = config.traces if config.traces in made.memory else config.mixer.method
+        chosen = config.trace_kind if config.trace_kind in made.memory else config.mixer.method
         kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in made.memory.items())
         say(console, f"memory         {_bytes(made.memory[chosen])} more than plain training ({kinds})")
         if made.limits:
@@ -116,9 +106,9 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
 
 def _show_shared(console: Console, config: Config, trainable: Trainable, made: Plan, processes: int) -> None:
     trained = [p for p in trainable.model.parameters() if p.requires_grad]
-    training, held = plan.shared(config, trained, processes=processes)
-    points = len(mixing.hypergradient(config).validation_points(made.horizon))
-    parts = math.ceil(validation_rows(config, made.horizon, points=points) / config.batch.rows)
+    training, held = plan.distributed_cost(config, trained, processes=processes)
+    points = len(builder.hypergradient(config).validation_points(made.horizon))
+    parts = math.ceil(builder.validation_rows(config, made.horizon, points=points) / config.batch.rows)
     counts = {"parts": parts, "points": points}
     kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in held.items())
     say(console, f"processes      {processes}, {config.parallel.strategy}; traces in each: {kinds}")
@@ -152,7 +142,7 @@ def measure_fidelity(folder: Path, *, steps: int, replicates: int, after: AfterR
     times = (2 * weights + 1) * (1 + replicates)
     say(console, f"training {steps} steps {times} times, from step {trainer.steps_done} on")
     measured = trainer.fidelity(steps=steps, replicates=replicates)
-    fidelity.add(folder, trainer.steps_done, measured)
+    fidelity.add_measurement(folder, trainer.steps_done, measured)
     say(console, str(measured))
     after(folder)
 
@@ -165,12 +155,12 @@ def train_tokenizer(path: Path, *, size: int, out: Path | None, overrides: Seque
         overrides: ``key=value``.
 
     Raises:
-        ValueError: no domain is text, or the file is there already.
+        ValueError: no domain is text, or the file already exists.
     """
-    config = config_io.read(path, overrides)
+    config = config_io.read_config(path, overrides)
     out = out or path.parent / "tokenizer.json"
     if out.exists():
-        raise ValueError(f"{out} is there already, and runs may need it; give another --out")
+        raise ValueError(f"{out} already exists, and runs may need it; give another --out")
     documents = [one.documents(config.base) for one in config.domains.values()]
     sources = [one for one in documents if one is not None]
     if not sources:
@@ -205,7 +195,7 @@ def _show_result(run: Run, trainer: Trainer, console: Console) -> None:
         last, average = weights.last[name], weights.average[name]
         table.add_row(escape(name), f"{last:.4f}", f"{average:.4f}", f"{seen[name]:,}", f"{epochs[name]:.2f}")
     show(console, table)
-    losses = [line["losses"] for line in metrics.read(run.folder, "evaluation")]
+    losses = [line["losses"] for line in metrics.read_metrics(run.folder, "evaluation")]
     for name, loss in losses[-1].items():
         first = f" (from {losses[0][name]:.4f})" if name in losses[0] else ""
         say(console, f"{name} loss {loss:.4f}{first}")

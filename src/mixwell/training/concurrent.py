@@ -24,9 +24,8 @@ class Planned:
     """A run to be done.
 
     Args:
-        config: its settings.
         folder: its directory.
-        work: how much it is, in training steps; by default those of the run.
+        work: its amount in training steps, for the progress bar; by default the steps of the run.
     """
 
     config: Config
@@ -44,13 +43,13 @@ def run_all(
 ) -> None:
     """Do the runs that are not finished, each from where it stopped.
 
+    The other arguments are those of :func:`mixwell.training.sweeps.run_sweep`.
+
     Args:
-        runs: in the order in which they are begun.
-        workers: how many at a time; ``None`` for one per core.
-        unfinished: a folder for messages of runs that failed.
+        unfinished: a folder for the tracebacks of runs that failed.
 
     Raises:
-        ValueError: in one of the folders is a run with other settings.
+        ValueError: one of the folders has a run with other settings.
     """
     for run in runs:
         expect_same(run.config, run.folder)
@@ -99,7 +98,7 @@ def _work(
     report: Callable[[int], None],
     stopping: Callable[[], bool],
 ) -> None:
-    """One run; its checkpoints are in its own directory."""
+    """Do one run; its checkpoints are in its own directory."""
     plain, folder = setting
     options: dict[str, Any] = {
         "console": Console(quiet=True),
@@ -110,6 +109,6 @@ def _work(
         if (Path(folder) / CONFIG).exists():
             open_run(Path(folder), **options).resume()
         else:
-            Run(config_io.check(plain), Path(folder), **options).start()
+            Run(config_io.validate_config(plain), Path(folder), **options).start()
     except InterruptedError as error:
         raise StoppedError from error

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast, get_args
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -18,6 +19,7 @@ from pydantic import (
 
 from mixwell import methods
 from mixwell.data.sources.base import SOURCES, SourceConfig
+from mixwell.hypergradient.traces import TRACES, TracesConfig
 from mixwell.training.checkpoints import OutputConfig
 from mixwell.training.constraints import CONSTRAINTS
 from mixwell.training.loggers.base import LOGGERS, LoggerConfig
@@ -26,6 +28,7 @@ from mixwell.training.models.gpt import GptConfig
 from mixwell.training.optimization import OPTIMIZERS, AdamWConfig, OptimizerConfig
 from mixwell.training.parallel import ParallelConfig
 from mixwell.utils.sections import (
+    AnySection,
     ByKey,
     ByKind,
     ByName,
@@ -36,8 +39,11 @@ from mixwell.utils.sections import (
     Whole,
 )
 
-TraceKind = Literal["projected", "dense", "bfloat16", "sketched"]
-TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
+
+def _known_traces(kind: str) -> str:
+    if kind != "auto":
+        TRACES.get(kind)
+    return kind
 
 
 class BatchConfig(ConfigSection):
@@ -54,7 +60,7 @@ class BatchConfig(ConfigSection):
 
 
 class MixerConfig(ConfigSection):
-    """How the weights of the domains are found. The registered constraints add their keys."""
+    """How the weights of the domains are found. Registered constraints and kinds of traces add their keys."""
 
     method: str = "mixwell"
     """`mixwell` learns them, `fixed` trains with those that are given; `mixwell methods` lists all."""
@@ -69,13 +75,10 @@ class MixerConfig(ConfigSection):
     """alpha of mirror descent; `auto` is tuned from the hypergradients seen."""
     curvature: NotNegative = 0.01
     """gamma of H = gamma I."""
-    traces: TraceKind | Literal["auto"] = "auto"
-    """Where the hypergradient is accumulated: projections from one mixed batch, m copies of the parameters, half
-    of that, or a sketch. `auto` is `projected` for language models that are not compiled, else `dense`."""
-    projection_rank: Whole = 32
-    """Rank of projected traces: a higher one is more exact and slower."""
-    sketch_size: Whole = 65_536
-    """Numbers per domain of sketched traces."""
+    traces: Annotated[str, AfterValidator(_known_traces)] = "auto"
+    """Where the hypergradient is accumulated: `projected` (from one mixed batch), `dense` (m copies of the
+    parameters), `bfloat16` (half of that), or `sketched`. `auto` is `projected` for language models that are not
+    compiled, else `dense`."""
     warmup: Count = 0
     """Steps before the first round."""
     validation_rows: Whole | Literal["auto"] = "auto"
@@ -84,6 +87,10 @@ class MixerConfig(ConfigSection):
     on_nonfinite: Literal["raise", "skip"] = "raise"
     """A gradient that is not finite stops the run, or its domain is left out of that step and counted."""
 
+    def part(self, owner: type[AnySection]) -> AnySection:
+        """Return the keys of a constraint or a kind of traces as the section that declares them."""
+        return owner.model_validate({key: getattr(self, key) for key in owner.model_fields})
+
 
 def keys_by_domain() -> list[str]:
     """Return the keys of the mixer that may have a value for each domain: of the weights, and of constraints."""
@@ -91,15 +98,17 @@ def keys_by_domain() -> list[str]:
 
 
 def mixer_section() -> type[MixerConfig]:
-    """Return the section ``mixer`` with the keys of all constraints that are registered now."""
-    return _with_constraints(CONSTRAINTS.names())
+    """Return the section ``mixer`` with the keys of all constraints and kinds of traces registered now."""
+    constraints = [CONSTRAINTS.get(name) for name in CONSTRAINTS.names()]
+    return _composed((*(TRACES.get(kind) for kind in TRACES.names()), *constraints))
 
 
 @cache
-def _with_constraints(names: tuple[str, ...]) -> type[MixerConfig]:
-    fields = {key: field for name in names for key, field in CONSTRAINTS.get(name).model_fields.items()}
-    composed: Any = {key: (field.annotation, field) for key, field in fields.items()}
-    return create_model("MixerConfig", __base__=MixerConfig, __doc__=MixerConfig.__doc__, **composed)
+def _composed(owners: tuple[type[ConfigSection], ...]) -> type[MixerConfig]:
+    fields: Any = {
+        key: (field.annotation, field) for owner in owners for key, field in owner.model_fields.items()
+    }
+    return create_model("MixerConfig", __base__=MixerConfig, __doc__=MixerConfig.__doc__, **fields)
 
 
 def _mixer(given: Any) -> Any:
@@ -149,11 +158,16 @@ class Config(ConfigSection):
     """The folder to which relative paths refer; by default that of the file."""
 
     @property
-    def traces(self) -> TraceKind:
+    def trace_kind(self) -> str:
         """The kind of traces that was chosen, or that `auto` resolves to."""
         if self.mixer.traces != "auto":
             return self.mixer.traces
         return "projected" if self.model.is_language_model and not self.compile else "dense"
+
+    @property
+    def traces(self) -> TracesConfig:
+        """The kind of traces with its settings."""
+        return self.mixer.part(TRACES.get(self.trace_kind))
 
     @model_validator(mode="before")
     @classmethod
@@ -183,14 +197,13 @@ class Config(ConfigSection):
             raise ValueError(
                 f"mixer.horizon is {self.mixer.horizon}, more than the {self.steps} steps of the run; lower it"
             )
-        if self.compile and self.mixer.traces == "projected":
+        if self.compile and self.traces.takes_mixed_batches:
             raise ValueError(
-                "mixer.traces: projected hooks into the layers of the model, which compile hides; set compile: "
-                "false or another kind of traces"
+                f"mixer.traces: {self.trace_kind} hooks into the layers of the model, which compile hides; set "
+                "compile: false or another kind of traces"
             )
         for name in CONSTRAINTS.names():
-            section = CONSTRAINTS.get(name)
-            section.model_validate({key: getattr(self.mixer, key) for key in section.model_fields})
+            self.mixer.part(CONSTRAINTS.get(name))  # validates keys of one constraint against each other
         least = self.batch.min_rows_per_domain
         if isinstance(least, int) and least * len(self.domains) > self.batch.rows:
             raise ValueError(

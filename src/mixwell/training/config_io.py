@@ -16,7 +16,7 @@ from mixwell.training.config import Config, section_at
 from mixwell.utils import files
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> Config:
+def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config file.
 
     Args:
@@ -48,10 +48,10 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     plain.setdefault("base", ".")
     if isinstance(plain["base"], str):
         plain["base"] = str((path.parent / Path(plain["base"]).expanduser()).resolve())
-    return check(plain, where=str(path))
+    return validate_config(plain, where=str(path))
 
 
-def check(plain: Mapping[str, Any], *, where: str = "the config") -> Config:
+def validate_config(plain: Mapping[str, Any], *, where: str = "the config") -> Config:
     """Validate plain values; messages begin with ``where``.
 
     Raises:
@@ -67,8 +67,8 @@ def check(plain: Mapping[str, Any], *, where: str = "the config") -> Config:
     )
 
 
-def write(config: Config, path: Path) -> None:
-    """Write a config with all defaults filled in; :func:`read` reads it back."""
+def write_config(config: Config, path: Path) -> None:
+    """Write a config with all defaults filled in; :func:`read_config` reads it back."""
     files.write_atomically(
         path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
     )

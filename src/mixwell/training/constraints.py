@@ -104,12 +104,3 @@ class PriorConfig(ConstraintConfig):
     @override
     def build(self, run: ConstraintContext) -> Constraint | None:
         return None if self.prior is None else PriorPull(self.prior, self.prior_strength)
-
-
-def build_constraints(section: ConfigSection, run: ConstraintContext) -> list[Constraint]:
-    """Build the constraints of a ``mixer`` section, which has the keys of all registered ones."""
-    kinds = [CONSTRAINTS.get(name) for name in CONSTRAINTS.names()]
-    values = [
-        kind.model_validate({key: getattr(section, key) for key in kind.model_fields}) for kind in kinds
-    ]
-    return [found for one in values if (found := one.build(run)) is not None]

@@ -25,9 +25,6 @@ class Data:
     """The rows of a run.
 
     Args:
-        domains: by name.
-        validation: rows of the validation set, if there is one.
-        test: rows of the test set, if there is one.
         concerns: warnings for the user.
     """
 
@@ -49,7 +46,7 @@ def load(
     """Load all rows that a config names; text is tokenized into the cache, or found there.
 
     Args:
-        trainable: says how long a row of text is.
+        trainable: its context is the length of a row of text.
         given: rows that Python code passed, by key: ``domains.NAME``, ``validation``, ``test``.
         announce: called with a line for the user.
         track: called with a name and a number of bytes, returns a function that is called with the bytes done.

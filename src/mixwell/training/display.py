@@ -43,13 +43,7 @@ class Watch:
 
 @final
 class Display(Watch):
-    """Steps, losses, weights as bars, and the time left.
-
-    Args:
-        steps: of the whole run.
-        names: of the domains.
-        console: where to.
-    """
+    """Shows steps, losses, weights as bars, and the time left."""
 
     def __init__(self, steps: int, names: tuple[str, ...], *, console: Console) -> None:
         self._steps, self._names, self._console = steps, names, console
@@ -143,11 +137,7 @@ class Display(Watch):
 
 @final
 class Tokenizing:
-    """A bar while text is turned into tokens; nothing where it is quick or there is no terminal.
-
-    Args:
-        console: where to.
-    """
+    """A progress bar while text is tokenized; nothing where it is quick or there is no terminal."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
@@ -168,14 +158,7 @@ class Tokenizing:
         self._bar.stop()
 
     def track(self, name: str, size: int | None) -> Callable[[int], None]:
-        """Begin with another source.
-
-        Args:
-            size: its bytes, where they are known.
-
-        Returns:
-            A function to call with the bytes done.
-        """
+        """Begin another source of ``size`` bytes, if known; return a function to call with the bytes done."""
         task = self._bar.add_task(name, total=size, visible=False)
 
         def update(done: int) -> None:

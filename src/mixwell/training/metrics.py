@@ -25,14 +25,14 @@ FILE = "metrics.jsonl"
 
 @final
 class MetricsFile:
-    """Appends lines; when a run is resumed, those written after its checkpoint are removed.
+    """Appends lines; when a run resumes, those written after its checkpoint are removed.
 
     Every line has a ``kind`` (``"step"``, ``"round"`` or ``"evaluation"``) and the ``step`` after which it was
     written. Numbers that are not finite are written as ``null``, which JSON has.
 
     Args:
-        folder: of the run.
-        length: bytes that the file had at the checkpoint; what comes after them is cut off.
+        folder: the run's directory.
+        length: bytes of the file at the checkpoint; the rest is cut off.
     """
 
     def __init__(self, folder: Path, *, length: int = 0) -> None:
@@ -60,11 +60,7 @@ class MetricsFile:
         self._file.flush()
 
     def flush(self) -> int:
-        """Make sure that all lines are on the disk.
-
-        Returns:
-            The length of the file in bytes.
-        """
+        """Write all lines to the disk; return the length of the file in bytes."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
@@ -77,8 +73,7 @@ class Journal:
     Loggers come first, so that the lines of a run that died say up to which step its loggers have logged.
 
     Args:
-        lines: the run's own record; ``None`` in processes that keep none.
-        loggers: tools that show the same numbers.
+        lines: the run's own record; ``None`` on ranks other than 0.
     """
 
     def __init__(self, lines: MetricsFile | None, loggers: RunLoggers) -> None:
@@ -87,17 +82,17 @@ class Journal:
         self._values: dict[str, float] = {}
 
     def start(self, weights: Mapping[str, float]) -> None:
-        """Training begins, which has no line of its own."""
+        """Log the initial weights, which have no line of their own."""
         self._values |= named_weights(weights)
 
     def step(
         self, means: Mapping[str, Any], *, learning_rate: float, seconds: float, rows: Mapping[str, int]
     ) -> None:
-        """A step is to be logged.
+        """Record a step.
 
         Args:
-            means: of the :class:`Window` since the last one.
-            rows: trained on so far, by domain.
+            means: :meth:`Window.take` since the last recorded step.
+            rows: rows trained on so far, by domain.
         """
         self._happened["step"] = {"lr": learning_rate, "seconds": round(seconds, 3), **means}
         self._values |= named_step(
@@ -105,17 +100,17 @@ class Journal:
         )
 
     def round(self, record: RoundRecord) -> None:
-        """A round has ended."""
+        """Record the end of a round."""
         self._happened["round"] = record.to_json()
         self._values |= named(record)
 
     def evaluation(self, losses: Mapping[str, float]) -> None:
-        """The model was evaluated."""
+        """Record the losses of an evaluation."""
         self._happened["evaluation"] = {"losses": dict(losses)}
         self._values |= named_evaluation(losses)
 
     def write(self, step: int) -> None:
-        """All of the step is collected."""
+        """Log and write what was recorded at this step."""
         if self._values:
             self._loggers.log(step, self._values)
         if self._lines is not None:
@@ -124,11 +119,7 @@ class Journal:
         self._happened, self._values = {}, {}
 
     def flush(self) -> int:
-        """Make sure that everything survives this process.
-
-        Returns:
-            The length of the metrics file in bytes.
-        """
+        """Flush loggers and lines; return the length of the metrics file in bytes."""
         self._loggers.flush()
         return 0 if self._lines is None else self._lines.flush()
 
@@ -136,13 +127,11 @@ class Journal:
 @final
 @dataclass
 class Window:
-    """Means over the steps since the last line.
+    """Sums over the steps since the last line, for their means.
 
     Args:
-        steps: since then.
-        total: the sum of their losses.
-        sums: of loss times rows, by domain.
-        rows: by domain.
+        total: the sum of the steps' losses.
+        sums: the sum of loss times rows, by domain.
     """
 
     steps: int = 0
@@ -151,7 +140,7 @@ class Window:
     rows: dict[str, int] = field(default_factory=dict[str, int])
 
     def add(self, loss: float, losses: Mapping[str, float], counts: Mapping[str, int]) -> None:
-        """A step was done."""
+        """Add a step."""
         self.steps += 1
         self.total += loss
         for name, mean in losses.items():
@@ -159,7 +148,7 @@ class Window:
             self.rows[name] = self.rows.get(name, 0) + counts[name]
 
     def share(self, names: Sequence[str], device: torch.device) -> None:
-        """Add up what the processes saw; all must call it."""
+        """Sum over the ranks, all of which must call it."""
         if distributed.is_single_process():
             return
         own = [self.total, *(self.sums.get(n, 0.0) for n in names), *(self.rows.get(n, 0) for n in names)]
@@ -171,11 +160,7 @@ class Window:
         self.rows = {name: rows for name, _, rows in seen}
 
     def take(self) -> dict[str, Any]:
-        """The means for a line; the next window begins.
-
-        Returns:
-            The mean loss of the steps and by domain, and the rows by domain.
-        """
+        """Return the mean loss of the steps and by domain, and the rows by domain; the next window begins."""
         losses = {name: total / self.rows[name] for name, total in self.sums.items()}
         taken: dict[str, Any] = {"loss": self.total / self.steps, "losses": losses, "counts": self.rows}
         self.steps, self.total, self.sums, self.rows = 0, 0.0, {}, {}
@@ -183,13 +168,13 @@ class Window:
 
 
 def own_window(saved: Sequence[Mapping[str, Any]]) -> Window:
-    """Return the window with which this process resumes.
+    """Return the window with which this rank resumes.
 
     Args:
-        saved: of each process that saved, as plain values.
+        saved: the windows of all ranks at the checkpoint, as plain values.
 
     Returns:
-        Its own where there are as many processes as there were; else the first resumes with that of all.
+        Its own where the world size is the same; otherwise rank 0 resumes with the sum of all.
     """
     if len(saved) == distributed.world_size():
         return Window(**saved[distributed.rank()])
@@ -203,15 +188,8 @@ def own_window(saved: Sequence[Mapping[str, Any]]) -> Window:
     return window
 
 
-def read(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of a run's metrics. A last line that a dead process left half-written is left out.
-
-    Yields:
-        Each line's values.
-
-    Raises:
-        ValueError: a line is not JSON.
-    """
+def read_metrics(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the values of each line of a run's metrics, without a last one that a dead process left unfinished."""
     path = folder / FILE
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -226,14 +204,10 @@ def read(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
 
 
 def last_step(folder: Path) -> int:
-    """Return the last step that a run has logged, whether or not it will resume from there.
-
-    Returns:
-        The step; -1 where nothing was written.
-    """
+    """Return the last step that a run has logged, also beyond its last checkpoint; -1 if there is none."""
     if not (folder / FILE).exists():
         return -1
-    return max((int(line["step"]) for line in read(folder)), default=-1)
+    return max((int(line["step"]) for line in read_metrics(folder)), default=-1)
 
 
 def _finite(value: Any) -> Any:

@@ -95,7 +95,7 @@ class SgdConfig(OptimizerConfig):
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
 
 
-def build(settings: OptimizerConfig, parameters: Sequence[Tensor]) -> Optimizer:
+def build_optimizer(settings: OptimizerConfig, parameters: Sequence[Tensor]) -> Optimizer:
     """Make the optimizer of a config, with weight decay on matrices only."""
     matrices = [p for p in parameters if p.dim() >= 2]
     others = [p for p in parameters if p.dim() < 2]

@@ -6,7 +6,6 @@ import gc
 import itertools
 import os
 import re
-import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -43,27 +42,21 @@ class ParallelConfig(ConfigSection):
 
 
 def restarted(settings: Path) -> bool:
-    """Whether ``torchrun --max-restarts`` has started the processes again, after one of them died in this run.
+    """Return whether ``torchrun --max-restarts`` has restarted the processes of this run after one died.
 
     Args:
-        settings: the file in the run's directory, which is written first.
-
-    Returns:
-        Whether there is a run that the same ``torchrun`` began.
+        settings: the config in the run's directory, the file that is written first.
     """
     if int(os.environ.get(RESTARTS, "0")) < 1 or not settings.exists():
         return False
-    # Between this file and the next a process may have died, too.
+    # A process may also have died between writing this file and the next.
     written = (settings.parent / environment.FILE).exists()
     return not written or environment.read(settings.parent).get("job") == environment.job()
 
 
 @contextmanager
 def joined(config: Config) -> Generator[None]:
-    """Join the other processes where ``torchrun`` has started several, and leave them at the end.
-
-    Args:
-        config: says on what devices they compute, and how long they wait for each other.
+    """Join the process group where ``torchrun`` has started several processes, and leave it at the end.
 
     Raises:
         ValueError: all of them would compute on the same device.
@@ -102,7 +95,7 @@ def joined(config: Config) -> Generator[None]:
 
 @contextmanager
 def _explained(settings: ParallelConfig) -> Generator[None]:
-    """What PyTorch says where another process is gone, in words."""
+    """Explain the errors that PyTorch raises where another process is gone."""
     try:
         yield
     except (torch.distributed.DistError, RuntimeError) as error:
@@ -125,16 +118,11 @@ def _explained(settings: ParallelConfig) -> Generator[None]:
         ) from error
 
 
-def wrapped(model: nn.Module, settings: ParallelConfig) -> nn.Module:
-    """A model that processes train together.
+def wrap_model(model: nn.Module, settings: ParallelConfig) -> nn.Module:
+    """Return a model wrapped for data parallelism; the model itself in a single process, or sharded in place.
 
-    Args:
-        model: on its device. All processes get the first one's numbers.
-        settings: with ``ddp`` each process has all of it; with ``fsdp`` each has a part of every parameter, and
-            layers that are in a list (the blocks of a transformer) are gathered one at a time.
-
-    Returns:
-        The model itself where there is one process, or it is sharded in place.
+    All ranks start from rank 0's parameters. With ``fsdp``, layers in an ``nn.ModuleList`` (the blocks of a
+    transformer) are gathered one at a time.
     """
     if distributed.is_single_process():
         return model
@@ -160,14 +148,11 @@ def wrapped(model: nn.Module, settings: ParallelConfig) -> nn.Module:
     return model
 
 
-def expect_possible(config: Config, *, validation: int) -> None:
-    """Refuse settings that several processes cannot train with.
+def check_possible(config: Config, *, validation: int) -> None:
+    """Raise ValueError for settings that several processes cannot train with.
 
     Args:
-        validation: rows of the validation set that a gradient takes; 0 where there is none.
-
-    Raises:
-        ValueError: with what to do.
+        validation: rows of a validation gradient; 0 where there is none.
     """
     count, method = distributed.world_size(), methods.find(config.mixer.method)
     if count == 1:
@@ -190,12 +175,12 @@ def expect_possible(config: Config, *, validation: int) -> None:
 
 @final
 class StopCoordinator:
-    """Lets processes agree after which step to save or to stop, without waiting for each other.
+    """Lets ranks agree after which step to save or to stop, without waiting for each other.
 
-    What one of them wants goes to the store that all of them see, for a step that none has done yet.
+    A rank that wants to writes a step that no rank has done yet into their common store.
 
     Args:
-        stopping: whether this process was asked to stop.
+        stopping: returns whether this process was asked to stop.
     """
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
@@ -207,18 +192,14 @@ class StopCoordinator:
                 _get_default_store,  # pyright: ignore[reportPrivateUsage]
             )
 
-            # Apart from the runs before it: all processes do the same ones in the same order.
+            # Every run has its own keys; all ranks do the same runs in the same order.
             name = f"mixwell/run {next(_RUNS)}"
             self._store = PrefixStore(name, _get_default_store())
         self._asked = False
         self._save_at: int | None = None
 
     def stop_after(self, step: int) -> bool:
-        """Whether the run is to stop now.
-
-        Returns:
-            The same in all processes at the same step.
-        """
+        """Return whether the run stops now; the same on all ranks at the same step."""
         if self._store is None:
             return self._stopping()
         if self._stopping() and not self._asked:
@@ -227,13 +208,10 @@ class StopCoordinator:
         return self._store.check(["stop"]) and step >= int(self._store.get("stop"))
 
     def save_after(self, step: int, *, due: bool) -> bool:
-        """Whether a checkpoint is to be written now, where that is decided by time.
+        """Return whether to write a checkpoint now; the same on all ranks at the same step.
 
         Args:
-            due: whether this process finds so; the first one decides.
-
-        Returns:
-            The same in all processes at the same step.
+            due: whether it is time by this process's clock; that of rank 0 decides.
         """
         if self._store is None:
             return due
@@ -246,23 +224,3 @@ class StopCoordinator:
                 self._store.set("save", str(self._save_at))
             return now
         return self._store.check(["save"]) and int(self._store.get("save")) == step
-
-
-@contextmanager
-def stop_signals() -> Generator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C or SIGTERM came; a second one ends the process at once."""
-    came: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        came.append(number)
-        signal.signal(number, before[signal.Signals(number)])
-
-    try:
-        before = {one: signal.signal(one, note) for one in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may handle signals
-        before = {}
-    try:
-        yield lambda: bool(came)
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

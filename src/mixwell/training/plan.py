@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from mixwell import methods
 from mixwell.data.datasets import IndexedDataset, TokenRows
 from mixwell.distributed.communication import TrafficModel
-from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
+from mixwell.hypergradient.traces import TRACES
 from mixwell.mixer.mixer import Mixer
-from mixwell.training import mixing, optimization
-from mixwell.training.config import TRACE_KINDS, Config
+from mixwell.training import builder, optimization
+from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
@@ -28,13 +28,12 @@ TIMED_STEPS = 3
 @final
 @dataclass(frozen=True)
 class DomainPlan:
-    """What a run does with a domain.
+    """The use of a domain in a run.
 
     Args:
-        rows: that it has.
-        tokens: that it has, where it is text.
-        epochs: how often its rows are seen if the weights stay as they begin.
-        epochs_alone: how often, if it got all the weight.
+        tokens: in its rows, where they are text.
+        epochs: how often its rows are seen with the initial weights.
+        epochs_alone: how often with all of the weight.
     """
 
     rows: int
@@ -46,21 +45,19 @@ class DomainPlan:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """What a run will cost.
+    """The cost of a run.
 
     Args:
-        parameters: of the model, trained ones.
+        parameters: the number of trained parameters.
         horizon: T.
-        updates: of the weights.
-        memory: bytes that mixing takes beyond plain training, by kind of traces.
-        extra_arithmetic: rows of validation gradients, and what else the method computes, over rows of training.
-        steps_before: what the method trains before the run, in its training steps.
-        domains: by name.
+        updates: the number of weight updates.
+        memory: bytes in addition to plain training, by kind of traces, or by the method.
+        extra_arithmetic: rows of validation gradients and of the method's other computations, over training rows.
+        steps_before: the cost of runs before this one, in its training steps.
         seconds: of a step with the mixer, the least of three.
         plain_seconds: of a step with fixed weights.
-        steps: of the run.
         advice: which kind of traces to take, and why.
-        limits: the greatest weight at first of domains that have one below 1.
+        limits: the greatest initial weight of domains for which it is below 1.
     """
 
     parameters: int
@@ -78,32 +75,28 @@ class Plan:
 
     @property
     def total_seconds(self) -> float:
-        """Of all training steps, validation gradients and trials."""
+        """The time of all training steps, validation gradients and trials."""
         # With T = 1 every timed step has a validation gradient in it.
         more = self.extra_arithmetic * self.plain_seconds if self.horizon > 1 else 0.0
         here = self.steps * (self.seconds + more)
         return here + self.steps_before * self.plain_seconds
 
 
-def make(config: Config, trainable: Trainable, data: Data) -> Plan:
-    """Measure and count.
-
-    Args:
-        trainable: model and loss; some steps are trained.
-    """
+def make_plan(config: Config, trainable: Trainable, data: Data) -> Plan:
+    """Time some training steps, which change the model, and count the rest."""
     trained = [p for p in trainable.model.parameters() if p.requires_grad]
     method = methods.find(config.mixer.method)
     still = {"method": "fixed", "options": {}}
     fixed = config.model_copy(update={"mixer": config.mixer.model_copy(update=still)})
     sizes = {name: len(rows) for name, rows in data.domains.items()}
-    context = mixing.method_context(config, sizes, None if data.validation is None else len(data.validation))
+    context = builder.method_context(config, sizes, None if data.validation is None else len(data.validation))
     learned = method.learns(context.options)
-    # What trials find is not known yet, nor is a reference model there.
+    # The weights that trials would find are not known yet, and there is no reference model.
     chosen = config if learned and not method.needs.reference else fixed
     trainer = Trainer(chosen, trainable, data.domains, data.validation)
     limits = trainer.mixer.limits
     seconds, plain = _seconds([trainer, Trainer(fixed, trainable, data.domains, data.validation)])
-    horizon = mixing.horizon(config)
+    horizon = builder.horizon(config)
     updates = -(-(config.steps - config.mixer.warmup) // horizon) if learned else 0
     extra = method.extra(context)
     held = trainer.held
@@ -118,7 +111,7 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
         parameters=sum(p.numel() for p in trained),
         horizon=horizon,
         updates=updates,
-        memory=memory(config, trained) if method.name == "mixwell" else {method.name: held},
+        memory=trace_memory(config, trained) if method.name == "mixwell" else {method.name: held},
         extra_arithmetic=extra.per_step + computed / needed,
         steps_before=extra.before,
         domains={
@@ -135,50 +128,46 @@ def make(config: Config, trainable: Trainable, data: Data) -> Plan:
     )
 
 
-def shared(
+def distributed_cost(
     config: Config, parameters: Sequence[Tensor], *, processes: int
 ) -> tuple[TrafficModel, dict[str, float]]:
-    """What several processes exchange and hold.
-
-    Args:
-        config: the settings, which say how they share the model.
-
-    Returns:
-        The exchanges, and by kind of traces the bytes that each process holds beyond plain training.
-    """
+    """Return the communication of several processes, and the bytes of traces on each rank, by kind."""
     shadows = _shadows(parameters)
-    known = Parameters.of(shadows, optimization.build(config.optimizer, list(shadows)))
-    projected = config.traces == "projected"
+    known = Parameters.of(shadows, optimization.build_optimizer(config.optimizer, list(shadows)))
     training = TrafficModel(
         config.parallel.strategy,
         size=sum(p.nbytes for p in parameters),
         tensors=len(parameters),
         domains=len(config.domains),
         world_size=processes,
-        mixed=projected,
-        projected=Projections(known, config.mixer.projection_rank, 0).size if projected else 0,
+        mixed=config.traces.takes_mixed_batches,
+        projected=config.traces.projected_size(known),
         preconditioned=config.optimizer.preconditioned,
     )
-    sharded = config.parallel.strategy == "fsdp"
-    held = {
-        kind: size / (processes if sharded and kind in ("dense", "bfloat16") else 1)
-        for kind, size in memory(config, parameters).items()
-        if not (sharded and kind == "sketched")
-    }
+    held: dict[str, float] = dict(trace_memory(config, parameters))
+    if config.parallel.strategy == "fsdp":
+        for kind, size in list(held.items()):
+            match TRACES.get(kind).with_sharded_parameters:
+                case "sharded":
+                    held[kind] = size / processes
+                case "unsupported":
+                    del held[kind]
+                case "replicated":
+                    pass
     return training, held
 
 
 def _shadows(parameters: Sequence[Tensor]) -> nn.ParameterList:
-    """On PyTorch's meta device tensors have a size but no memory."""
+    """Return copies on the meta device, where tensors have a size but no memory."""
     return nn.ParameterList(nn.Parameter(torch.empty_like(p, device="meta")) for p in parameters)
 
 
 def advice(config: Config, trainable: Trainable, data: Data) -> str:
-    """Which kind of traces to take.
+    """Return a sentence on which kind of traces to take.
 
-    Projected ones cost least in time and memory wherever layers can be watched and losses are known by row. Dense
-    ones are exact, and cost m copies of the parameters and a backward pass for each domain; bfloat16 ones are
-    half of that.
+    Projected ones cost least in time and memory wherever layers can be hooked and the losses of rows are known.
+    Dense ones are exact, and cost m copies of the parameters and a backward pass for each domain; bfloat16 ones
+    are half of that.
     """
     if config.compile:
         return "a compiled model cannot be watched: dense traces, or bfloat16 where their memory is short"
@@ -190,29 +179,28 @@ def advice(config: Config, trainable: Trainable, data: Data) -> str:
         return "BatchNorm mixes the rows of a batch: dense traces, or bfloat16 where their memory is short"
     if any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in trainable.model.modules()):
         return "dense traces are as fast for convolutions; projected ones where memory is short"
-    if len(data.domains) > 8 or config.traces == "projected":
+    if len(data.domains) > 8 or config.trace_kind == "projected":
         return "projected traces; dense ones to compare with (mixwell fidelity measures how good either is)"
     return "projected traces are cheaper (traces: projected); dense ones are exact"
 
 
-def memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
-    """What mixing takes beyond plain training, by kind of traces, without taking it."""
+def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
+    """Return the bytes that mixing takes in addition to plain training, by kind of traces, without taking them."""
     shadows = _shadows(parameters)
-    optimizer = optimization.build(config.optimizer, list(shadows))
+    optimizer = optimization.build_optimizer(config.optimizer, list(shadows))
     found: dict[str, int] = {}
-    for kind in TRACE_KINDS:
+    for kind in TRACES.names():
         chosen = config.model_copy(update={"mixer": config.mixer.model_copy(update={"traces": kind})})
-        signal = mixing.hypergradient(chosen)
+        signal = builder.hypergradient(chosen)
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
-        if (
-            not signal.requirements.domain_batches and kind != "projected"
-        ):  # one batch per domain, whose gradients are summed up
+        if not (signal.requirements.domain_batches or chosen.traces.takes_mixed_batches):
+            # The mixer allocates the sum of the domains' gradients with the first of them.
             found[kind] += sum(p.nbytes for p in parameters)
     return found
 
 
 def _seconds(trainers: Sequence[Trainer]) -> list[float]:
-    """The least time of a step of each; they take turns, so that a busy machine is busy for all."""
+    """Return the least time of a step of each; they take turns, so that a busy machine slows all of them."""
     taken: list[list[float]] = [[] for _ in trainers]
     for _ in range(1 + TIMED_STEPS):
         for trainer, times in zip(trainers, taken, strict=True):
@@ -221,7 +209,7 @@ def _seconds(trainers: Sequence[Trainer]) -> list[float]:
             begun = time.perf_counter()
             trainer.step()
             times.append(time.perf_counter() - begun)
-    # The first one also takes memory and, where asked for, compiles.
+    # The first step also allocates memory and compiles.
     return [min(times[1:] or times) for times in taken]
 
 

@@ -21,15 +21,16 @@ class ProbeRows:
     """Cursors over the domains and the validation set, and the probes that draw from them.
 
     Args:
+        row_losses: the loss of every row of a batch, if known.
         domains: rows by domain.
-        validation: rows of the validation set, if there is one.
-        rows: of a training step; a domain's batch is its equal share, a validation batch has that many.
-        seed: of the orders.
-        device: to which batches are moved.
+        rows: of a training step; a probe of a domain has an equal share of them, one of the validation set all.
     """
 
     def __init__(
         self,
+        model: torch.nn.Module,
+        loss: LossFn,
+        row_losses: LossFn | None,
         domains: Mapping[str, IndexedDataset],
         validation: IndexedDataset | None,
         *,
@@ -37,40 +38,25 @@ class ProbeRows:
         seed: int,
         device: torch.device,
     ) -> None:
-        self._rows = {**domains, **({} if validation is None else {VALIDATION: validation})}
-        self._cursors = {
-            name: ShuffledCursor(len(one), f"seed {seed}, probes, {name}") for name, one in self._rows.items()
-        }
-        self._share, self._whole, self._device = max(1, rows // len(domains)), rows, device
-        self._probes: Probes | None = None
+        self._cursors: dict[str, ShuffledCursor] = {}
+        share = max(1, rows // len(domains))
 
-    def probes(self, model: torch.nn.Module, loss: LossFn, row_losses: LossFn | None) -> Probes:
-        """Return the probes of a method.
+        def draws(name: str, data: IndexedDataset, count: int) -> Callable[[], Any]:
+            cursor = ShuffledCursor(len(data), f"seed {seed}, probes, {name}")
+            self._cursors[name] = cursor
+            return lambda: to_device(data.batch(cursor.take(min(count, len(data)))), device)
 
-        Args:
-            row_losses: of every row of a batch, if known.
-        """
-        own = {name: self._draws(name, self._share) for name in self._rows if name != VALIDATION}
-        validation = self._draws(VALIDATION, self._whole) if VALIDATION in self._rows else None
-        self._probes = Probes(model, loss, own, validation, row_losses)
-        return self._probes
+        by_domain = {name: draws(name, data, share) for name, data in domains.items()}
+        held_out = None if validation is None else draws(VALIDATION, validation, rows)
+        self.probes = Probes(model, loss, by_domain, held_out, row_losses)
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain values."""
-        assert self._probes is not None
         taken = {name: cursor.taken for name, cursor in self._cursors.items()}
-        return {"taken": taken, "spent": self._probes.spent}
+        return {"taken": taken, "spent": self.probes.spent}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state` gave."""
-        assert self._probes is not None
+        """Restore the result of :meth:`state`."""
         for name, cursor in self._cursors.items():
             cursor.taken = int(state["taken"][name])
-        self._probes.spent = float(state["spent"])
-
-    def _draws(self, name: str, rows: int) -> Callable[[], Any]:
-        def draw() -> Any:
-            own = self._rows[name]
-            return to_device(own.batch(self._cursors[name].take(min(rows, len(own)))), self._device)
-
-        return draw
+        self.probes.spent = float(state["spent"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,7 @@ Plain = dict[str, Any]
 
 
 def state(device: torch.device) -> tuple[Plain, dict[str, Tensor]]:
-    """Of PyTorch (also on the device), NumPy and Python.
-
-    Returns:
-        Plain values, and tensors by name.
-    """
+    """Return the state of PyTorch (also on the device), NumPy and Python: plain values, and tensors by name."""
     kind, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
     version, numbers, gauss_next = random.getstate()
     tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
@@ -43,7 +40,18 @@ def load_state(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], device: 
 
 
 def seed(number: int) -> None:
-    """Seed all of them."""
+    """Seed PyTorch, NumPy and Python."""
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)
+
+
+@contextmanager
+def generators_kept() -> Generator[None]:
+    """Restore the generators on the CPU afterwards: loggers may draw, and must not change a run."""
+    cpu = torch.device("cpu")
+    kept = state(cpu)
+    try:
+        yield
+    finally:
+        load_state(*kept, cpu)

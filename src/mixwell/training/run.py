@@ -1,13 +1,10 @@
-"""A run and its directory: begun, stopped at any moment, resumed bit for bit."""
+"""The life cycle of a run's directory: started, stopped at any moment, resumed bit for bit."""
 
 from __future__ import annotations
 
 import copy
-import math
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
@@ -17,12 +14,12 @@ from mixwell import distributed, methods
 from mixwell.data.datasets import IndexedDataset
 from mixwell.data.tokenizer import load_tokenizer
 from mixwell.training import (
+    builder,
     checkpoints,
     config_io,
     data,
     metrics,
-    mixing,
-    mixture,
+    mixture_file,
     parallel,
     randomness,
     stages,
@@ -32,45 +29,40 @@ from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.display import Display, Tokenizing, Watch
 from mixwell.training.engines import LOCAL, Engine
+from mixwell.training.interrupts import stop_signals
 from mixwell.training.loggers import session as loggers
 from mixwell.training.loggers.base import Logger, LoggerContext, ResumePoint
 from mixwell.training.loggers.session import RunLoggers
-from mixwell.training.metrics import Journal, Window
+from mixwell.training.loop import CHECKPOINTS, TrainingLoop
 from mixwell.training.models.base import Trainable
-from mixwell.training.parallel import StopCoordinator, stop_signals
 from mixwell.training.trainer import Trainer
-from mixwell.training.trials import TrialRunner
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder
 from mixwell.utils.terminal import say
 
-CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
-FILES = (CONFIG, environment.FILE, metrics.FILE, mixture.FILE)
+CONFIG = "config.yaml"
+FILES = (CONFIG, environment.FILE, metrics.FILE, mixture_file.FILE)
 """Files of a run in addition to its checkpoints."""
 FREE = ("output", "loggers", "compare", "device", "compile", "parallel", "base")
 """Settings that may change when a run is resumed."""
-CHECKPOINT_SECONDS = 120.0
 
 
 @final
 class Run:
     """One training run in a directory of its own.
 
-    The directory holds ``config.yaml`` (the settings, whole), ``environment.json``, ``metrics.jsonl``,
-    ``mixture.json`` and ``checkpoints/``; ``loggers.json`` and what loggers write, where the settings name some.
+    The directory holds ``config.yaml`` (with all defaults), ``environment.json``, ``metrics.jsonl``,
+    ``mixture.json`` and ``checkpoints/``; ``loggers.json`` and the outputs of loggers, where the config has some.
 
     Args:
-        config: the settings.
-        folder: the directory.
-        console: where to report.
         trainable: a model and its loss, in place of the config's.
         given: rows that Python code passes, by key: ``domains.NAME``, ``validation``, ``test``.
         watch: follows the progress; by default a display on the console.
         stopping: called after each step, returns whether to save and stop; by default on Ctrl-C and SIGTERM.
-        loggers: in addition to those of the settings; they stay open.
-        workers: how many trials of the method run at a time, where it has some and the model is the config's;
+        loggers: in addition to those of the config; they stay open.
+        workers: number of concurrent trials of the method, where it has some and the model is the config's;
             ``None`` for one per core.
-        engine: where trials run, if more than one may.
+        engine: where trials run, if there are several workers.
     """
 
     def __init__(
@@ -94,12 +86,8 @@ class Run:
         self._own_model = trainable is not None
         self._rows: Data | None = None
         self._watch, self._stopping, self._given_loggers = watch, stopping, loggers
-        self._length = 0
-        self._saved: int | None = None
         self.begun = False
-        """Whether anything was written into the directory."""
-        self._seconds = 0.0
-        self._window = Window()
+        """Whether training began, so that the directory has metrics."""
 
     def start(self) -> Trainer:
         """Begin a new run, train to the end, and return the trainer.
@@ -113,7 +101,7 @@ class Run:
         trainer = None
         if self._has_stages:
             _, rows = self.load()
-            mixing.expect_possible(self.config, {name: len(own) for name, own in rows.domains.items()})
+            builder.check_feasible(self.config, {name: len(own) for name, own in rows.domains.items()})
         else:
             trainer = self._prepare()
         with self._locked():
@@ -121,13 +109,13 @@ class Run:
             try:
                 if trainer is None:
                     # So that it can be resumed from here on.
-                    config_io.write(self.config, self.folder / CONFIG)
+                    config_io.write_config(self.config, self.folder / CONFIG)
                     trainer = self._prepare()
                 with self._begin_loggers() as opened:
                     distributed.run_on_rank_zero(self._describe)
                     return self._train(trainer, opened)
             except BaseException as error:
-                # A model that does not fit its data, a logger that cannot begin: the name stays free.
+                # Such as a model that does not fit its data: the same --out can be used again.
                 begun = (self.folder / CONFIG).exists()
                 failed = isinstance(error, Exception) and not isinstance(error, InterruptedError)
                 untouched = failed and (trainer is None or not trainer.steps_done)
@@ -152,20 +140,18 @@ class Run:
             )
             if checkpoint is not None:
                 trainer.load(checkpoint)
-                self._saved = checkpoint.step
-                self._length = int(checkpoint.plain["metrics_length"])
-                self._seconds = float(checkpoint.plain["seconds"])
-                self._window = metrics.own_window([one["window"] for one in checkpoint.own])
             distributed.run_on_rank_zero(lambda: environment.write(self.folder))
             self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
             with self._begin_loggers(
                 ResumePoint(saved=saved, logged=metrics.last_step(self.folder))
             ) as opened:
-                return self._train(trainer, opened)
+                return self._train(trainer, opened, checkpoint)
 
     def load(self) -> tuple[Trainable, Data]:
         """Load model and data, without writing anything into the directory."""
         methods.find(self.config.mixer.method).expect_installed()
+        if self._has_stages:
+            self._engine.check()
         randomness.seed(self.config.seed)
         tokenizer = load_tokenizer(self.config.tokenizer, self.config.base)
         if self._trainable is None:
@@ -180,16 +166,12 @@ class Run:
                     announce=self._say,
                     track=bar.track,
                 )
-        for concern in self.data.concerns:
+        for concern in self._rows.concerns:
             self._say(f"warning: {concern}")
         return self._trainable, self._rows
 
     def last(self) -> Trainer:
-        """Return the trainer as its newest checkpoint has it, without training on.
-
-        Raises:
-            ValueError: there is no checkpoint yet.
-        """
+        """Return the trainer of the newest checkpoint."""
         checkpoint, _ = checkpoints.newest(self.folder / CHECKPOINTS)
         if checkpoint is None:
             raise ValueError(f"{self.folder} has no checkpoint yet")
@@ -197,17 +179,11 @@ class Run:
         trainer.load(checkpoint)
         return trainer
 
-    @property
-    def data(self) -> Data:
-        """The rows, once they are loaded."""
-        assert self._rows is not None
-        return self._rows
-
     # ------------------------------------------------------------------------------------------- inside
 
     def _prepare(self) -> Trainer:
         trainable, rows = self.load()
-        parallel.expect_possible(self.config, validation=0)
+        parallel.check_possible(self.config, validation=0)
         sizes = {name: len(own) for name, own in rows.domains.items()}
         config = stages.resolve_stages(self.config, sizes, self.folder, self._run_trials)
         reference = None
@@ -215,7 +191,8 @@ class Run:
             where = config.base / Path(config.mixer.options["reference"]).expanduser()
             reference = stages.reference(where, copy.deepcopy(trainable) if self._own_model else None)
         if self._has_stages:
-            randomness.seed(self.config.seed)  # as if there had been no trials
+            # The trials have drawn random numbers: without them the run would be the same.
+            randomness.seed(self.config.seed)
         return Trainer(config, trainable, rows.domains, rows.validation, reference=reference)
 
     @property
@@ -223,10 +200,18 @@ class Run:
         return methods.find(self.config.mixer.method).stages is not None
 
     def _run_trials(self, trials: Sequence[stages.PlannedTrial]) -> None:
-        own = self._trainable if self._own_model else None
-        options = {"trainable": own, "given": self._given, "watch": self._watch, "stopping": self._stopping}
-        runner = TrialRunner(self.folder, self._console, self._workers, self._engine, options)
-        runner.run(trials, method=self.config.mixer.method)
+        stages.run_trials(
+            trials,
+            method=self.config.mixer.method,
+            folder=self.folder,
+            console=self._console,
+            workers=self._workers,
+            engine=self._engine,
+            trainable=self._trainable if self._own_model else None,
+            given=self._given,
+            watch=self._watch,
+            stopping=self._stopping,
+        )
 
     def _expect_no_run(self) -> None:
         if (self.folder / CONFIG).exists():
@@ -237,15 +222,15 @@ class Run:
         for name in (*FILES, CHECKPOINTS, *loggers.outputs(self.config.loggers)):
             if (self.folder / name).exists():
                 raise OSError(
-                    f"{self.folder / name} is there already and would be overwritten; give another --out"
+                    f"{self.folder / name} already exists and would be overwritten; give another --out"
                 )
 
     def _expect_same_settings(self, checkpoint: Checkpoint | None) -> None:
         """Raise ValueError if settings other than those in :data:`FREE` have changed."""
         if checkpoint is None:
-            before, there = config_io.read(self.folder / CONFIG), CONFIG
+            before, there = config_io.read_config(self.folder / CONFIG), CONFIG
         else:
-            before, there = config_io.check(checkpoint.plain["config"]), "the checkpoint"
+            before, there = config_io.validate_config(checkpoint.plain["config"]), "the checkpoint"
         changed = config_io.differences(self.config, before, except_keys=FREE)
         if changed:
             raise ValueError(
@@ -255,7 +240,7 @@ class Run:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Lock the folder against other runs, in the first process for all."""
+        """Lock the folder against other runs; rank 0 does it for all."""
         with ExitStack() as stack:
 
             def hold() -> None:
@@ -265,11 +250,11 @@ class Run:
             yield
 
     def _describe(self) -> None:
-        config_io.write(self.config, self.folder / CONFIG)
+        config_io.write_config(self.config, self.folder / CONFIG)
         environment.write(self.folder)
 
     def _begin_loggers(self, resume: ResumePoint | None = None) -> RunLoggers:
-        if distributed.rank():  # the first process logs for all
+        if distributed.rank():  # rank 0 logs for all
             return RunLoggers({}, ())
         settings = self.config.model_dump(mode="json")
         run = LoggerContext(self.folder, self.config.base, settings, resume)
@@ -278,22 +263,14 @@ class Run:
             self._say(f"logging to {place}")
         return begun
 
-    def _train(self, trainer: Trainer, loggers: RunLoggers) -> Trainer:
+    def _train(self, trainer: Trainer, opened: RunLoggers, resume_from: Checkpoint | None = None) -> Trainer:
         self.begun = True
-        names = trainer.mixer.weights.names
-        with (
-            stop_signals() if self._stopping is None else nullcontext(self._stopping) as stopping,
-            nullcontext() if distributed.rank() else self._metrics_file() as lines,
-            self._watch or Display(self.config.steps, names, console=self._console) as watch,
-        ):
-            journal = Journal(lines, loggers)
-            watch.start_at(trainer.steps_done, trainer.mixer.weights.last)
-            if not self._length:
-                journal.start(trainer.mixer.weights.last)
-                journal.evaluation(self._evaluate(trainer, watch))
-                journal.write(0)
-            self._loop(trainer, journal, watch, StopCoordinator(stopping))
-            self._save(trainer, journal)
+        names, rows = trainer.mixer.weights.names, self._rows
+        assert rows is not None
+        watch = self._watch or Display(self.config.steps, names, console=self._console)
+        loop = TrainingLoop(self.config, self.folder, trainer, rows, watch, resume_from=resume_from)
+        with stop_signals() if self._stopping is None else nullcontext(self._stopping) as stopping:
+            loop.run(opened, stopping)
         if not trainer.finished:
             raise InterruptedError(
                 f"stopped after step {trainer.steps_done} of {self.config.steps} and saved; "
@@ -301,118 +278,27 @@ class Run:
             )
         return trainer
 
-    def _metrics_file(self) -> metrics.MetricsFile:
-        return metrics.MetricsFile(self.folder, length=self._length)
-
-    def _loop(self, trainer: Trainer, journal: Journal, watch: Watch, together: StopCoordinator) -> None:
-        output = self.config.output
-        evaluate_every = output.evaluate_every
-        if evaluate_every == "auto":
-            evaluate_every = max(1, math.ceil(self.config.steps / 20))
-        saved = time.monotonic()
-        while not trainer.finished and not together.stop_after(trainer.steps_done):
-            begun = time.perf_counter()
-            outcome = trainer.step()
-            done = trainer.steps_done
-            self._window.add(outcome.loss, outcome.losses, outcome.counts)
-            record = trainer.mixer.round_ended
-            self._seconds += time.perf_counter() - begun
-            watch.step(done, outcome.loss * distributed.world_size(), outcome.losses)
-            # At fixed steps only, so that a run that was stopped writes the same lines as one that was not.
-            if done % output.log_every == 0 or done == self.config.steps:
-                self._window.share(trainer.mixer.weights.names, trainer.device)
-                journal.step(
-                    self._window.take(),
-                    learning_rate=outcome.learning_rate,
-                    seconds=self._seconds,
-                    rows=trainer.loader.taken,
-                )
-            if record is not None:
-                watch.weights(record.new_weights)
-                journal.round(record)
-            if done % evaluate_every == 0 or done == self.config.steps:
-                journal.evaluation(self._evaluate(trainer, watch))
-            journal.write(done)
-            now = time.monotonic()
-            if output.checkpoint_every == "auto":
-                due = together.save_after(done, due=now - saved > CHECKPOINT_SECONDS)
-            else:
-                due = done % output.checkpoint_every == 0
-            if due and not trainer.finished:
-                self._save(trainer, journal)
-                saved = time.monotonic()
-
-    def _evaluate(self, trainer: Trainer, watch: Watch) -> dict[str, float]:
-        rows = {"validation": self.data.validation, "test": self.data.test if trainer.finished else None}
-        at_most = self.config.output.evaluate_rows
-        losses = {
-            name: trainer.evaluate(one, at_most=at_most) for name, one in rows.items() if one is not None
-        }
-        if "validation" in losses:
-            watch.evaluated(losses["validation"])
-        return losses
-
-    def _save(self, trainer: Trainer, journal: Journal) -> None:
-        """Write a checkpoint and the artifact."""
-        if trainer.steps_done != self._saved:
-            state = trainer.checkpoint()
-            plain: dict[str, Any] = {
-                **state.plain,
-                "metrics_length": journal.flush(),
-                "seconds": self._seconds,
-                "config": self.config.model_dump(mode="json"),
-            }
-            own = [{**one, "window": asdict(self._window)} for one in state.own]
-            checkpoint = Checkpoint(state.step, state.model, state.training, plain, own)
-            checkpoints.write(self.folder / CHECKPOINTS, checkpoint, keep=self.config.output.keep)
-            self._saved = state.step
-        if distributed.rank():
-            return
-        available = {name: len(rows) for name, rows in self.data.domains.items()}
-        taken = trainer.loader.taken
-        described = mixture.describe(
-            trainer.mixer,
-            method=self.config.mixer.method,
-            seed=self.config.seed,
-            rows=available,
-            taken=taken,
-            computed=trainer.computed + stages.computed(self.folder, evaluated_rows=self._evaluated_rows),
-            memory=trainer.held,
-        )
-        mixture.write(self.folder, described)
-
-    @property
-    def _evaluated_rows(self) -> float:
-        """Rows of each evaluation that a method learns from: proxies are compared by their losses."""
-        if methods.find(self.config.mixer.method).has_rounds or self.data.validation is None:
-            return 0.0
-        return float(min(self.config.output.evaluate_rows, len(self.data.validation)))
-
     def _say(self, text: str) -> None:
         say(self._console, text)
 
 
 def open_run(folder: Path, **options: Any) -> Run:
-    """Return the run in a directory, to be resumed; the options are those of :class:`Run`.
-
-    Raises:
-        ValueError: there is no run in it.
-    """
+    """Return the run in a directory, to be resumed; the options are those of :class:`Run`."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no run in {folder}: it has no {CONFIG}; `mixwell run CONFIG` begins one")
-    return Run(config_io.read(folder / CONFIG), folder, **options)
+    return Run(config_io.read_config(folder / CONFIG), folder, **options)
 
 
 def finished(folder: Path) -> bool:
-    """Return whether a run is done and saved, by its artifact, which is written last."""
-    return (folder / mixture.FILE).exists() and bool(mixture.read(folder)["finished"])
+    """Return whether a run is done and saved, by its ``mixture.json``, which is written last."""
+    return (folder / mixture_file.FILE).exists() and bool(mixture_file.read_mixture(folder)["finished"])
 
 
 def expect_same(config: Config, folder: Path) -> None:
     """Raise ValueError if the folder holds a run that was trained with other settings."""
     if not (folder / CONFIG).exists():
         return
-    changed = config_io.differences(config_io.read(folder / CONFIG), config, except_keys=FREE)
+    changed = config_io.differences(config_io.read_config(folder / CONFIG), config, except_keys=FREE)
     if changed:
         raise ValueError(
             f"in {folder} is a run with other settings ({'; '.join(changed)}); choose another folder, or delete "

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from mixwell import methods
+from mixwell.data.datasets import IndexedDataset
 from mixwell.methods import Outcome, Trial
-from mixwell.training import checkpoints, config_io, metrics, mixing, mixture
+from mixwell.training import builder, checkpoints, config_io, metrics, mixture_file
 from mixwell.training.config import Config, keys_by_domain
+from mixwell.training.display import Watch
+from mixwell.training.engines import Engine
 from mixwell.training.models.base import Trainable
 from mixwell.utils.costs import FORWARD
+from mixwell.utils.terminal import say
 
 FOLDER = "stages"
 PlannedTrial = tuple[Config, Path]
@@ -24,16 +31,17 @@ def resolve_stages(
     folder: Path,
     run_trials: Callable[[Sequence[PlannedTrial]], None],
 ) -> Config:
-    """Run the trials of a method, and return the settings of the last run.
+    """Run the trials of a method, and return the config of the last run.
 
     Args:
-        folder: of the whole; trials have their directories in ``stages/`` there.
-        run_trials: runs those that are not finished, each from where it stopped.
+        sizes: rows by domain.
+        folder: the run's directory; those of the trials are in ``stages/`` there.
+        run_trials: runs the trials that are not finished, each from where it stopped.
     """
     method = methods.find(config.mixer.method)
     if method.stages is None:
         return config
-    stages = method.stages(mixing.method_context(config, sizes))
+    stages = method.stages(builder.method_context(config, sizes))
     try:
         trials = next(stages)
         while True:
@@ -43,7 +51,71 @@ def resolve_stages(
     except StopIteration as end:
         plain = config.model_dump(mode="json")
         plain["mixer"] = {**plain["mixer"], **end.value}
-        return config_io.check(plain, where=f"what {method.name} found")
+        return config_io.validate_config(plain, where=f"what {method.name} found")
+
+
+def run_trials(
+    trials: Sequence[PlannedTrial],
+    *,
+    method: str,
+    folder: Path,
+    console: Console,
+    workers: int | None,
+    engine: Engine,
+    trainable: Trainable | None,
+    given: Mapping[str, IndexedDataset],
+    watch: Watch | None,
+    stopping: Callable[[], bool] | None,
+) -> None:
+    """Run the trials that are not finished, each from where it stopped.
+
+    They run in workers, or in this process if there is one worker, or if a model or rows are objects of it. The
+    arguments are those of :class:`mixwell.training.run.Run`.
+
+    Args:
+        folder: the directory of the run that they belong to.
+
+    Raises:
+        InterruptedError: a trial was stopped, and saved.
+    """
+    # A run has trials, and a trial is a run.
+    from mixwell.training import concurrent
+    from mixwell.training.run import CONFIG, Run, expect_same, finished
+
+    left = sum(not finished(own) for _, own in trials)
+    if left:
+        say(console, f"{method}: {left} of {len(trials)} runs that come first are to be done")
+    try:
+        if workers != 1 and len(trials) > 1 and trainable is None and not given:
+            concurrent.run_all(
+                [concurrent.Planned(config, own) for config, own in trials],
+                workers=workers,
+                unfinished=folder / FOLDER / "unfinished",
+                console=console,
+                engine=engine,
+            )
+            return
+        for config, own in trials:
+            expect_same(config, own)
+            if finished(own):
+                continue
+            trial = Run(
+                config,
+                own,
+                console=console,
+                trainable=copy.deepcopy(trainable),
+                given=given,
+                watch=watch,
+                stopping=stopping,
+            )
+            if (own / CONFIG).exists():
+                trial.resume()
+            else:
+                trial.start()
+    except InterruptedError as error:
+        raise InterruptedError(
+            f"stopped in a run that comes first, and saved; `mixwell resume {folder}` continues"
+        ) from error
 
 
 def computed(folder: Path, *, evaluated_rows: float = 0.0) -> float:
@@ -52,18 +124,17 @@ def computed(folder: Path, *, evaluated_rows: float = 0.0) -> float:
     Args:
         evaluated_rows: rows of the evaluation of each trial, where the method learns from it; they count a third.
     """
-    trials = (folder / FOLDER).glob(f"*/{mixture.FILE}")
-    return sum(float(mixture.read(one)["rows"]["computed"]) + FORWARD * evaluated_rows for one in trials)
+    trials = (folder / FOLDER).glob(f"*/{mixture_file.FILE}")
+    return sum(
+        float(mixture_file.read_mixture(one)["rows"]["computed"]) + FORWARD * evaluated_rows for one in trials
+    )
 
 
 def reference(folder: Path, given: Trainable | None) -> Trainable:
     """Return the model of a run's last checkpoint, with its losses.
 
     Args:
-        given: a copy of a model that Python code passed, to be filled.
-
-    Raises:
-        ValueError: there is no run with a checkpoint.
+        given: a copy of a model that Python code passed, into which the checkpoint is loaded.
     """
     from mixwell.data.tokenizer import load_tokenizer
 
@@ -75,7 +146,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
         )
     trainable = given
     if trainable is None:
-        config = config_io.read(folder / "config.yaml")
+        config = config_io.read_config(folder / "config.yaml")
         trainable = config.model.build(
             base=config.base, vocabulary=load_tokenizer(config.tokenizer, config.base).size
         )
@@ -84,7 +155,7 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
 
 
 def _config(config: Config, trial: Trial) -> Config:
-    """Return the settings of a trial: those of the whole with its changes; only its end is logged."""
+    """Return the config of a trial: that of the run with its changes; only the end is evaluated and logged."""
     plain = config.model_dump(mode="json")
     kept = list(config.domains) if trial.domains is None else list(trial.domains)
     plain["steps"] = trial.steps
@@ -101,12 +172,12 @@ def _config(config: Config, trial: Trial) -> Config:
     plain["test"] = None  # nothing may be learned from it
     plain["loggers"], plain["compare"] = {}, {}
     plain["output"] |= {"evaluate_every": trial.steps, "keep": 1}
-    return config_io.check(plain, where=f"trial {trial.name}")
+    return config_io.validate_config(plain, where=f"trial {trial.name}")
 
 
 def _outcome(folder: Path) -> Outcome:
-    losses = list(metrics.read(folder, "evaluation"))[-1]["losses"]
-    found = mixture.read(folder)
+    losses = list(metrics.read_metrics(folder, "evaluation"))[-1]["losses"]
+    found = mixture_file.read_mixture(folder)
     loss = losses.get("validation")
     return Outcome(
         folder.resolve(), float("nan") if loss is None else float(loss), found["weights"]["average"]

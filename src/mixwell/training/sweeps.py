@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mixwell.training.engines import LOCAL, Engine, Job, Work
+from mixwell.training.interrupts import STOPPED, interruptible
 from mixwell.utils import files
 from mixwell.utils.terminal import say
 
@@ -71,7 +72,7 @@ def run_sweep(
     made = engine.workers(
         work, count=workers, jobs=len(jobs), folder=folder, say=lambda text: say(console, text)
     )
-    with _Display(jobs, console) as display, made as running:
+    with interruptible(), _Display(jobs, console) as display, made as running:
         while running.busy or (waiting and not running.stopping):
             while running.idle and waiting and not running.stopping:
                 running.submit(waiting.pop())
@@ -94,7 +95,7 @@ def run_sweep(
     if failures:
         raise ChildProcessError("; ".join(failures) + ". The others were done or saved")
     if stopped:
-        raise InterruptedError("stopped; the same command continues where this one left off")
+        raise InterruptedError(STOPPED)
     _remove_if_empty(folder)
 
 

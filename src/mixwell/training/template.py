@@ -11,7 +11,7 @@ from mixwell.utils import files
 from mixwell.utils.terminal import say
 
 
-def write(path: Path) -> None:
+def write_template(path: Path) -> None:
     """Write a commented config.
 
     Raises:
@@ -20,7 +20,7 @@ def write(path: Path) -> None:
     if path.suffix == ".toml":
         raise ValueError(f"the config is written as YAML; give it a name such as {path.with_suffix('.yaml')}")
     if path.exists():
-        raise ValueError(f"{path} is there already; remove it, or give another name")
+        raise ValueError(f"{path} already exists; remove it, or give another name")
     template = resources.files("mixwell.training").joinpath("templates/config.yaml").read_text("utf-8")
     files.write_atomically(path, template.replace("FILE", str(path)))
     say(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -276,8 +275,9 @@ def test_a_linear_layer_keeps_its_own_forward_pass() -> None:
 
 
 def test_kinds_of_traces_by_name() -> None:
-    settings = SimpleNamespace(rank=5, sketch_size=70)
-    assert {name: repr(TRACES.get(name)(settings)) for name in TRACES.names()} == {
+    settings = {"projected": {"projection_rank": 5}, "sketched": {"sketch_size": 70}}
+    made = {name: TRACES.get(name)(**settings.get(name, {})).build() for name in TRACES.names()}
+    assert {name: repr(one) for name, one in made.items()} == {
         "dense": "DenseTraces()",
         "bfloat16": "DenseTraces(dtype=torch.bfloat16)",
         "projected": "ProjectedTraces(5, unsupported='ignore', seed=0)",

@@ -28,7 +28,7 @@ from helpers.mixture_files import mixture
 from mixwell.integrations.exporters import EXPORTERS, export
 from mixwell.integrations.exporters.axolotl import TOLERANCE, fraction
 from mixwell.integrations.exporters.base import DIGITS, shares
-from mixwell.training import mixture as mixtures
+from mixwell.training import mixture_file
 
 WEIGHTS = {"web": 0.2, "code": 0.5, "books": 0.3}
 PATHS = {"web": "/data/web", "code": "/data/code", "books": "/data/books"}
@@ -345,16 +345,16 @@ def test_what_is_not_a_mixture_is_said(content: Any, message: str, tmp_path: Pat
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     made = mixture(WEIGHTS)
-    jsonschema.validate(made, mixtures.schema())
-    mixtures.write(tmp_path, made)
-    assert mixtures.read(tmp_path) == mixtures.read(tmp_path / "mixture.json") == made
+    jsonschema.validate(made, mixture_file.schema())
+    mixture_file.write_mixture(tmp_path, made)
+    assert mixture_file.read_mixture(tmp_path) == mixture_file.read_mixture(tmp_path / "mixture.json") == made
     assert export(str(tmp_path), to="json") == export(made, to="json")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A folder in which `run` is the directory of a run."""
-    mixtures.write(tmp_path / "run", mixture(WEIGHTS, finished=False))
+    mixture_file.write_mixture(tmp_path / "run", mixture(WEIGHTS, finished=False))
     return tmp_path
 
 
@@ -409,7 +409,7 @@ def test_bad_input_is_one_line_and_status_2(args: list[str], message: str, run: 
 
 
 def test_it_prints_or_writes(run: Path) -> None:
-    mixtures.write(run / "run", mixture(WEIGHTS))
+    mixture_file.write_mixture(run / "run", mixture(WEIGHTS))
     words = ("export", "run", "--to", "megatron", "--path", "web=/w", "--path", "code=/c")
     out, err = mixwell(*words, cwd=run)
     assert out == "0.2 /w\n0.5 /c\n0.3 books\n"
@@ -438,7 +438,7 @@ def test_an_unfinished_run_is_exported_and_said(run: Path) -> None:
 
 
 def test_paths_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
-    mixtures.write(tmp_path, mixture({"a": 0.5, "a=b": 0.25, "c": 0.25}))
+    mixture_file.write_mixture(tmp_path, mixture({"a": 0.5, "a=b": 0.25, "c": 0.25}))
     (tmp_path / "paths.yaml").write_text("a: /file/a\nc: /file/c\n")
     words = ("export", tmp_path, "--to", "json", "--paths", "paths.yaml")
     out, _ = mixwell(*words, "--path", "a=b=/x=y", "--path", "a=/line/a", cwd=tmp_path)

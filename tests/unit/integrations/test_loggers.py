@@ -556,7 +556,7 @@ def test_a_run_logs_everywhere_and_is_the_same_as_without(config: Path, tmp_path
     (tmp_path / "logged" / "config.yaml").unlink()
     (tmp_path / "taken" / "tensorboard").mkdir(parents=True)
     _, err = mixwell("run", config, "--out", "taken", cwd=tmp_path, status=2)
-    assert "tensorboard is there already" in err
+    assert "tensorboard already exists" in err
 
 
 def test_a_stopped_run_goes_on_in_the_same_records(config: Path, tmp_path: Path) -> None:
@@ -565,7 +565,7 @@ def test_a_stopped_run_goes_on_in_the_same_records(config: Path, tmp_path: Path)
     asked = iter([False] * 17 + [True])
     options: dict[str, Any] = {"console": Console(quiet=True)}
     with pytest.raises(InterruptedError):
-        Run(config_io.read(config), folder, **options, stopping=lambda: next(asked)).start()
+        Run(config_io.read_config(config), folder, **options, stopping=lambda: next(asked)).start()
     noted = json.loads((folder / "loggers.json").read_text())
     from mlflow import MlflowClient
 
@@ -590,7 +590,9 @@ def test_loggers_may_be_added_when_a_run_goes_on(config: Path, tmp_path: Path) -
     config.write_text(yaml.safe_dump(plain))
     asked = iter([False] * 10 + [True])
     with pytest.raises(InterruptedError):
-        Run(config_io.read(config), folder, console=Console(quiet=True), stopping=lambda: next(asked)).start()
+        Run(
+            config_io.read_config(config), folder, console=Console(quiet=True), stopping=lambda: next(asked)
+        ).start()
     kept = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump({**kept, "loggers": chosen}))
     mixwell("resume", "run", "--no-report", cwd=tmp_path)
@@ -624,7 +626,7 @@ def test_a_local_store_of_mlflow_is_found_from_anywhere(
     monkeypatch.setenv("MIXWELL_CACHE", str(tmp_path / "cache"))
     with pytest.raises(InterruptedError):
         Run(
-            config_io.read(config),
+            config_io.read_config(config),
             tmp_path / "run",
             console=Console(quiet=True),
             stopping=lambda: next(asked),
@@ -724,14 +726,14 @@ def test_train_takes_loggers_as_a_config_has_them(tmp_path: Path) -> None:
 )
 def test_messages_of_settings(change: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        config_io.read(write_config(tmp_path), [change])
+        config_io.read_config(write_config(tmp_path), [change])
 
 
 def test_settings_switch_loggers_on_and_off(tmp_path: Path) -> None:
     path = write_config(tmp_path, loggers={"tensorboard": True, "wandb": True, "mlflow": {"uri": "http://x"}})
-    read = config_io.read(
+    read = config_io.read_config(
         path, ["loggers.wandb.mode=offline", "loggers.mlflow=false", "loggers.jsonl=true"]
     ).loggers
     assert set(read) == {"tensorboard", "wandb", "jsonl"}
     assert read["wandb"] == WandbConfig(mode="offline")
-    assert config_io.read(write_config(tmp_path)).loggers == {}
+    assert config_io.read_config(write_config(tmp_path)).loggers == {}

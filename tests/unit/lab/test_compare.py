@@ -18,7 +18,7 @@ from mixwell.lab.compare import budgets, results
 from mixwell.lab.compare.variants import choose, parse_horizons
 from mixwell.lab.tables import Row
 from mixwell.methods import base as methods_base
-from mixwell.training import checkpoints, config_io, metrics, mixture
+from mixwell.training import checkpoints, config_io, metrics, mixture_file
 
 PROXIES = {"proxies": 4, "proxy_steps": 2, "samples": 200, "top": 5}
 COMPARE = {
@@ -95,7 +95,7 @@ def test_runs_of_a_seed_begin_alike_and_see_the_same_rows_first(compared: tuple[
     runs = compared[0] / "runs"
 
     def first_loss(folder: Path) -> float:
-        return next(iter(metrics.read(folder, "evaluation")))["losses"]["validation"]
+        return next(iter(metrics.read_metrics(folder, "evaluation")))["losses"]["validation"]
 
     for seed in (0, 1):
         begun = {
@@ -200,7 +200,7 @@ def test_the_directory_of_a_run_is_not_written_into(compared: tuple[Path, str]) 
 
 
 def read(folder: Path, **changes: Any) -> Any:
-    return config_io.read(write_config(folder, **changes))
+    return config_io.read_config(write_config(folder, **changes))
 
 
 def test_all_are_the_methods_and_the_variants(tmp_path: Path) -> None:
@@ -226,12 +226,12 @@ def test_those_of_all_that_lack_something_are_left_out(
     config = read(tmp_path, mixer={"method": "uniform", "horizon": "auto"})
     plain = config.model_dump(mode="json")
     plain["validation"] = None
-    chosen, refused = choose(config_io.check(plain), ["all"])
+    chosen, refused = choose(config_io.validate_config(plain), ["all"])
     assert {"uniform", "pike", "odm"} <= {one.name for one in chosen}
     assert set(refused) >= {"mixwell", "doge", "regmix"}
     assert refused["mixwell"].startswith("mixer.method: mixwell needs a validation set")
     with pytest.raises(ValueError, match="mixwell needs a validation set"):
-        choose(config_io.check(plain), ["mixwell", "uniform"])
+        choose(config_io.validate_config(plain), ["mixwell", "uniform"])
     monkeypatch.setattr(methods_base, "find_spec", lambda name: None)
     _, refused = choose(config, ["all"])
     assert (
@@ -285,12 +285,12 @@ def test_a_budget_pays_for_no_step_more(method: str, budget: float, tmp_path: Pa
     assert budgets.cost(found, sizes, 50) <= budget
     if found.steps < int(budget):
         plain = found.model_dump(mode="json")
-        more = config_io.check({**plain, "steps": found.steps + 1})
+        more = config_io.validate_config({**plain, "steps": found.steps + 1})
         assert budgets.cost(more, sizes, 50) > budget
 
 
 def test_what_is_left_of_runs_that_are_found_again(compared: tuple[Path, str]) -> None:
     """A run of a comparison is a run like any other: it has its artifact and a checkpoint."""
     run = compared[0] / "runs" / "mixwell-0"
-    assert mixture.read(run)["finished"]
+    assert mixture_file.read_mixture(run)["finished"]
     assert checkpoints.newest(run / "checkpoints")[0] is not None

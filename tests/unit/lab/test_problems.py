@@ -41,7 +41,7 @@ def test_all_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_configs_are_valid_and_have_a_test_set(name: str) -> None:
-    config = config_io.check(yaml.safe_load(problems.read_config(name)))
+    config = config_io.validate_config(yaml.safe_load(problems.read_config(name)))
     assert config.validation is not None
     assert config.test is not None
     assert len(config.domains) >= 2
@@ -74,7 +74,7 @@ def test_no_registry_is_one_line(
 
 
 def test_the_text_problem_is_written_with_its_variants(tmp_path: Path) -> None:
-    config = config_io.read(problems.find("demo", tmp_path, Console(quiet=True)))
+    config = config_io.read_config(problems.find("demo", tmp_path, Console(quiet=True)))
     assert config.compare["doge-online"] == {"method": "doge", "options": {"transfer": False}}
     chosen, refused = choose(config, ["all"])
     assert not refused

@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(folder: Path, name: str, *, steps: int) -> Path:
     """A run that is asked to stop after some steps."""
-    config = config_io.read(write_config(folder))
+    config = config_io.read_config(write_config(folder))
     asked = iter(range(steps + 1))
     run = Run(
         config,

@@ -18,7 +18,7 @@ from mixwell.simplex.constraints import limits
 from mixwell.simplex.repetition import EPOCHS_AHEAD
 from mixwell.simplex.rounds import RoundClock
 from mixwell.simplex.weight_updater import WeightUpdater
-from mixwell.training import config_io, mixing
+from mixwell.training import builder, config_io
 
 SIZES = {"a": 50, "b": 3000}
 
@@ -181,11 +181,13 @@ def config(tmp_path: Any, **mixer: Any) -> Any:
         "steps": 100,
         "mixer": mixer,
     }
-    return config_io.check(plain, where="test")
+    return config_io.validate_config(plain, where="test")
 
 
 def paces(made: Any) -> list[EpochPace]:
-    recipe = mixwell.methods.find(made.mixer.method).recipe(mixing.method_context(made, {"a": 31, "b": 6250}))
+    recipe = mixwell.methods.find(made.mixer.method).recipe(
+        builder.method_context(made, {"a": 31, "b": 6250})
+    )
     return [one for one in recipe.constraints if isinstance(one, EpochPace)]
 
 

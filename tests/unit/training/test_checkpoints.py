@@ -21,7 +21,7 @@ def at(step: int) -> Checkpoint:
 
 def test_what_was_written_is_read_and_only_the_last_are_kept(tmp_path: Path) -> None:
     for step in (3, 12, 100):
-        checkpoints.write(tmp_path, at(step), keep=2)
+        checkpoints.write_checkpoint(tmp_path, at(step), keep=2)
     assert [path.name for path in checkpoints.list_all(tmp_path)] == ["step-00000012", "step-00000100"]
     found, wrong = checkpoints.newest(tmp_path)
     assert found is not None
@@ -38,7 +38,7 @@ def test_a_damaged_last_one_is_told_and_the_one_before_is_taken(
     name: str, damage: str, tmp_path: Path
 ) -> None:
     for step in (1, 2):
-        checkpoints.write(tmp_path, at(step), keep=2)
+        checkpoints.write_checkpoint(tmp_path, at(step), keep=2)
     path = tmp_path / "step-00000002" / name
     content = path.read_bytes()
     if damage == "cut":
@@ -58,21 +58,21 @@ def test_a_damaged_last_one_is_told_and_the_one_before_is_taken(
 
 
 def test_when_all_are_damaged_it_says_so(tmp_path: Path) -> None:
-    checkpoints.write(tmp_path, at(1), keep=2)
+    checkpoints.write_checkpoint(tmp_path, at(1), keep=2)
     (tmp_path / "step-00000001" / checkpoints.MODEL).write_bytes(b"")
     with pytest.raises(DamagedError, match="no checkpoint in .* can be read .* remove them to start"):
         checkpoints.newest(tmp_path)
 
 
 def test_another_format_is_not_called_damage(tmp_path: Path) -> None:
-    path = checkpoints.write(tmp_path, at(1), keep=2) / checkpoints.STATE
+    path = checkpoints.write_checkpoint(tmp_path, at(1), keep=2) / checkpoints.STATE
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
     with pytest.raises(ValueError, match="has format 99, this version of mixwell reads format 3"):
         checkpoints.newest(tmp_path)
 
 
 def test_leftovers_of_a_dead_process_are_removed_and_never_read(tmp_path: Path) -> None:
-    whole = checkpoints.write(tmp_path, at(1), keep=2)
+    whole = checkpoints.write_checkpoint(tmp_path, at(1), keep=2)
     shutil.copytree(whole, tmp_path / "step-00000002.part")
     half = tmp_path / "step-00000003"
     shutil.copytree(whole, half)
@@ -104,6 +104,6 @@ def test_tied_weights_are_written_once_and_loaded_for_both(tmp_path: Path) -> No
 def test_tensors_that_share_memory_are_kept(tmp_path: Path) -> None:
     whole = torch.arange(6.0)
     one = Checkpoint(1, {"whole": whole, "part": whole[:2]}, {}, {})
-    read = checkpoints.read(checkpoints.write(tmp_path, one, keep=1))
+    read = checkpoints.read_checkpoint(checkpoints.write_checkpoint(tmp_path, one, keep=1))
     assert torch.equal(read.model["whole"], whole)
     assert torch.equal(read.model["part"], whole[:2])

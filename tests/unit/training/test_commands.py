@@ -21,7 +21,7 @@ def test_plan_tells_what_a_run_costs(tmp_path: Path) -> None:
     out, _ = mixwell("plan", write_config(tmp_path), cwd=tmp_path)
     assert "T = 5 steps, 5 weight updates" in out
     parameters = int(re.search(r"parameters +([\d,]+)", out)[1].replace(",", ""))  # type: ignore[index]
-    config = config_io.read(tmp_path / "tiny.yaml")
+    config = config_io.read_config(tmp_path / "tiny.yaml")
     trainable, _ = Run(config, tmp_path / "none").load()
     assert parameters == sum(p.numel() for p in trainable.model.parameters())
     assert f"dense {4 * 4 * parameters / 1000:.3g} KB" in out  # three traces and the weighted sum
@@ -61,11 +61,11 @@ def test_planned_memory_is_what_the_run_takes(traces: str, tmp_path: Path) -> No
     from mixwell.training import plan
     from mixwell.training.trainer import Trainer
 
-    config = config_io.read(write_config(tmp_path, mixer={"traces": traces, "sketch_size": 500}))
+    config = config_io.read_config(write_config(tmp_path, mixer={"traces": traces, "sketch_size": 500}))
     trainable, rows = Run(config, tmp_path / "none").load()
     trainer = Trainer(config, trainable, rows.domains, rows.validation)
     trainer.step()
-    assert plan.memory(config, list(trainable.model.parameters()))[traces] == trainer.mixer.nbytes
+    assert plan.trace_memory(config, list(trainable.model.parameters()))[traces] == trainer.mixer.nbytes
 
 
 def test_a_tokenizer_of_ones_own(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from torch.utils.data import TensorDataset
 
 import mixwell
 from helpers.text_configs import TINY, WORDS, lines, write_config
-from mixwell.training import concurrent, config_io, metrics, mixture
+from mixwell.training import concurrent, config_io, metrics, mixture_file
 from mixwell.training.concurrent import Planned
+from mixwell.training.engines import Engine
+from mixwell.training.run import Run
 from mixwell.training.trainer import Trainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -37,12 +39,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_all(folder: Path, **changes: Any) -> None:
     planned: list[Planned] = []
     for name, settings in SETTINGS.items():
-        plain = config_io.read(write_config(folder)).model_dump(mode="json")
+        plain = config_io.read_config(write_config(folder)).model_dump(mode="json")
         plain["mixer"] |= settings.get("mixer", {})
         kept = settings.get("domains", plain["domains"])
         plain["domains"] = {one: plain["domains"][one] for one in kept}
         for seed in (0, 1):
-            config = config_io.check({**plain, **changes, "seed": seed})
+            config = config_io.validate_config({**plain, **changes, "seed": seed})
             planned.append(Planned(config, folder / "out" / f"{name}-{seed}"))
     concurrent.run_all(
         planned, workers=2, unfinished=folder / "out" / "unfinished", console=Console(quiet=True)
@@ -52,13 +54,13 @@ def run_all(folder: Path, **changes: Any) -> None:
 def test_runs_are_those_that_a_user_would_get(done: Path) -> None:
     for name in SETTINGS:
         for seed in (0, 1):
-            last = list(metrics.read(done / "out" / f"{name}-{seed}", "evaluation"))[-1]
+            last = list(metrics.read_metrics(done / "out" / f"{name}-{seed}", "evaluation"))[-1]
             assert last["step"] == 24
             assert 0 < last["losses"]["test"] < 6
     sizes = {name: (done / f"{name}.txt").stat().st_size for name in WORDS}
-    for name, weight in mixture.read(done / "out" / "proportional-0")["weights"]["last"].items():
+    for name, weight in mixture_file.read_mixture(done / "out" / "proportional-0")["weights"]["last"].items():
         assert weight == pytest.approx(sizes[name] / sum(sizes.values()), abs=0.01)  # rows are whole
-    assert mixture.read(done / "out" / "letters-1")["domains"] == ["letters"]
+    assert mixture_file.read_mixture(done / "out" / "letters-1")["domains"] == ["letters"]
     own = mixwell.train(
         {name: str(done / f"{name}.txt") for name in WORDS},
         str(done / "validation.txt"),
@@ -72,7 +74,7 @@ def test_runs_are_those_that_a_user_would_get(done: Path) -> None:
 
 
 def test_runs_are_not_mixed_with_other_settings(done: Path) -> None:
-    optimizer = config_io.read(done / "tiny.yaml").model_dump(mode="json")["optimizer"]
+    optimizer = config_io.read_config(done / "tiny.yaml").model_dump(mode="json")["optimizer"]
     with pytest.raises(
         ValueError, match=r"learned-0 is a run with other settings \(optimizer.lr is 0.\d+ here"
     ):
@@ -136,3 +138,14 @@ def test_weights_stay_without_a_signal() -> None:
             with mixer.validation():
                 model(torch.randn(3, 2)).square().mean().backward()
     assert mixer.weights.last == pytest.approx(given)
+
+
+def test_the_engine_is_checked_where_trials_need_it(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    engine, quiet = Engine("ray", "127.0.0.1:1"), Console(quiet=True)
+    config = config_io.read_config(write_config(tmp_path, mixer={"method": "doremi"}))
+    with pytest.raises(OSError, match="no Ray cluster answers at 127.0.0.1:1"):
+        Run(config, tmp_path / "run", console=quiet, workers=None, engine=engine).start()
+    assert not (tmp_path / "run").exists()
+    config = config_io.read_config(write_config(tmp_path))
+    assert Run(config, tmp_path / "run", console=quiet, workers=None, engine=engine).start().finished

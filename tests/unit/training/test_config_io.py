@@ -25,13 +25,13 @@ SMALL = {"domains": {"a": "a.txt", "b": ["x", "y"]}, "validation": {"files": "v.
 
 
 def test_a_written_config_reads_back_the_same(tmp_path: Path) -> None:
-    config = config_io.read(
+    config = config_io.read_config(
         write_config(tmp_path),
         ["optimizer.clip_norm=null", "mixer.floor={letters: 0.1}", "model.dropout=0.2", "precision=bfloat16"],
     )
     assert config.optimizer.clip_norm is None
-    config_io.write(config, tmp_path / "elsewhere" / "config.yaml")
-    assert config_io.read(tmp_path / "elsewhere" / "config.yaml") == config
+    config_io.write_config(config, tmp_path / "elsewhere" / "config.yaml")
+    assert config_io.read_config(tmp_path / "elsewhere" / "config.yaml") == config
 
 
 def test_toml_means_the_same(tmp_path: Path) -> None:
@@ -39,13 +39,13 @@ def test_toml_means_the_same(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(
         'steps = 7\n[domains]\na = "a.txt"\nb = ["x", "y"]\n[validation]\nfiles = "v.txt"\n'
     )
-    assert config_io.read(tmp_path / "c.yaml") == config_io.read(tmp_path / "c.toml")
+    assert config_io.read_config(tmp_path / "c.yaml") == config_io.read_config(tmp_path / "c.toml")
 
 
 def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path) -> None:
-    template.write(tmp_path / "mixwell.yaml")
+    template.write_template(tmp_path / "mixwell.yaml")
     text = (tmp_path / "mixwell.yaml").read_text()
-    given = config_io.read(tmp_path / "mixwell.yaml")
+    given = config_io.read_config(tmp_path / "mixwell.yaml")
     assert set(given.domains) == {"web", "code", "books"}
     shown, changed = [], []
     for line in text.splitlines():
@@ -57,9 +57,9 @@ def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path
         changed.append(line)
     (tmp_path / "all.yaml").write_text("\n".join(changed))
     assert len(shown) > 20
-    assert config_io.read(tmp_path / "all.yaml") == given
-    with pytest.raises(ValueError, match="is there already"):
-        template.write(tmp_path / "mixwell.yaml")
+    assert config_io.read_config(tmp_path / "all.yaml") == given
+    with pytest.raises(ValueError, match="already exists"):
+        template.write_template(tmp_path / "mixwell.yaml")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_messages_name_the_key_the_value_and_what_is_allowed(
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({**SMALL, "steps": 2000}))
     with pytest.raises(ValueError, match=re.escape(message)):
-        config_io.read(path, change.split("\n"))
+        config_io.read_config(path, change.split("\n"))
 
 
 @pytest.mark.parametrize(
@@ -129,19 +129,19 @@ def test_messages_name_the_key_the_value_and_what_is_allowed(
 def test_files_that_are_no_configs(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
-        config_io.read(tmp_path / name)
+        config_io.read_config(tmp_path / name)
 
 
 def test_a_missing_config_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`mixwell init` writes one"):
-        config_io.read(tmp_path / "none.yaml")
+        config_io.read_config(tmp_path / "none.yaml")
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({**SMALL, "steps": 0, "optimizer": {"lr": -1}}))
     with pytest.raises(ValueError, match="steps must be .*\n.*optimizer.lr must be"):
-        config_io.read(path)
+        config_io.read_config(path)
 
 
 def test_defaults_are_documented() -> None:
@@ -161,7 +161,7 @@ def test_defaults_are_documented() -> None:
 def test_overrides_reach_into_what_is_commented_out_or_a_path(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("domains: {a: a.txt, b: b.txt}\nvalidation: v.txt\nmixer:\n  # horizon: auto\n")
-    config = config_io.read(
+    config = config_io.read_config(
         path, ["mixer.horizon=5", "domains.a.encoding=latin-1", "validation.errors=replace"]
     )
     assert config.mixer.horizon == 5
@@ -188,15 +188,15 @@ def test_more_messages(override: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("domains: {a: a.txt, b: b.txt}\nvalidation: v.txt\n")
     with pytest.raises(ValueError, match=re.escape(message)):
-        config_io.read(path, [override])
+        config_io.read_config(path, [override])
 
 
 def test_arguments_are_the_same_after_writing(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("domains: {a: {python: 'm:f', arguments: {day: 2024-01-01}}}\nmixer: {method: fixed}\n")
-    config = config_io.read(path)
-    config_io.write(config, tmp_path / "again.yaml")
-    again = config_io.read(tmp_path / "again.yaml")
+    config = config_io.read_config(path)
+    config_io.write_config(config, tmp_path / "again.yaml")
+    again = config_io.read_config(tmp_path / "again.yaml")
     assert config.domains["a"] == again.domains["a"]
     assert again.domains["a"] == PythonSourceConfig(python="m:f", arguments={"day": "2024-01-01"})
     assert config_io.differences(config, again) == []

@@ -17,13 +17,13 @@ def test_what_comes_after_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
         file.write("step", step=2, loss=1.0)
     with (tmp_path / metrics.FILE).open("a") as raw:
         raw.write('{"kind": "step", "st')  # a process died here
-    assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
+    assert [line["step"] for line in metrics.read_metrics(tmp_path)] == [1, 2]
     with MetricsFile(tmp_path, length=length) as file:
         file.write("round", step=2)
-    read = list(metrics.read(tmp_path))
+    read = list(metrics.read_metrics(tmp_path))
     assert read[0] == {"kind": "step", "step": 1, "loss": None, "losses": {"a": 1.5, "b": None}}
     assert [line["kind"] for line in read] == ["step", "round"]
-    assert [line["kind"] for line in metrics.read(tmp_path, "round")] == ["round"]
+    assert [line["kind"] for line in metrics.read_metrics(tmp_path, "round")] == ["round"]
 
 
 def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
@@ -35,4 +35,4 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     (tmp_path / metrics.FILE).write_text('{"kind": "step"}\nnot json\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl:2: not JSON"):
-        list(metrics.read(tmp_path))
+        list(metrics.read_metrics(tmp_path))

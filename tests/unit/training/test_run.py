@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from helpers.commands import PATIENCE, command, mixwell
 from helpers.text_configs import WORDS, lines, write_config
-from mixwell.training import mixture
+from mixwell.training import mixture_file
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_run_leaves_what_it_promises(done: Path) -> None:
     ]
     assert sorted(os.listdir(run / "checkpoints")) == ["step-00000021", "step-00000024"]
     artifact = json.loads((run / "mixture.json").read_text())
-    jsonschema.validate(artifact, mixture.schema())
+    jsonschema.validate(artifact, mixture_file.schema())
     assert artifact["finished"]
     assert artifact["domains"] == list(WORDS)
     assert sum(artifact["weights"]["last"].values()) == pytest.approx(1)
@@ -146,7 +146,7 @@ def test_a_folder_with_other_results_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "metrics.jsonl").write_text("precious\n")
     _, err = mixwell("run", write_config(tmp_path), "--out", "mine", cwd=tmp_path, status=2)
-    assert "metrics.jsonl is there already and would be overwritten" in err
+    assert "metrics.jsonl already exists and would be overwritten" in err
     assert (tmp_path / "mine" / "metrics.jsonl").read_text() == "precious\n"
 
 

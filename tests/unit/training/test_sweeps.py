@@ -21,6 +21,7 @@ from mixwell.lab import tables
 from mixwell.lab.mnist.mnist_data import Mnist
 from mixwell.training.engines import Engine, Job
 from mixwell.training.engines.connection import connected
+from mixwell.training.interrupts import interruptible
 from mixwell.training.sweeps import run_sweep
 from mixwell.utils.files import lock_folder
 
@@ -151,6 +152,15 @@ def test_a_sweep_continues_on_another_engine(tmp_path: Path, first: str, then: s
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_workers_start_has_the_same_message(kind: signal.Signals) -> None:
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(InterruptedError, match="the same command continues"), interruptible():
+        os.kill(os.getpid(), kind)
+        time.sleep(PATIENCE)
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+
+
 def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
     with lock_folder(tmp_path), pytest.raises(OSError, match="another run is at work"), lock_folder(tmp_path):
         pytest.fail("both are in")
@@ -246,6 +256,10 @@ def undisturbed(mnist_images: Mnist, tmp_path_factory: pytest.TempPathFactory) -
             *(signal.SIGINT, "starting", "local"),
             marks=pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers in /proc"),
         ),
+        pytest.param(
+            *(signal.SIGTERM, "starting", "local"),
+            marks=pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers in /proc"),
+        ),
         (signal.SIGINT, "training", "local"),
         (signal.SIGTERM, "training", "local"),
         (signal.SIGKILL, "training", "local"),
@@ -270,9 +284,7 @@ def test_an_interrupted_sweep_continues_to_the_same_result(
     error = end(process, terminal)
     if kind != signal.SIGKILL and process.returncode != 0:  # 0: done already, on a fast machine
         assert process.returncode == 130, error
-        message = "mixwell: stopped; the same command continues where this one left off"
-        # A signal that arrives before the sweep installs its handlers ends the command without a message.
-        assert error.strip() == message or (when == "starting" and not error.strip())
+        assert error.strip() == "mixwell: stopped; the same command continues where this one left off"
     mixwell(*mnist_command(tmp_path), "--workers", "1", cwd=tmp_path, cache=None)
     assert without_seconds(tmp_path / "runs.csv") == without_seconds(undisturbed / "runs.csv")
     assert tables.read(tmp_path / "weights.csv") == tables.read(undisturbed / "weights.csv")

@@ -38,7 +38,7 @@ def trainer(rows: int = 64, model: nn.Module | None = None, row_losses=None, **o
     randomness.seed(0)
     model = model or nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
     trainable = Trainable(model, loss, row_losses=row_losses)
-    return Trainer(config_io.check(plain), trainable, {name: data() for name in "abc"}, data())
+    return Trainer(config_io.validate_config(plain), trainable, {name: data() for name in "abc"}, data())
 
 
 def row_losses(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -174,10 +174,10 @@ def test_other_data_are_refused_at_resume() -> None:
 
 
 def test_weight_decay_is_for_matrices_only() -> None:
-    config = config_io.check(
+    config = config_io.validate_config(
         {"domains": {"a": "x"}, "mixer": {"method": "fixed"}, "optimizer": {"weight_decay": 0.1}}
     ).optimizer
-    groups = optimization.build(config, list(nn.Linear(3, 2).parameters())).param_groups
+    groups = optimization.build_optimizer(config, list(nn.Linear(3, 2).parameters())).param_groups
     assert [(group["weight_decay"], group["params"][0].dim()) for group in groups] == [(0.1, 2), (0.0, 1)]
 
 
@@ -192,5 +192,14 @@ def test_an_epoch_cap_holds_the_weight_down() -> None:
 
 
 def test_an_unknown_device_is_named() -> None:
-    with pytest.raises(ValueError, match="device: 'abacus' is not there .*; try auto or cpu"):
+    with pytest.raises(ValueError, match="device: 'abacus' is not available .*; try auto or cpu"):
         trainer(device="abacus")
+
+
+def test_probes_are_built_where_the_method_declares_them() -> None:
+    plain, probing = trainer(), trainer(mixer={"method": "tandem", "horizon": 4})
+    for one in (plain, probing):
+        one.step()
+    assert plain.checkpoint().plain["probes"] is None
+    assert probing.checkpoint().plain["probes"]["spent"] > 0
+    assert plain.computed == 12

@@ -6,14 +6,24 @@
 - :class:`SketchedTraces`: ``S z_j``, a given number of numbers in all;
 - :class:`ForwardModeTraces`: ``z_j`` and the derivatives of the optimizer's moments, for exact hypergradients.
 
-Add a kind with ``TRACES.register(name, constructor)`` and a subclass of :class:`Traces`.
+Add a kind with a subclass of :class:`Traces` and, for the config of a run, ``@TRACES.registering(name)`` on a
+:class:`TracesConfig`.
 """
 
-from mixwell.hypergradient.traces.base import TRACES as TRACES
-from mixwell.hypergradient.traces.base import Combined as Combined
-from mixwell.hypergradient.traces.base import StepModel as StepModel
-from mixwell.hypergradient.traces.base import Traces as Traces
-from mixwell.hypergradient.traces.dense import DenseTraces as DenseTraces
-from mixwell.hypergradient.traces.forward_mode import ForwardModeTraces as ForwardModeTraces
-from mixwell.hypergradient.traces.projected import ProjectedTraces as ProjectedTraces
-from mixwell.hypergradient.traces.sketched import SketchedTraces as SketchedTraces
+from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
+from mixwell.hypergradient.traces.dense import DenseTraces
+from mixwell.hypergradient.traces.forward_mode import ForwardModeTraces
+from mixwell.hypergradient.traces.projected import ProjectedTraces
+from mixwell.hypergradient.traces.sketched import SketchedTraces
+
+__all__ = [
+    "TRACES",
+    "Combined",
+    "DenseTraces",
+    "ForwardModeTraces",
+    "ProjectedTraces",
+    "SketchedTraces",
+    "StepModel",
+    "Traces",
+    "TracesConfig",
+]

@@ -7,10 +7,10 @@ c``, where c is the factor of gradient clipping; :class:`StepModel` has them for
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from mixwell.hypergradient.parameters import Parameters, local_products
 from mixwell.hypergradient.responses import OptimizerModel, StepResponse
 from mixwell.typing import Gradients, Json, Vector
 from mixwell.utils.registry import Registry
+from mixwell.utils.sections import ConfigSection
 
 
 @final
@@ -188,19 +189,22 @@ class Traces(ABC):
         """Restore the result of :meth:`state`."""
 
 
-class TraceSettings(Protocol):
-    """The settings that a registered kind may read: the section ``mixer`` of a run's config."""
+class TracesConfig(ConfigSection):
+    """A kind of traces in the config of a run. Its keys, all with defaults, are keys of the section ``mixer``."""
 
-    @property
-    def rank(self) -> int:
-        """The rank of projected traces."""
-        ...
+    takes_mixed_batches: ClassVar[bool] = False
+    """Whether a run gives them mixed batches, by hooks on the layers; otherwise one batch per domain."""
+    with_sharded_parameters: ClassVar[Literal["sharded", "replicated", "unsupported"]] = "replicated"
+    """How ranks hold them where ``fully_shard`` shards the parameters."""
 
-    @property
-    def sketch_size(self) -> int:
-        """The numbers per domain of sketched traces."""
-        ...
+    @abstractmethod
+    def build(self) -> Traces:
+        """Return new traces; a checkpoint is refused where their ``repr``, which shows the settings, differs."""
+
+    def projected_size(self, parameters: Parameters) -> int:
+        """Return the numbers per domain of projected traces, 0 for traces that are not projected."""
+        return 0
 
 
-TRACES = Registry[Callable[[TraceSettings], Traces]]("kind of traces", package="mixwell.hypergradient.traces")
-"""Constructors by the name of the kind (``mixer.traces`` in the config of a run)."""
+TRACES = Registry[type[TracesConfig]]("kind of traces", package="mixwell.hypergradient.traces")
+"""Kinds by name (``mixer.traces`` in the config of a run)."""

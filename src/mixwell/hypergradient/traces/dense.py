@@ -20,6 +20,7 @@ from mixwell.hypergradient.traces.base import (
     Combined,
     StepModel,
     Traces,
+    TracesConfig,
     empty_trace,
     full_products,
 )
@@ -259,5 +260,25 @@ def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
     return bits.bitwise_and_(-(1 << 16)).view(torch.float32).to(torch.bfloat16)
 
 
-TRACES.register("dense", lambda settings: DenseTraces())
-TRACES.register("bfloat16", lambda settings: DenseTraces(dtype=torch.bfloat16))
+@final
+@TRACES.registering("dense")
+class DenseTracesConfig(TracesConfig):
+    """A copy of the parameters for every domain."""
+
+    with_sharded_parameters = "sharded"
+
+    @override
+    def build(self) -> Traces:
+        return DenseTraces()
+
+
+@final
+@TRACES.registering("bfloat16")
+class Bfloat16TracesConfig(TracesConfig):
+    """A copy of the parameters for every domain in bfloat16."""
+
+    with_sharded_parameters = "sharded"
+
+    @override
+    def build(self) -> Traces:
+        return DenseTraces(dtype=torch.bfloat16)

@@ -21,9 +21,10 @@ from mixwell.hypergradient.capture.hooks import CaptureContext, LayerHooks, Unsu
 from mixwell.hypergradient.capture.projections import Projection, Projections
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces
+from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
 from mixwell.hypergradient.traces.selection import Only, Selection
 from mixwell.typing import Gradients, Json, Vector
+from mixwell.utils.sections import Whole
 
 # A round with this many steps or fewer cannot do without its first one.
 SHORT_ROUND = 10
@@ -246,4 +247,20 @@ class ProjectedTraces(Traces):
         self._hooks.warn_unsupported()
 
 
-TRACES.register("projected", lambda settings: ProjectedTraces(settings.rank))
+@final
+@TRACES.registering("projected")
+class ProjectedTracesConfig(TracesConfig):
+    """Projections from one mixed batch."""
+
+    takes_mixed_batches = True
+
+    projection_rank: Whole = 32
+    """Rank of projected traces: a higher one is more exact and slower."""
+
+    @override
+    def build(self) -> Traces:
+        return ProjectedTraces(self.projection_rank)
+
+    @override
+    def projected_size(self, parameters: Parameters) -> int:
+        return Projections(parameters, self.projection_rank, 0).size

@@ -13,9 +13,10 @@ from typing_extensions import override
 from mixwell import distributed
 from mixwell.hypergradient.capture.projections import random_signs, random_stream
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces
+from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
 from mixwell.hypergradient.traces.dense import SMALLEST_SCALE
 from mixwell.typing import Gradients, Json, Vector
+from mixwell.utils.sections import Whole
 
 CHUNK = 1 << 22
 
@@ -224,4 +225,16 @@ def _prime_below(limit: int) -> int:
     return 1
 
 
-TRACES.register("sketched", lambda settings: SketchedTraces(settings.sketch_size))
+@final
+@TRACES.registering("sketched")
+class SketchedTracesConfig(TracesConfig):
+    """A sketch for every domain."""
+
+    with_sharded_parameters = "unsupported"
+
+    sketch_size: Whole = 65_536
+    """Numbers per domain of sketched traces."""
+
+    @override
+    def build(self) -> Traces:
+        return SketchedTraces(self.sketch_size)

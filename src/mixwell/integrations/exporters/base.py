@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
-from mixwell.training import mixture as mixtures
+from mixwell.training import mixture_file
 from mixwell.utils.registry import Registry
 
 DIGITS = 6
@@ -108,7 +108,11 @@ def export(
     chosen = EXPORTERS.get(to)
     if weights not in CHOICES:
         raise ValueError(f"weights must be {' or '.join(CHOICES)}, got {weights!r}")
-    plain = mixtures.check(mixture) if isinstance(mixture, Mapping) else mixtures.read(Path(mixture))
+    plain = (
+        mixture_file.check_mixture(mixture)
+        if isinstance(mixture, Mapping)
+        else mixture_file.read_mixture(Path(mixture))
+    )
     entries = _entries(plain, weights, paths or {})
     kept = [entry for entry in entries if entry.share or chosen.keeps_zeros]
     text = chosen.write(kept)

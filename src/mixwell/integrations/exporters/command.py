@@ -10,7 +10,7 @@ from typing import Any, cast
 import yaml
 
 from mixwell.integrations.exporters.base import EXPORTERS, export, unknown_domain
-from mixwell.training import mixture as mixtures
+from mixwell.training import mixture_file
 from mixwell.utils import files
 
 
@@ -43,7 +43,7 @@ def export_mixture(
     chosen = EXPORTERS.get(to)  # before any file is read: the shortest way to the message
     if out is not None and out.exists() and not force:
         raise ValueError(f"{out} is there already; remove it, give another --out, or --force")
-    plain = mixtures.read(mixture)
+    plain = mixture_file.read_mixture(mixture)
     domains: list[str] = plain["domains"]
     given = {**({} if paths is None else _read_paths(paths, domains)), **_parse_paths(words, domains)}
     text = export(

@@ -24,7 +24,7 @@ from mixwell.integrations.transformers.domains import CollateWithout, by_domain
 from mixwell.integrations.transformers.validation import ValidationRows
 from mixwell.mixer.mixer import Mixer
 from mixwell.simplex.repetition import EpochCap, EpochPace
-from mixwell.training import mixture
+from mixwell.training import mixture_file
 from mixwell.utils.nested import identity
 from mixwell.utils.seeding import seeded
 
@@ -287,10 +287,10 @@ class MixerTrainer(Trainer):
         """Write ``mixture.json``, once for all processes."""
         if self.is_world_process_zero():
             rows = {name: len(one) for name, one in self._domains.items() if not readers.is_stream(one)}
-            described = mixture.describe(
+            described = mixture_file.describe_mixture(
                 self.mixer, method="mixwell", seed=self.args.seed, rows=rows, taken=self._loader.taken
             )
-            mixture.write(folder, described)
+            mixture_file.write_mixture(folder, described)
 
     # ------------------------------------------------------------------------------------------- inside
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 
 from mixwell import methods
-from mixwell.training import config_io, mixing
+from mixwell.training import builder, config_io
 from mixwell.training.config import Config
-from mixwell.training.trainer import validation_rows
 
 
 def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
@@ -22,12 +21,12 @@ def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
         held_out: rows of the validation set.
     """
     method = methods.find(config.mixer.method)
-    context = mixing.method_context(config, sizes, held_out)
+    context = builder.method_context(config, sizes, held_out)
     extra = method.extra(context)
-    horizon = mixing.horizon(config)
+    horizon = builder.horizon(config)
     learned = method.learns(context.options)
     points = len(method.recipe(context).signal.validation_points(horizon)) if learned else 0
-    rows = points * min(validation_rows(config, horizon, points=points), held_out)
+    rows = points * min(builder.validation_rows(config, horizon, points=points), held_out)
     rounds = math.ceil((config.steps - config.mixer.warmup) / horizon)
     return (
         extra.before
@@ -63,4 +62,4 @@ def _with_steps(config: Config, steps: int) -> Config:
     if isinstance(plain["mixer"]["horizon"], int):
         plain["mixer"]["horizon"] = min(plain["mixer"]["horizon"], steps)
     plain["mixer"]["warmup"] = min(plain["mixer"]["warmup"], steps - 1)
-    return config_io.check(plain, where=config.mixer.method)
+    return config_io.validate_config(plain, where=config.mixer.method)

@@ -92,7 +92,7 @@ def main(
     out = out or Path("runs") / f"compare-{Path(problem).stem}"
     if (out / metrics.FILE).exists():
         raise ValueError(f"{out} is the directory of a training run; choose another --out")
-    base = config_io.read(problems.find(problem, out, console), overrides)
+    base = config_io.read_config(problems.find(problem, out, console), overrides)
     if base.validation is None and base.test is None:
         raise ValueError("a comparison needs something to compare by: give `validation` or `test`")
     chosen, refused = choose(base, names, parse_horizons(horizons))
@@ -158,7 +158,7 @@ def _runs(chosen: Sequence[Variant], seeds: int, out: Path, *, budget: float | N
         ComparedRun(
             one,
             seed,
-            config_io.check({**one.config.model_dump(mode="json"), "seed": seed}, where=one.name),
+            config_io.validate_config({**one.config.model_dump(mode="json"), "seed": seed}, where=one.name),
             out / "runs" / f"{folder}-{seed}",
             budget,
         )

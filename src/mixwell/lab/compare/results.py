@@ -10,7 +10,7 @@ from typing import final
 from mixwell.lab import tables
 from mixwell.lab.compare.variants import Variant
 from mixwell.lab.tables import Row
-from mixwell.training import metrics, mixture, stages
+from mixwell.training import metrics, mixture_file, stages
 from mixwell.training.config import Config
 
 RUNS, FAILURES, CURVES, WEIGHTS = "compare.csv", "failures.csv", "curves.csv", "weights.csv"
@@ -56,9 +56,9 @@ def write_tables(out: Path, runs: Sequence[ComparedRun], failures: Sequence[Row]
 
 
 def _row(run: ComparedRun) -> Row:
-    variant, found = run.variant, mixture.read(run.folder)
-    last = list(metrics.read(run.folder, "evaluation"))[-1]
-    trials = [one.parent for one in (run.folder / stages.FOLDER).glob(f"*/{mixture.FILE}")]
+    variant, found = run.variant, mixture_file.read_mixture(run.folder)
+    last = list(metrics.read_metrics(run.folder, "evaluation"))[-1]
+    trials = [one.parent for one in (run.folder / stages.FOLDER).glob(f"*/{mixture_file.FILE}")]
     everything = [run.folder, *trials]
     return {
         "variant": variant.name,
@@ -71,14 +71,18 @@ def _row(run: ComparedRun) -> Row:
         "compute": round(float(found["rows"]["computed"]) / run.config.batch.rows, 3),
         "budget": "" if run.budget is None else run.budget,
         **{f"{name}_loss": value for name, value in last["losses"].items()},
-        "seconds": round(sum(list(metrics.read(one, "step"))[-1]["seconds"] for one in everything), 2),
-        "memory": max(int(mixture.read(one)["memory"]) for one in everything),
+        "seconds": round(sum(_seconds(one) for one in everything), 2),
+        "memory": max(int(mixture_file.read_mixture(one)["memory"]) for one in everything),
     }
 
 
+def _seconds(folder: Path) -> float:
+    return float(list(metrics.read_metrics(folder, "step"))[-1]["seconds"])
+
+
 def _curve(run: ComparedRun) -> list[Row]:
-    lines = list(metrics.read(run.folder, "evaluation"))
-    end = float(mixture.read(run.folder)["rows"]["computed"]) / run.config.batch.rows
+    lines = list(metrics.read_metrics(run.folder, "evaluation"))
+    end = float(mixture_file.read_mixture(run.folder)["rows"]["computed"]) / run.config.batch.rows
     before = stages.computed(run.folder) / run.config.batch.rows
     if run.variant.kind != "online":  # weights stay fixed, so the run itself computes its steps and no more
         before = end - lines[-1]["step"]
@@ -97,7 +101,7 @@ def _curve(run: ComparedRun) -> list[Row]:
 
 
 def _weights(run: ComparedRun) -> list[Row]:
-    found = mixture.read(run.folder)
+    found = mixture_file.read_mixture(run.folder)
     first = found["history"][0]["weights"]
     return [
         {

@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 
 from mixwell import methods
 from mixwell.methods import Method
-from mixwell.training import config_io, mixing
+from mixwell.training import builder, config_io
 from mixwell.training.config import Config
 
 Horizon = int | Literal["own", "long"]
@@ -42,7 +42,7 @@ class Variant:
     @property
     def horizon(self) -> int | None:
         """T, if the method learns in rounds."""
-        return mixing.horizon(self.config) if self.method.has_rounds else None
+        return builder.horizon(self.config) if self.method.has_rounds else None
 
 
 def choose(
@@ -126,4 +126,4 @@ def _config(
     if horizon != OWN:
         mixer["horizon"] = min(horizon, base.steps) if isinstance(horizon, int) else horizon
     plain["mixer"], plain["compare"] = mixer, {}
-    return config_io.check(plain, where=entry)
+    return config_io.validate_config(plain, where=entry)

@@ -59,7 +59,7 @@ class Engine:
             OSError: No cluster answers at the address.
         """
         if self.name == "ray":
-            _ray_module("connection").check(self.address)
+            _ray_module("connection").check_reachable(self.address)
 
     def workers(
         self,

@@ -22,7 +22,7 @@ STORE_BYTES = 128 * 2**20
 NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def check(address: str | None) -> None:
+def check_reachable(address: str | None) -> None:
     """Raise if ``address`` (see :class:`mixwell.training.engines.Engine`) is a cluster that does not answer."""
     existing = _existing(address)
     if existing is not None and not ray.is_initialized():

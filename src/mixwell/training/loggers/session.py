@@ -1,22 +1,19 @@
-"""The loggers of a run in its directory: opened before training, continued after a stop, never in its way."""
+"""The loggers of a run: opened before training, continued after a stop; their failures do not stop it."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
-import numpy as np
-import torch
-
 from mixwell.training.loggers.base import Logger, LoggerConfig, LoggerContext, outcome_of
+from mixwell.training.randomness import generators_kept
 from mixwell.utils import files
 
 FILE = "loggers.json"
@@ -27,10 +24,10 @@ Chosen = Mapping[str, LoggerConfig]
 
 @final
 class RunLoggers:
-    """Passes the numbers of a run to all of its loggers, and never changes them.
+    """Passes the numbers of a run to all of its loggers.
 
-    The random generators are as before after each call. A logger that fails while the model trains is dropped with
-    a warning; the run continues.
+    Each call restores the random generators. A logger that fails while the model trains is dropped with a warning;
+    the run continues.
 
     Args:
         own: loggers by name, which are closed at the end.
@@ -51,7 +48,7 @@ class RunLoggers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.flush()
-        with _generators_kept():
+        with generators_kept():
             for name, logger in self._own.items():
                 try:
                     logger.close(outcome_of(kind))
@@ -74,7 +71,7 @@ class RunLoggers:
     def _call_all(self, call: Callable[[Logger], None]) -> None:
         if not self._all:
             return
-        with _generators_kept():
+        with generators_kept():
             for name, logger in list(self._all.items()):
                 try:
                     call(logger)
@@ -95,7 +92,7 @@ class RunLoggers:
 
 def check_installed(chosen: Chosen) -> None:
     """Raise ValueError where a tool is missing, before a run has done anything."""
-    with _generators_kept():
+    with generators_kept():
         for section in chosen.values():
             section.check_installed()
 
@@ -118,7 +115,7 @@ def open_all(chosen: Chosen, run: LoggerContext, *, given: Sequence[Logger] = ()
     if run.resume is not None and (run.folder / FILE).exists():
         noted = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
     opened: dict[str, Logger] = {}
-    with _generators_kept():
+    with generators_kept():
         for name in sorted(chosen, key=lambda name: not chosen[name].remote):
             try:
                 opened[name] = chosen[name].open(replace(run, identity=noted.get(name, {})))
@@ -143,15 +140,3 @@ def remove_outputs(chosen: Chosen, folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _generators_kept() -> Generator[None]:
-    """Restore the random generators: tools may draw, and a run with loggers must be the same as one without."""
-    python, numpy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(own)

@@ -21,7 +21,6 @@ class Trainable:
     """A model and its losses.
 
     Args:
-        model: the model.
         loss: ``loss(model, batch)``, the mean over the rows.
         context: tokens of a row, where the rows are text.
         vocabulary: the number of tokens, where the rows are text and it matters.

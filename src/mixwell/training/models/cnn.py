@@ -50,10 +50,6 @@ def small_cnn(channels: int = 32, *, classes: int = 10) -> nn.Sequential:
 
     Args:
         channels: c, the width.
-        classes: number of labels.
-
-    Raises:
-        ValueError: the width is below one.
 
     Example:
         >>> sum(p.numel() for p in small_cnn(32).parameters())

@@ -49,12 +49,10 @@ class Gpt(nn.Module):
     Attention is :func:`torch.nn.functional.scaled_dot_product_attention`, which takes a flash kernel where it can.
 
     Args:
-        vocabulary: the number of tokens.
         context: the greatest length of a sequence.
         layers: blocks of attention and feed-forward.
-        heads: of the attention; they divide the width.
+        heads: they divide the width.
         width: of the residual stream.
-        dropout: the share of activations that is dropped in training.
 
     Raises:
         ValueError: a number is not positive, or the heads do not divide the width into even parts.

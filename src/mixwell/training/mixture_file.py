@@ -19,7 +19,7 @@ FORMAT = 1
 SUM_TOLERANCE = 1e-6
 
 
-def describe(
+def describe_mixture(
     mixer: Mixer,
     *,
     method: str,
@@ -29,12 +29,12 @@ def describe(
     computed: float | None = None,
     memory: int | None = None,
 ) -> dict[str, Any]:
-    """The artifact, as plain values.
+    """Return the content of the file as plain values.
 
     Args:
-        rows: that each domain has, where that is known.
-        taken: rows that were trained on, by domain.
-        computed: rows of which a gradient was taken for whatever purpose, where they were counted.
+        rows: the number of rows by domain, where known.
+        taken: rows trained on, by domain.
+        computed: rows of which a gradient was taken for any purpose, where they were counted.
         memory: bytes held in addition to plain training; by default those of the mixer.
     """
     weights = mixer.weights
@@ -47,7 +47,11 @@ def describe(
         "weights": {"last": weights.last, "average": weights.average},
         "history": [
             {"step": step, "weights": dict(zip(weights.names, row.tolist(), strict=True))}
-            for step, row in zip(_steps(mixer), weights.history, strict=True)
+            for step, row in zip(
+                [0, *(record.first_step + record.steps for record in mixer.rounds)],
+                weights.history,
+                strict=True,
+            )
         ],
         "signal": [
             {
@@ -73,16 +77,13 @@ def describe(
     }
 
 
-def write(folder: Path, described: dict[str, Any]) -> None:
-    """Write the artifact of a run."""
+def write_mixture(folder: Path, described: dict[str, Any]) -> None:
+    """Write the mixture of a run into its directory."""
     files.write_atomically(folder / FILE, json.dumps(described, indent=1) + "\n")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """What :func:`write` wrote.
-
-    Args:
-        path: the file, or the directory of a run that has one.
+def read_mixture(path: Path) -> dict[str, Any]:
+    """Read the file of :func:`write_mixture`, given its path or that of a run's directory.
 
     Raises:
         ValueError: there is none, or it is something else.
@@ -100,15 +101,11 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"cannot read {file} ({error.strerror})") from error
     except ValueError as error:  # not JSON, or not even text
         raise ValueError(f"{file} is not JSON ({error}), so it is not a {FILE}") from error
-    return check(plain, where=str(file))
+    return check_mixture(plain, where=str(file))
 
 
-def check(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
-    """Refuse what is not an artifact that this version knows.
-
-    Raises:
-        ValueError: with what is missing or wrong.
-    """
+def check_mixture(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
+    """Raise ValueError for what is not a mixture of a format that this version reads; return it."""
     if not isinstance(plain, Mapping):
         raise ValueError(f"{where} is not a mixture: expected an object with weights, got {_shown(plain)}")
     found = dict(cast("Mapping[str, Any]", plain))
@@ -135,13 +132,8 @@ def check(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of the artifact."""
+    """Return the JSON schema of the file."""
     return json.loads(resources.files("mixwell.training").joinpath("mixture.schema.json").read_text("utf-8"))
-
-
-def _steps(mixer: Mixer) -> list[int]:
-    """The step from which each of the weights was used."""
-    return [0, *(record.first_step + record.steps for record in mixer.rounds)]
 
 
 def _checked_domains(given: object, where: str) -> list[str]:
