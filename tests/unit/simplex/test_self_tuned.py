@@ -116,3 +116,13 @@ def test_equal_scores_are_not_trusted() -> None:
     assert update.summary()["trust"] == 1
     assert update.next_step_size(np.ones(M), RoundContext(1, ROUNDS, noise=np.zeros(M))) == 0
     assert update.summary()["trust"] == 0
+
+
+@pytest.mark.parametrize("domains", [2, 3, 9, 11])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_equal_scores_at_the_largest_float_move_nothing(domains: int, sign: float) -> None:
+    log = np.full(domains, -math.log(domains))
+    scores = np.full(domains, sign * np.finfo(np.float64).max)
+    moved, alpha = MirrorDescent("auto").step(log, scores, RoundContext(0, 10))
+    assert alpha == 0
+    np.testing.assert_array_equal(moved, log)

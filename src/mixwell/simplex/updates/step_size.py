@@ -114,9 +114,11 @@ class AutoStepSize:
 
     def next(self, scores: Vector, context: RoundContext) -> float:
         """Return alpha for this round; 0 where all scores are equal or noise explains them."""
-        # The mean of scores near the largest float must not overflow; the spread may, and is limited below.
+        # Near the largest float the mean may overflow by rounding, and is limited to the range of the scores; the
+        # spread may overflow too, and is limited below.
         with np.errstate(over="ignore"):
-            spread = float(np.abs(scores - (scores / len(scores)).sum()).max() / context.fraction)
+            mean = np.clip((scores / len(scores)).sum(), scores.min(), scores.max())
+            spread = float(np.abs(scores - mean).max() / context.fraction)
         # Equal scores differ from their mean by rounding, which is no direction.
         rounding = 8 * float(np.finfo(np.float64).eps) * float(np.abs(scores).max()) / context.fraction
         if spread <= max(rounding, SMALLEST_SPREAD):
