@@ -83,7 +83,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
 @pytest.mark.parametrize("scripts", [True, False])
-def test_fits_every_screen_and_loads_nothing(browser: Any, report: Path, width: int, scripts: bool) -> None:
+def test_report_fits_screen_without_external_requests(
+    browser: Any, report: Path, width: int, scripts: bool
+) -> None:
     tab, trouble = opened(browser, report, width, java_script_enabled=scripts)
     assert trouble == []
     images = tab.locator("img")
@@ -122,9 +124,7 @@ def run_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
 @pytest.mark.parametrize("name", ["one run", "two runs", "comparison"])
-def test_reports_of_runs_fit_every_screen(
-    browser: Any, run_reports: dict[str, Path], name: str, width: int
-) -> None:
+def test_run_reports_fit_screen(browser: Any, run_reports: dict[str, Path], name: str, width: int) -> None:
     tab, trouble = opened(browser, run_reports[name], width)
     assert trouble == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -158,7 +158,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize("domains", [3, 60])
-def test_many_domains_and_runs_fit_every_screen(
+def test_many_domains_and_runs_fit_screen(
     browser: Any, many: Callable[[int, int], Path], domains: int, count: int, width: int, scripts: bool
 ) -> None:
     path = many(domains, count)
@@ -195,7 +195,7 @@ def test_many_domains_and_runs_fit_every_screen(
     tab.context.close()
 
 
-def test_a_page_of_many_runs_prints(browser: Any, many: Callable[[int, int], Path]) -> None:
+def test_report_of_many_runs_prints(browser: Any, many: Callable[[int, int], Path]) -> None:
     tab, _ = opened(browser, many(60, 8), 1280)
     printed = tab.pdf(format="A4")
     pages = printed.count(b"/Type /Page\n") + printed.count(b"/Type /Page ")
@@ -203,7 +203,7 @@ def test_a_page_of_many_runs_prints(browser: Any, many: Callable[[int, int], Pat
     tab.context.close()
 
 
-def test_prints(browser: Any, report: Path) -> None:
+def test_report_prints(browser: Any, report: Path) -> None:
     tab, _ = opened(browser, report, 1280)
     printed = tab.pdf(format="A4")
     pages = printed.count(b"/Type /Page\n") + printed.count(b"/Type /Page ")
@@ -222,7 +222,7 @@ def test_text_is_escaped(browser: Any, tmp_path: Path) -> None:
     tab.context.close()
 
 
-def test_the_report_needs_finished_runs(tmp_path: Path) -> None:
+def test_report_requires_finished_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no finished runs"):
         mnist.write_report([tmp_path], tmp_path)
     assert tables.read(tmp_path / "runs.csv") == []

@@ -52,7 +52,7 @@ def fitted_by_scipy(n, losses, counts):
 
 @pytest.mark.parametrize("planted", [*PLANTED, (0.0, 3.0, 0.3), (3.0, 0.5, 0.1)])
 @pytest.mark.parametrize("unit", [1.0, 1e6])
-def test_planted_laws_are_found(planted, unit: float) -> None:
+def test_fit_recovers_planted_laws(planted, unit: float) -> None:
     n = unit * np.geomspace(5, 5000, 40)
     e, a, b = planted
     law = fit_power_law(n, e + a * n ** (-b), np.ones(40))
@@ -62,7 +62,7 @@ def test_planted_laws_are_found(planted, unit: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_fit_is_as_good_as_that_of_scipy(seed: int) -> None:
+def test_fit_matches_scipy(seed: int) -> None:
     random = np.random.default_rng(seed)
     e, a, b = random.uniform(0, 3), random.uniform(1, 10), random.uniform(0.1, 0.7)
     n, counts = np.geomspace(20, 4000, 50), random.integers(1, 40, 50).astype(float)
@@ -74,13 +74,13 @@ def test_the_fit_is_as_good_as_that_of_scipy(seed: int) -> None:
     assert ours <= theirs * 1.001
 
 
-def test_losses_that_do_not_fall_have_no_slope() -> None:
+def test_constant_losses_have_zero_slope() -> None:
     n = np.arange(1.0, 30.0)
     assert fit_power_law(n, np.linspace(1, 2, 29), np.ones(29)).slope(30.0) == 0
     assert fit_power_law(n, np.zeros(29), np.ones(29)) == PowerLaw(0.0, 0.0, 0.05)
 
 
-def test_bins_give_the_law_of_all_the_losses() -> None:
+def test_binned_fit_equals_fit_of_all_losses() -> None:
     """The signal keeps bins; scipy is given every loss of the run."""
     random = np.random.default_rng(3)
     losses = law_losses(1500) * np.exp(random.normal(size=(1500, 3)) * 0.02)
@@ -162,7 +162,7 @@ def feed(model: Point, mixer: mixwell.Mixer, losses, *, counts=(1, 1, 1)):
 @pytest.mark.parametrize("horizon", [1, 5])
 @pytest.mark.parametrize("credit", ["share", "spread"])
 @pytest.mark.parametrize("samples", ["all", "domain"])
-def test_the_golden_trajectory(horizon: int, credit, samples) -> None:
+def test_golden_trajectory(horizon: int, credit, samples) -> None:
     random = np.random.default_rng(0)
     losses = law_losses(60) * np.exp(random.normal(size=(60, 3)) * 0.01)
     signal = ScalingLaws(PRIOR, samples=samples, credit=credit, ignore=10, refit_every=5)
@@ -180,7 +180,7 @@ def test_the_golden_trajectory(horizon: int, credit, samples) -> None:
     assert np.abs(mixer.weights.history[-1] - MU).max() > 0.02
 
 
-def test_planted_laws_lead_where_their_slopes_say() -> None:
+def test_weights_follow_slopes_of_planted_laws() -> None:
     """Without a word of the fit: the weights from the laws that were planted, in closed form."""
     losses = law_losses(400)
     model, mixer = mixer_of(ScalingLaws(PRIOR, ignore=20, refit_every=20), horizon=20, steps=400)
@@ -193,7 +193,7 @@ def test_planted_laws_lead_where_their_slopes_say() -> None:
     assert [len(found) for found in laws[:3]] == [0, 3, 3]
 
 
-def test_the_warm_up_counts() -> None:
+def test_warmup_steps_are_counted() -> None:
     losses = law_losses(60)
     model, mixer = mixer_of(ScalingLaws(PRIOR, warmup=20), horizon=4, steps=60, warmup=20)
     laws = feed(model, mixer, losses)
@@ -206,7 +206,7 @@ def test_the_warm_up_counts() -> None:
         assert law.irreducible == pytest.approx(e, abs=0.2)
 
 
-def test_laws_are_fitted_only_so_often() -> None:
+def test_laws_are_refitted_at_interval() -> None:
     random = np.random.default_rng(0)
     losses = law_losses(30) * np.exp(random.normal(size=(30, 3)) * 0.01)
     model, mixer = mixer_of(ScalingLaws(PRIOR, ignore=4, refit_every=8), horizon=1, steps=30)
@@ -216,7 +216,7 @@ def test_laws_are_fitted_only_so_often() -> None:
     assert not laws[10]
 
 
-def test_a_domain_without_a_law_keeps_its_part_of_the_prior() -> None:
+def test_domain_without_law_keeps_prior_weight() -> None:
     losses = law_losses(40)
     losses[:, 1] = np.nan
     signal = ScalingLaws(PRIOR, preference_share=1.0, floor=0.0)
@@ -226,13 +226,13 @@ def test_a_domain_without_a_law_keeps_its_part_of_the_prior() -> None:
     assert abs(played.weights[-1, 0] - 0.5) > 0.02
 
 
-def test_the_prior_where_no_loss_falls() -> None:
+def test_prior_is_used_if_no_loss_falls() -> None:
     losses = np.linspace(1, 2, 30)[:, None] + np.zeros(3)
     played = play(Script(losses), ScalingLaws(PRIOR), SoftmaxWeights(), weights=[1, 1, 1])
     np.testing.assert_allclose(played.weights[-1], MU, rtol=1e-6)
 
 
-def test_a_slope_of_zero_has_the_floor() -> None:
+def test_zero_slope_gets_floor() -> None:
     losses = law_losses(60)
     losses[:, 2] = 1.0
     signal = ScalingLaws(PRIOR, preference_share=1.0)
@@ -240,7 +240,7 @@ def test_a_slope_of_zero_has_the_floor() -> None:
     assert played.weights[-1, 2] == pytest.approx(0.01 / 1.01, rel=1e-6)
 
 
-def test_without_a_prior_the_initial_weights_are_it() -> None:
+def test_initial_weights_are_default_prior() -> None:
     losses = law_losses(40)
     given, none = (
         play(Script(losses), signal, SoftmaxWeights(), weights=MU.tolist())
@@ -251,7 +251,7 @@ def test_without_a_prior_the_initial_weights_are_it() -> None:
 
 @pytest.mark.parametrize("stop", [0, 3, 8, 21, 33])
 @pytest.mark.parametrize("samples", ["all", "domain"])
-def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, samples, tmp_path: Path) -> None:
+def test_resume_is_bit_for_bit(stop: int, samples, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     losses = law_losses(40) * np.exp(random.normal(size=(40, 3)) * 0.01)
 
@@ -274,7 +274,7 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, samples, tmp_path:
     assert len(resumed.signal.laws) == 3
 
 
-def test_what_it_holds_does_not_grow() -> None:
+def test_memory_does_not_grow() -> None:
     model, mixer = mixer_of(ScalingLaws(refit_every=10**6), horizon=10, steps=300)
     before = mixer.signal.nbytes
     feed(model, mixer, law_losses(300))
@@ -282,7 +282,7 @@ def test_what_it_holds_does_not_grow() -> None:
     assert 3 * 3000 < before < 3 * 10_000
 
 
-def test_a_negative_loss_is_refused() -> None:
+def test_negative_loss_raises() -> None:
     model, mixer = mixer_of(ScalingLaws(), horizon=1, steps=3)
     with pytest.raises(ValueError, match=r"not negative, got \{'d1': -1\.0\}"):
         feed(model, mixer, np.array([[1.0, -1.0, 1.0]]))
@@ -301,12 +301,12 @@ def test_a_negative_loss_is_refused() -> None:
         ({"prior": {"d0": 0.0}}, r"must be positive and finite, got \{'d0': 0\.0\}"),
     ],
 )
-def test_what_is_wrong_is_said(settings, said: str) -> None:
+def test_invalid_arguments_raise(settings, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ScalingLaws(**settings)
 
 
-def test_a_prior_of_other_domains_is_refused() -> None:
+def test_prior_of_other_domains_raises() -> None:
     with pytest.raises(ValueError, match=r"must name every domain once \(d0, d1, d2\); it names web"):
         mixer_of(ScalingLaws({"web": 1.0}), horizon=1, steps=3)
 
@@ -322,7 +322,7 @@ def task(**options) -> MethodContext:
     )
 
 
-def test_the_method_begins_with_the_rows_and_follows_the_rule() -> None:
+def test_method_starts_with_row_prior_and_follows_rule() -> None:
     method = methods.find("ado")
     assert method.horizon is not None
     recipe = method.recipe(task())
@@ -340,7 +340,7 @@ def test_the_method_begins_with_the_rows_and_follows_the_rule() -> None:
     assert not method.needs.validation
 
 
-def test_the_method_with_the_weights_of_the_settings() -> None:
+def test_method_with_configured_weights() -> None:
     recipe = methods.find("ado").recipe(task(prior="weights", ignore=7, refit_every=9, credit="spread"))
     assert recipe.weights is None
     assert isinstance(recipe.signal, ScalingLaws)

@@ -82,7 +82,7 @@ def task(
 # ------------------------------------------------------------------------------------------------- the rule
 
 
-def test_one_step_by_hand() -> None:
+def test_one_step_matches_hand_computation() -> None:
     # Norms 3 and 1, mean 2; inner products 3 and 1: W = .1 (3, 1) / 2. With mu = .1 the log-odds are 1.5 - .5 = 1.
     script = Script(np.ones((1, 2)), np.array([[[3.0, 0.0], [0.0, 1.0]]]), np.array([[1.0, 1.0]]))
     played = play(script, Alignment(), doge(0.1), lr=LR)
@@ -90,7 +90,7 @@ def test_one_step_by_hand() -> None:
     np.testing.assert_allclose(list(played.mixer.rounds[0].scores.values()), [-0.15, -0.05], rtol=1e-6)
 
 
-def test_negative_alignment_is_dropped_and_large_alignment_is_cut() -> None:
+def test_alignment_is_clipped_below_and_above() -> None:
     # Norms 5, 1, 1 with mean 7/3. Products with (5, 0) are 25, -5 and 5: W = .1 x (10.7, -2.1, 2.14) of which the
     # first is cut to 5 lr and the second to 0.
     gradients = np.array([[[50.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]])
@@ -102,7 +102,7 @@ def test_negative_alignment_is_dropped_and_large_alignment_is_cut() -> None:
 
 @pytest.mark.parametrize("horizon", [1, 4])
 @pytest.mark.parametrize("eps", [0.0, 0.05])
-def test_the_golden_trajectory(horizon: int, eps: float) -> None:
+def test_golden_trajectory(horizon: int, eps: float) -> None:
     script = long_script(1)
     played = play(script, Alignment(), doge(0.2, eps), horizon=horizon, lr=LR)
     expected = published(script, mu=0.2, eps=eps, horizon=horizon)
@@ -111,7 +111,7 @@ def test_the_golden_trajectory(horizon: int, eps: float) -> None:
 
 
 @pytest.mark.parametrize("horizon", [1, 3])
-def test_universal_generalization_needs_no_validation(horizon: int) -> None:
+def test_universal_target_needs_no_validation_set(horizon: int) -> None:
     script = long_script(2)
     script.validation = None
     signal = Alignment(universal=True)
@@ -136,7 +136,7 @@ def test_absent_domains_add_nothing(horizon: int, universal: bool) -> None:
 
 
 @pytest.mark.parametrize("horizon", [1, 4])
-def test_parts_are_put_together_before_they_are_clipped(horizon: int) -> None:
+def test_micro_batches_are_summed_before_clipping(horizon: int) -> None:
     script = long_script(4)
     random = np.random.default_rng(0)
     noise = 3 * random.normal(size=(9, 3, 4))
@@ -146,7 +146,7 @@ def test_parts_are_put_together_before_they_are_clipped(horizon: int) -> None:
     np.testing.assert_allclose(played.weights, published(script, mu=0.2, horizon=horizon), rtol=1e-9)
 
 
-def test_the_step_is_taken_with_the_weights_of_its_round() -> None:
+def test_step_uses_weights_of_its_round() -> None:
     script = long_script(5)
     played = play(script, Alignment(), doge(0.2), horizon=2, lr=LR)
     weights = published(script, mu=0.2, horizon=2)
@@ -181,7 +181,7 @@ def drive(model: Point, optimizer, mixer: mixwell.Mixer, script: Any, steps: ran
                 (torch.from_numpy(script.validation[t]) @ model.theta).backward()
 
 
-def test_every_step_counts_by_its_own_learning_rate() -> None:
+def test_each_step_uses_its_learning_rate() -> None:
     script = long_script(6)
     model, optimizer, mixer = build(3, Alignment())
     drive(model, optimizer, mixer, script, range(3))
@@ -195,7 +195,7 @@ def test_every_step_counts_by_its_own_learning_rate() -> None:
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 @pytest.mark.parametrize("universal", [False, True])
-def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(universal: bool, stop: int) -> None:
+def test_resume_in_mid_round_is_bit_for_bit(universal: bool, stop: int) -> None:
     script = long_script(7)
     model, optimizer, whole = build(3, Alignment(universal=universal))
     drive(model, optimizer, whole, script, range(9))
@@ -211,14 +211,14 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(universal: bool, stop: i
     assert torch.equal(second[0].theta, model.theta)
 
 
-def test_a_state_of_other_settings_is_refused() -> None:
+def test_state_of_other_settings_raises() -> None:
     _, _, first = build(3, Alignment())
     _, _, second = build(3, Alignment(2.0))
     with pytest.raises(ValueError, match=r"Alignment\(clip_norm=5.0, universal=False, score_cap=5.0\)"):
         second.load_state_dict(first.state_dict())
 
 
-def test_memory_is_one_gradient_per_domain_and_two_for_longer_rounds() -> None:
+def test_memory_is_one_or_two_gradients_per_domain() -> None:
     script = long_script(8)
     for horizon, gradients in ((1, 3), (3, 6)):
         model, optimizer, mixer = build(horizon, Alignment())
@@ -226,7 +226,7 @@ def test_memory_is_one_gradient_per_domain_and_two_for_longer_rounds() -> None:
         assert mixer.signal.nbytes == gradients * 4 * 8
 
 
-def test_a_norm_that_overflows_moves_no_weight() -> None:
+def test_overflowing_norm_keeps_weights() -> None:
     script = long_script(9)
     script.gradients[4, 1] = 1e200
     model, optimizer, mixer = build(3, Alignment(), on_nonfinite="skip")
@@ -237,7 +237,7 @@ def test_a_norm_that_overflows_moves_no_weight() -> None:
     assert (history[3] != history[2]).all()
 
 
-def test_a_round_whose_steps_all_failed_moves_no_weight() -> None:
+def test_round_of_failed_steps_keeps_weights() -> None:
     script = long_script(10)
     model, optimizer, mixer = build(3, Alignment(), on_nonfinite="skip")
     bad = copy.deepcopy(script)
@@ -250,12 +250,12 @@ def test_a_round_whose_steps_all_failed_moves_no_weight() -> None:
 @pytest.mark.parametrize(
     ("settings", "match"), [({"clip_norm": 0}, "clip_norm"), ({"score_cap": -1}, "score_cap")]
 )
-def test_settings_that_make_no_sense_are_refused(settings, match: str) -> None:
+def test_invalid_settings_raise(settings, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Alignment(**settings)
 
 
-def test_one_signal_serves_one_mixer() -> None:
+def test_signal_cannot_be_shared_by_mixers() -> None:
     signal = Alignment()
     build(3, signal)
     with pytest.raises(ValueError, match="in use by another mixer"):
@@ -265,7 +265,7 @@ def test_one_signal_serves_one_mixer() -> None:
 # ------------------------------------------------------------------------------------------------- the method
 
 
-def test_the_recipe_is_the_rule() -> None:
+def test_recipe_matches_rule() -> None:
     script = long_script(11)
     method: Any = methods.find("doge")
     recipe = method.recipe(task(mu=0.2, smoothing=0.05))
@@ -273,7 +273,7 @@ def test_the_recipe_is_the_rule() -> None:
     np.testing.assert_allclose(played.weights, published(script, mu=0.2, eps=0.05), rtol=1e-9)
 
 
-def test_a_proxy_learns_and_its_average_trains_the_model() -> None:
+def test_model_is_trained_with_average_proxy_weights() -> None:
     method: Any = methods.find("doge")
     stages = method.stages(task(mu=0.2, proxy_steps=30, proxy_model={"layers": 2}))
     (proxy,) = next(stages)
@@ -296,7 +296,7 @@ def stopped(stages) -> dict:
     return end.value.value
 
 
-def test_what_the_proxy_costs() -> None:
+def test_cost_of_proxy() -> None:
     extra = methods.find("doge").extra
     assert extra(task(transfer=False)) == Extra()
     # 50 steps with a validation gradient of one batch after each.

@@ -46,7 +46,7 @@ def rule(eta: float = 1.0, c: float = 1e-3) -> UniformSmoothing:
     return UniformSmoothing(MirrorDescent(eta), c)
 
 
-def test_a_step_by_hand() -> None:
+def test_one_step_matches_hand_computation() -> None:
     # Excess (1, -1) is (1, 0) after clipping; with eta = log 3 weights of 3 : 1; a fifth is shared out evenly.
     script = Script(np.array([[2.0, 1.0]]), reference=np.array([[1.0, 2.0]]))
     played = play(script, ExcessLosses(), rule(float(np.log(3)), 0.2))
@@ -55,7 +55,7 @@ def test_a_step_by_hand() -> None:
 
 @pytest.mark.parametrize("horizon", [1, 3])
 @pytest.mark.parametrize("absent", ["last", "zero"])
-def test_the_golden_trajectory(horizon: int, absent) -> None:
+def test_golden_trajectory(horizon: int, absent) -> None:
     script = Script.random(1, steps=8)
     script.losses[0, 2] = script.losses[3, 0] = script.losses[4, 0] = np.nan
     played = play(script, ExcessLosses(absent=absent), rule(), horizon=horizon)
@@ -106,7 +106,7 @@ def feed(model: Point, mixer: mixwell.Mixer, losses, reference, way: str) -> Non
 
 @pytest.mark.parametrize("clip", ["element", "domain", "none"])
 @pytest.mark.parametrize("way", ["mixed", "parts of domains"])
-def test_tokens_are_clipped_where_the_dialect_says(clip, way: str) -> None:
+def test_clipping_per_token_or_domain(clip, way: str) -> None:
     losses, reference = token_steps()
     model, mixer = token_mixer(ExcessLosses(clip))
     feed(model, mixer, losses, reference, way)
@@ -114,14 +114,14 @@ def test_tokens_are_clipped_where_the_dialect_says(clip, way: str) -> None:
     np.testing.assert_allclose(mixer.weights.history, expected, rtol=1e-12)
 
 
-def test_the_dialects_differ() -> None:
+def test_variants_give_different_weights() -> None:
     losses, reference = token_steps()
     found = [excess_of(losses, reference, clip) for clip in ("element", "domain", "none")]
     assert all(np.abs(a - b).max() > 0.01 for a, b in [found[:2], found[1:], found[::2]])
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
-def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, tmp_path: Path) -> None:
+def test_resume_is_bit_for_bit(stop: int, tmp_path: Path) -> None:
     losses, reference = token_steps()
     model, whole = token_mixer(ExcessLosses(), horizon=4)
     feed(model, whole, losses, reference, "mixed")
@@ -137,7 +137,7 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, tmp_path: Path) ->
     assert resumed.rounds == whole.rounds
 
 
-def test_the_last_excess_survives_a_stop() -> None:
+def test_last_excess_loss_is_restored() -> None:
     """A domain that is absent after the stop counts with what it was seen with before."""
 
     def run(stop: int | None) -> mixwell.Mixer:
@@ -168,7 +168,7 @@ def test_the_last_excess_survives_a_stop() -> None:
         np.testing.assert_allclose(run(stop).weights.history, expected, rtol=1e-12)
 
 
-def test_a_reference_is_needed() -> None:
+def test_missing_reference_raises() -> None:
     model, mixer = token_mixer(ExcessLosses())
     with pytest.raises(ValueError, match=r"needs the losses of a reference model: scope\.record_loss"):
         with mixer.domain("d0") as scope:
@@ -180,7 +180,7 @@ def test_a_reference_is_needed() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_reference_that_is_not_finite_is_never_a_zero(bad: float) -> None:
+def test_nonfinite_reference_is_not_zero(bad: float) -> None:
     model, mixer = token_mixer(ExcessLosses())
     with pytest.raises(ValueError, match=r"domain 'd1' less those of the reference model are not finite"):
         with mixer.batch([0, 1, 2]) as batch:
@@ -196,7 +196,7 @@ def test_a_reference_that_is_not_finite_is_never_a_zero(bad: float) -> None:
         ({"objective": "both"}, "objective must be 'losses' or 'excess', got 'both'"),
     ],
 )
-def test_what_is_wrong_is_said(settings, said: str) -> None:
+def test_invalid_arguments_raise(settings, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ExcessLosses(**settings)
 
@@ -235,7 +235,7 @@ def staged(one: MethodContext):
         return trials, end.value
 
 
-def test_the_recipe_is_the_rule() -> None:
+def test_recipe_matches_rule() -> None:
     recipe = METHOD.recipe(task(eta=0.5, smoothing=0.1, clip="domain", absent="zero", objective="excess"))
     script = Script.random(7, steps=5, domains=2)
     script.losses[2, 1] = np.nan
@@ -252,7 +252,7 @@ def test_the_recipe_is_the_rule() -> None:
     assert official.weights == {"a": 1.0, "b": 1.0}  # whatever the reference is trained with
 
 
-def test_a_reference_a_proxy_and_the_average_of_its_weights() -> None:
+def test_reference_and_proxy_give_average_weights() -> None:
     trials, last = staged(task(eta=0.5, proxy_steps=40, proxy_model={"width": 8}))
     reference, proxy = trials
     assert (reference.name, reference.steps, reference.model) == ("reference", 100, {"width": 8})
@@ -270,7 +270,7 @@ def test_a_reference_a_proxy_and_the_average_of_its_weights() -> None:
     assert staged(task(**proxy.mixer["options"])) == ([], {})
 
 
-def test_without_transfer_the_weights_are_learned_in_the_run_itself() -> None:
+def test_without_transfer_weights_are_learned_in_run() -> None:
     [reference], last = staged(task(transfer=False, reference_steps=30, clip="none"))
     assert (reference.name, reference.steps) == ("reference", 30)
     options = METHOD.options(**last["options"])
@@ -278,7 +278,7 @@ def test_without_transfer_the_weights_are_learned_in_the_run_itself() -> None:
     assert options.clip == "none"
 
 
-def test_a_reference_that_is_there_is_not_trained_again() -> None:
+def test_existing_reference_is_reused() -> None:
     [proxy], last = staged(task(reference="runs/old"))
     assert proxy.mixer["options"]["reference"] == "runs/old"
     assert last["method"] == "fixed"
@@ -295,7 +295,7 @@ def test_a_reference_that_is_there_is_not_trained_again() -> None:
         ({"transfer": False, "reference": "x"}, 0.0, 1 / 3),
     ],
 )
-def test_what_it_computes(options, before: float, per_step: float) -> None:
+def test_compute_cost(options, before: float, per_step: float) -> None:
     extra = METHOD.extra(task(**options))
     assert extra.before == pytest.approx(before)
     assert (extra.per_step, extra.per_round) == (per_step, 0.0)

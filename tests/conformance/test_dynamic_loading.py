@@ -29,7 +29,7 @@ def recipe(steps: int, horizon: int, **options: Any) -> Recipe:
     return methods.find("dynamic-loading").recipe(task(steps, horizon, **options))
 
 
-def test_a_round_by_hand() -> None:
+def test_one_round_matches_hand_computation() -> None:
     # Behind by 1 and by 0 (the mean of 1 and -1, each cut at zero: 1/2), by nothing: exponents 1, 1/2, 0.
     script = Script(
         np.array([[2.0, 2.0, 1.0], [2.0, 1.0, 1.0]]), reference=np.array([[1.0, 1.0, 3.0], [1.0, 2.0, 3.0]])
@@ -41,7 +41,7 @@ def test_a_round_by_hand() -> None:
 
 
 @pytest.mark.parametrize("horizon", [1, 4])
-def test_the_golden_trajectory(horizon: int) -> None:
+def test_golden_trajectory(horizon: int) -> None:
     script = Script.random(3, steps=8)
     assert script.reference is not None
     made = recipe(8, horizon, step_size=0.7)
@@ -59,7 +59,7 @@ def test_the_golden_trajectory(horizon: int) -> None:
     np.testing.assert_allclose(played.weights, path, rtol=1e-12)
 
 
-def test_the_reference_comes_first() -> None:
+def test_reference_is_trained_first() -> None:
     method = methods.find("dynamic-loading")
     assert method.stages is not None
     stages = method.stages(task(8, 4, reference_steps=5))

@@ -23,7 +23,7 @@ ONLINE = [name for name, method in methods.every().items() if method.has_rounds]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_it_trains_to_the_end_and_computes_what_it_said(name: str, tmp_path: Path) -> None:
+def test_trains_to_end_at_planned_cost(name: str, tmp_path: Path) -> None:
     done = run_of(tmp_path / "run", name).start()
     history = done.mixer.weights.history
     assert done.steps_done == STEPS
@@ -43,7 +43,7 @@ def test_it_trains_to_the_end_and_computes_what_it_said(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ONLINE)
-def test_any_horizon(name: str, tmp_path: Path) -> None:
+def test_runs_with_any_horizon(name: str, tmp_path: Path) -> None:
     done = run_of(tmp_path / "greedy", name, horizon=1, options=online(name)).start()
     assert [record.steps for record in done.mixer.rounds] == [1] * STEPS
     done = run_of(tmp_path / "long", name, horizon=5, options=online(name)).start()
@@ -51,7 +51,7 @@ def test_any_horizon(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_stopped_in_mid_round_it_goes_on_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
+def test_resume_in_mid_round_is_bit_for_bit(name: str, tmp_path: Path) -> None:
     whole = run_of(tmp_path / "whole", name, horizon=5, options=online(name)).start()
     for stop in (8, 3):
         asked = itertools.count()
@@ -90,7 +90,7 @@ APART = {"aioli": 0.05, "pike": 0.005, "pike-balanced": 0.005}
 
 
 @pytest.mark.parametrize("name", [name for name in ONLINE if name != "tikmix-m"])
-def test_a_duplicate_of_a_domain_is_weighted_as_it_is(name: str, tmp_path: Path) -> None:
+def test_duplicate_domains_get_equal_weights(name: str, tmp_path: Path) -> None:
     """All four rows of every domain are in every step; a and b are the same, so they have the same gradients."""
     whole = data()
     few = {key: (inputs[:4], labels[:4]) for key, (inputs, labels) in whole.items()}
@@ -102,7 +102,7 @@ def test_a_duplicate_of_a_domain_is_weighted_as_it_is(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_one_domain_is_refused_or_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_single_domain_raises_or_keeps_weight(name: str, tmp_path: Path) -> None:
     if methods.find(name).needs.domains > 1:
         with pytest.raises(ValueError, match=f"{name} needs 2 domains or more, and there is 1"):
             run_of(tmp_path / "run", name, order="a")
@@ -111,7 +111,7 @@ def test_one_domain_is_refused_or_changes_nothing(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_that_needs_a_validation_set_is_refused_without_one(name: str, tmp_path: Path) -> None:
+def test_missing_validation_set_raises(name: str, tmp_path: Path) -> None:
     rows = data()
     del rows["validation"]
     if methods.find(name).needs.validation:
@@ -122,21 +122,19 @@ def test_a_method_that_needs_a_validation_set_is_refused_without_one(name: str, 
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if methods.find(name).needs.row_losses])
-def test_a_method_that_weighs_rows_is_refused_without_their_losses(name: str, tmp_path: Path) -> None:
+def test_missing_row_losses_raise(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{name} weighs every row, so it needs the loss of every row"):
         run_of(tmp_path / "run", name, knows_rows=False).start()
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reference_model_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:
+def test_missing_reference_raises_before_training(tmp_path: Path) -> None:
     options = {"reference": str(tmp_path / "nowhere"), "transfer": False}
     with pytest.raises(ValueError, match="nowhere is not the directory of a run with a checkpoint"):
         run_of(tmp_path / "run", "doremi", options=options).start()
 
 
-def test_a_package_that_is_not_there_is_told_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_raises_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="tikmix-d needs scipy, which is not installed: pip install"):
         run_of(tmp_path / "run", "tikmix-d").start()
@@ -151,16 +149,14 @@ def test_a_package_that_is_not_there_is_told_before_training(
         ("aioli", {"targets": "domains"}),
     ],
 )
-def test_no_validation_set_is_needed_where_the_domains_are_the_target(
-    name: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_target_domains_needs_no_validation_set(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     rows = data()
     del rows["validation"]
     done = run_of(tmp_path / "run", name, rows=rows, options=options | online(name), horizon=3).start()
     assert len(done.mixer.rounds) == 4
 
 
-def test_exact_products_of_truncated_unrolling_are_taken_and_charged(tmp_path: Path) -> None:
+def test_exact_truncated_products_are_charged(tmp_path: Path) -> None:
     """Two steps of each of four rounds take a product with each of three traces, two gradients each.
 
     The validation gradient of a round of three steps is of one batch.
@@ -173,7 +169,7 @@ def test_exact_products_of_truncated_unrolling_are_taken_and_charged(tmp_path: P
     assert computed == pytest.approx(STEPS + 4 * 1 + 4 * 2 * 3 * 2)
 
 
-def test_the_excess_is_trained_on_where_only_the_mean_loss_is_known(tmp_path: Path) -> None:
+def test_excess_objective_with_mean_loss_only(tmp_path: Path) -> None:
     ends = {
         objective: run_of(
             tmp_path / objective,
@@ -187,7 +183,7 @@ def test_the_excess_is_trained_on_where_only_the_mean_loss_is_known(tmp_path: Pa
     assert not torch.equal(one, other)
 
 
-def test_trials_of_other_settings_are_not_taken_for_those_that_are_wanted(tmp_path: Path) -> None:
+def test_trials_of_other_settings_are_not_reused(tmp_path: Path) -> None:
     run_of(tmp_path / "run", "doremi").start()
     for path in (tmp_path / "run").iterdir():  # as if the last run had failed at its first step
         if path.is_file():
@@ -198,7 +194,7 @@ def test_trials_of_other_settings_are_not_taken_for_those_that_are_wanted(tmp_pa
         run_of(tmp_path / "run", "doremi", counts="equal").start()
 
 
-def test_weights_that_cannot_be_are_told_before_a_reference_model_is_trained(tmp_path: Path) -> None:
+def test_invalid_weights_raise_before_reference_is_trained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="floor"):
         run_of(tmp_path / "run", "doremi", floor=0.5).start()
     assert not list(tmp_path.iterdir())

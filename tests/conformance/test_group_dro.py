@@ -34,14 +34,14 @@ def published(losses, eta: float, added, weights, horizon: int = 1):
     return np.array(path)
 
 
-def test_two_steps_by_hand() -> None:
+def test_two_steps_match_hand_computation() -> None:
     # eta = log 2: weights double for every unit of loss. (1, 1) x (2^1, 2^0) = (2, 1); x (2^0, 2^2) = (2, 4).
     script = Script(np.array([[1.0, 0.0], [0.0, 2.0]]))
     played = play(script, DomainLosses(), MirrorDescent(float(np.log(2))))
     np.testing.assert_allclose(played.weights, [[1 / 2, 1 / 2], [2 / 3, 1 / 3], [1 / 3, 2 / 3]], rtol=1e-14)
 
 
-def test_the_size_adjustment_by_hand() -> None:
+def test_size_adjustment_matches_hand_computation() -> None:
     # C / sqrt(n) = 1 for 4 rows and .5 for 16: exponents of log 4 (1 + 1, 1 + .5) give 16 : 8.
     script = Script(np.array([[1.0, 1.0]]))
     signal = DomainLosses(2.0, {"d0": 4, "d1": 16})
@@ -51,7 +51,7 @@ def test_the_size_adjustment_by_hand() -> None:
 
 @pytest.mark.parametrize("horizon", [1, 4])
 @pytest.mark.parametrize("adjustment", [0.0, 3.0])
-def test_the_golden_trajectory(horizon: int, adjustment: float) -> None:
+def test_golden_trajectory(horizon: int, adjustment: float) -> None:
     script = Script.random(3, steps=10)
     script.losses[2, 1] = script.losses[5, 0] = script.losses[6, 0] = np.nan
     start = [0.2, 0.5, 0.3]
@@ -62,7 +62,7 @@ def test_the_golden_trajectory(horizon: int, adjustment: float) -> None:
     np.testing.assert_allclose(played.weights, expected, rtol=1e-12)
 
 
-def test_the_weights_of_a_round_weigh_its_gradients() -> None:
+def test_round_weights_apply_to_its_gradients() -> None:
     script = Script.random(4, steps=3)
     played = play(script, DomainLosses(), MirrorDescent(0.5), lr=0.1)
     weights = published(script.losses, 0.5, np.zeros(3), np.full(3, 1 / 3))
@@ -73,7 +73,7 @@ def test_the_weights_of_a_round_weigh_its_gradients() -> None:
         np.testing.assert_allclose(played.parameters[t + 1], theta, rtol=1e-12)
 
 
-def test_a_domain_that_is_absent_may_keep_its_last_loss() -> None:
+def test_absent_domain_can_keep_last_loss() -> None:
     losses = np.array([[1.0, 2.0], [1.0, np.nan], [1.0, np.nan], [1.0, 0.5]])
     played = play(Script(losses), DomainLosses(absent="last"), MirrorDescent(1.0))
     filled = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 0.5]])
@@ -119,7 +119,7 @@ def feed(model: Point, mixer: mixwell.Mixer, steps, *, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["whole", "mixed parts", "shares of domains"])
-def test_rows_in_any_parts_count_by_their_mean(way: str) -> None:
+def test_loss_is_mean_over_any_micro_batches(way: str) -> None:
     model, mixer = row_mixer()
     feed(model, mixer, rows_of_steps(6), way=way)
     means = np.array([[losses[labels == j].mean() for j in range(3)] for labels, losses in rows_of_steps(6)])
@@ -128,7 +128,7 @@ def test_rows_in_any_parts_count_by_their_mean(way: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
-def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, tmp_path) -> None:
+def test_resume_is_bit_for_bit(stop: int, tmp_path) -> None:
     steps = list(rows_of_steps(6))
     model, whole = row_mixer(DomainLosses(3.0, ROWS, absent="last"), horizon=4)
     feed(model, whole, steps, way="whole")
@@ -145,14 +145,14 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, tmp_path) -> None:
     assert resumed.nbytes > 0
 
 
-def test_another_setting_is_refused() -> None:
+def test_state_of_other_settings_raises() -> None:
     _, mixer = row_mixer()
     _, other = row_mixer(DomainLosses(2.0, ROWS))
     with pytest.raises(ValueError, match="signal"):
         other.load_state_dict(mixer.state_dict())
 
 
-def test_a_step_that_is_left_out_leaves_no_loss() -> None:
+def test_skipped_step_adds_no_loss() -> None:
     model = Point(2)
     mixer = mixwell.Mixer(
         model,
@@ -177,7 +177,7 @@ def test_a_step_that_is_left_out_leaves_no_loss() -> None:
     np.testing.assert_allclose(mixer.weights.values, np.exp([1, 0]) / np.exp([1, 0]).sum(), rtol=1e-12)
 
 
-def test_losses_must_be_told() -> None:
+def test_unrecorded_losses_raise() -> None:
     model, mixer = row_mixer()
     with pytest.raises(ValueError, match=r"requires the losses: call scope\.record_loss"):
         with mixer.domain("d0"):
@@ -194,19 +194,19 @@ def test_losses_must_be_told() -> None:
         (lambda: row_mixer(DomainLosses(1.0, {"d0": 3, "d1": 4})), "needs the rows of d2"),
     ],
 )
-def test_what_is_wrong_is_said(make, said: str) -> None:
+def test_invalid_arguments_raise(make, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
 
 
-def test_a_signal_serves_one_mixer() -> None:
+def test_signal_cannot_be_shared_by_mixers() -> None:
     signal = DomainLosses()
     row_mixer(signal)
     with pytest.raises(ValueError, match="this DomainLosses is in use by another mixer"):
         row_mixer(signal)
 
 
-def test_the_method() -> None:
+def test_method_matches_rule() -> None:
     method = methods.find("group-dro")
     assert method.horizon is not None
     assert method.horizon(1000) == 1

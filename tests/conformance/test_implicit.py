@@ -86,7 +86,7 @@ def pieces(quadratic: Quadratic, theta: Tensor, w: Tensor) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize("horizon", [1, 3])
 @pytest.mark.parametrize("damping", [0.0, 0.7])
-def test_conjugate_gradients_give_the_closed_form(damping: float, horizon: int) -> None:
+def test_conjugate_gradient_matches_closed_form(damping: float, horizon: int) -> None:
     for seed in range(3):
         quadratic, theta, w = setting(seed)
         run = Run(quadratic, theta, w, ImplicitGradient(iterations=40, damping=damping), horizon=horizon)
@@ -102,7 +102,7 @@ def test_conjugate_gradients_give_the_closed_form(damping: float, horizon: int) 
             assert relative(scores, reference.numpy()) < 1e-10
 
 
-def test_at_the_minimizer_it_is_the_derivative_of_what_training_ends_with() -> None:
+def test_matches_derivative_of_converged_training() -> None:
     quadratic, _, w = setting(5)
     run = Run(quadratic, quadratic.minimizer(w), w, ImplicitGradient(iterations=40))
     run.steps(1)  # which leaves the parameters where they are
@@ -118,7 +118,7 @@ def test_at_the_minimizer_it_is_the_derivative_of_what_training_ends_with() -> N
 
 @pytest.mark.parametrize("terms", [1, 2, 9])
 @pytest.mark.parametrize("damping", [0.0, 0.7])
-def test_the_neumann_series_is_the_literal_one(terms: int, damping: float) -> None:
+def test_neumann_series_matches_reference(terms: int, damping: float) -> None:
     quadratic, theta, w = setting(1)
     signal = ImplicitGradient("neumann", iterations=terms, damping=damping, learning_rate=0.03)
     run = Run(quadratic, theta, w, signal)
@@ -136,7 +136,7 @@ def test_the_neumann_series_is_the_literal_one(terms: int, damping: float) -> No
 
 
 @pytest.mark.parametrize("horizon", [1, 2])
-def test_the_single_loop_is_the_literal_one(horizon: int) -> None:
+def test_single_loop_matches_reference(horizon: int) -> None:
     quadratic, theta, w = setting(2)
     run = Run(
         quadratic,
@@ -154,7 +154,7 @@ def test_the_single_loop_is_the_literal_one(horizon: int) -> None:
     assert run.mixer.rounds[-1].measured["products"] == 1
 
 
-def test_the_single_loop_comes_to_rest_at_the_implicit_hypergradient() -> None:
+def test_single_loop_converges_to_implicit_hypergradient() -> None:
     """At the minimizer with weights that stay, which are those of a step size of nearly nothing."""
     quadratic, _, w = setting(3)
     signal = ImplicitGradient("single-loop", learning_rate=0.15)
@@ -164,7 +164,7 @@ def test_the_single_loop_comes_to_rest_at_the_implicit_hypergradient() -> None:
     assert relative(run.scores[0], quadratic.implicit(w).numpy()) > 0.1
 
 
-def test_a_warm_start_goes_on_where_it_ended() -> None:
+def test_warm_start_continues_from_last_solution() -> None:
     quadratic, theta, w = setting(4)
     warm = Run(quadratic, theta, w, ImplicitGradient(iterations=2, warm=True), update=1e-300)
     cold = Run(quadratic, theta, w, ImplicitGradient(iterations=2), update=1e-300)
@@ -192,7 +192,7 @@ def literal_truncated(matrix: np.ndarray, target: np.ndarray, iterations: int) -
     return x
 
 
-def test_an_indefinite_hessian_ends_the_search_with_what_there_is() -> None:
+def test_indefinite_hessian_stops_search_early() -> None:
     values = np.array([3.0, 2.0, 1.0, 0.5, -0.4])
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(5, 5)))[0]
     matrix = basis @ np.diag(values) @ basis.T
@@ -275,7 +275,7 @@ def whole(model: nn.Module, loss: Callable, batches: list, validation, damping: 
     return np.array([-float(gradient(flat, batch) @ solved) for batch in batches])
 
 
-def test_a_network_against_its_whole_hessian() -> None:
+def test_network_matches_full_hessian() -> None:
     model = two_layer(0, hidden=5)
     dict(model.named_parameters())["0.bias"].requires_grad_(False)
     steps, validation = regression_batches(0, steps=2)
@@ -298,7 +298,7 @@ class Attending(nn.Module):
         return self.out(self.dropout(mixed.squeeze(0).squeeze(0)))
 
 
-def test_through_attention_and_dropout() -> None:
+def test_attention_and_dropout() -> None:
     model = Attending().double()
     steps, validation = regression_batches(1, steps=2)
     model.eval()
@@ -315,7 +315,7 @@ def test_through_attention_and_dropout() -> None:
         assert relative(found, whole(model, mse, drawn, validation, 0.5)) < 1e-8
 
 
-def test_losses_without_curvature_and_mixed_batches() -> None:
+def test_zero_curvature_and_mixed_batches() -> None:
     """With linear losses only the damping is inverted."""
     model = nn.Linear(3, 1, bias=False).double()
     rows = torch.randn(4, 6, 3, dtype=torch.float64)
@@ -351,7 +351,7 @@ SIGNALS = {
 
 @pytest.mark.parametrize("kind", SIGNALS)
 @pytest.mark.parametrize("stop", [1, 3, 5])
-def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(kind: str, stop: int, tmp_path: Path) -> None:
+def test_resume_in_mid_round_is_bit_for_bit(kind: str, stop: int, tmp_path: Path) -> None:
     quadratic, theta, w = setting(6)
     whole_run = Run(quadratic, theta, w, SIGNALS[kind](), horizon=2)
     whole_run.steps(8)
@@ -376,7 +376,7 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(kind: str, stop: int, tm
         ("single-loop", {}),
     ],
 )
-def test_what_methods_make_and_cost(name: str, options: dict, step_size) -> None:
+def test_recipes_and_costs(name: str, options: dict, step_size) -> None:
     method = methods.find(name)
     asked = methods.MethodContext(
         domains=tuple(names(M)),
@@ -396,7 +396,7 @@ def test_what_methods_make_and_cost(name: str, options: dict, step_size) -> None
     assert np.ptp(run.mixer.weights.values - w.numpy()) > 0
 
 
-def test_what_overflows_is_told_and_not_carried_on() -> None:
+def test_overflow_raises_and_is_not_kept() -> None:
     quadratic, theta, w = setting(8)
     run = Run(quadratic, theta, w, ImplicitGradient("single-loop", learning_rate=1e200))
     run.steps(1)
@@ -418,7 +418,7 @@ def test_what_overflows_is_told_and_not_carried_on() -> None:
     assert bool(tensors["carried"].isfinite().all())
 
 
-def test_errors_say_what_to_do() -> None:
+def test_error_messages() -> None:
     model = two_layer(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"give Mixer\(..., probes=Probes\("):

@@ -53,7 +53,7 @@ def descend(theta: list[Tensor], loss: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("rows", "weights"), [((4, 4, 4), None), ((2, 6, 4), [2, 6, 4])])
-def test_every_step_is_the_published_one(rows: tuple[int, ...], weights: list[float] | None) -> None:
+def test_every_step_matches_published_rule(rows: tuple[int, ...], weights: list[float] | None) -> None:
     run = Run(RowAlignment(), rows=rows, weights=weights)
     theta = copies(run.model)
     zeros = 0
@@ -76,7 +76,7 @@ def test_every_step_is_the_published_one(rows: tuple[int, ...], weights: list[fl
     assert 0 < zeros < 8 * sum(rows)  # some rows were left out, not all
 
 
-def test_over_a_longer_round_the_validation_gradient_is_that_of_its_beginning() -> None:
+def test_round_uses_validation_gradient_of_its_start() -> None:
     run = Run(RowAlignment(), horizon=3, weights=[1, 2, 3])
     theta = copies(run.model)
     measure = np.repeat([1 / 6, 2 / 6, 3 / 6], 4) / 4
@@ -102,7 +102,7 @@ def test_over_a_longer_round_the_validation_gradient_is_that_of_its_beginning() 
             np.testing.assert_allclose([measured[f"share.{n}"] for n in NAMES], shares, atol=1e-10)
 
 
-def test_where_no_row_helps_the_step_does_nothing() -> None:
+def test_step_is_zero_if_no_row_helps() -> None:
     run = Run(RowAlignment())
     run.step()
     (x, y), labels = run.batch(1)
@@ -120,7 +120,7 @@ def test_where_no_row_helps_the_step_does_nothing() -> None:
 # ----------------------------------------------------------------------------------------- domains
 
 
-def test_domains_get_the_mean_of_their_rows_whatever_their_number() -> None:
+def test_domain_weight_is_mean_over_rows() -> None:
     run = Run(RowAlignment("domains"), SoftmaxWeights(), horizon=2, rows=(2, 6, 4), weights=[2, 1, 1])
     theta = copies(run.model)
     first, weights = np.array([0.5, 0.25, 0.25]), np.array([0.5, 0.25, 0.25])
@@ -164,7 +164,7 @@ def test_permuted_and_duplicate_domains() -> None:
     assert doubled["clean"] == pytest.approx(plain["clean"], rel=1e-9)
 
 
-def test_an_absent_domain_keeps_its_last_mean_and_zeros_keep_the_weights() -> None:
+def test_absent_domain_keeps_mean_and_zeros_keep_weights() -> None:
     run = Run(RowAlignment("domains"), SoftmaxWeights(), probabilities=dict.fromkeys(NAMES, 0.5))
     run.step()
     means = run.signal.state()[1]["means"].numpy().copy()
@@ -187,7 +187,7 @@ def test_an_absent_domain_keeps_its_last_mean_and_zeros_keep_the_weights() -> No
 
 @pytest.mark.parametrize("level", ["rows", "domains"])
 @pytest.mark.parametrize("stop", [1, 4, 6])
-def test_a_resumed_run_goes_on_bit_for_bit(level: Any, stop: int) -> None:
+def test_resume_is_bit_for_bit(level: Any, stop: int) -> None:
     def fresh() -> Run:
         return Run(RowAlignment(level), SoftmaxWeights() if level == "domains" else 1.0, horizon=3)
 
@@ -200,7 +200,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(level: Any, stop: int) -> None:
     assert second.mixer.rounds == whole.mixer.rounds
 
 
-def test_a_batch_in_parts_is_normalized_in_each() -> None:
+def test_each_micro_batch_is_normalized() -> None:
     run = Run(RowAlignment(), rows=(4, 4, 4))
     theta = copies(run.model)
     batch, labels = run.batch(0)
@@ -218,7 +218,7 @@ def test_a_batch_in_parts_is_normalized_in_each() -> None:
     np.testing.assert_allclose(run.vector, flat(descend(theta, loss)), atol=1e-12)
 
 
-def test_the_warm_up_weighs_no_row() -> None:
+def test_warmup_does_not_weight_rows() -> None:
     run = Run(RowAlignment(), warmup=2)
     theta = copies(run.model)
     for k in range(2):
@@ -236,7 +236,7 @@ def test_the_warm_up_weighs_no_row() -> None:
     np.testing.assert_allclose(run.vector, flat(theta), atol=1e-10)
 
 
-def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
+def test_nonfinite_step_leaves_no_state() -> None:
     run = Run(RowAlignment("domains"), SoftmaxWeights(), horizon=2, on_nonfinite="skip")
     (x, y), labels = run.batch(0)
     y[0] = math.inf
@@ -247,7 +247,7 @@ def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
     assert run.mixer.skipped
 
 
-def test_what_it_computes_is_what_the_method_says() -> None:
+def test_compute_matches_planned_cost() -> None:
     run = Run(RowAlignment(), rows=(2, 2, 2), probe_rows=3).go(5)  # a step and a validation batch have 6 rows
     method = methods.find("learning-to-reweight")
     extra = method.extra(task("rows"))
@@ -262,7 +262,7 @@ def task(level: str) -> MethodContext:
     )
 
 
-def test_the_recipe() -> None:
+def test_recipe() -> None:
     method = methods.find("learning-to-reweight")
     rows, domains = method.recipe(task("rows")), method.recipe(task("domains"))
     assert repr(rows.signal) == "RowAlignment(level='rows')"
@@ -273,7 +273,7 @@ def test_the_recipe() -> None:
     assert method.horizon(500) == 1
 
 
-def test_it_says_what_it_lacks() -> None:
+def test_missing_requirements_raise() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     given = {name: (lambda: None) for name in NAMES}
@@ -397,7 +397,7 @@ def one_by_one(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", MODELS)
-def test_derivatives_of_all_rows_are_those_one_by_one(kind: str, dtype: torch.dtype) -> None:
+def test_row_derivatives_match_single_rows(kind: str, dtype: torch.dtype) -> None:
     model, data, parameters, probes, direction = made(kind, dtype)
     kept = [b.clone() for b in model.buffers()]
     state = torch.get_rng_state()
@@ -418,7 +418,7 @@ def test_derivatives_of_all_rows_are_those_one_by_one(kind: str, dtype: torch.dt
         assert not found[1].requires_grad
 
 
-def test_what_derivatives_cost_is_counted() -> None:
+def test_cost_of_derivatives_is_counted() -> None:
     for kind, cost in [("frozen", 1.0), ("no forward mode", 2.0)]:
         _, data, parameters, probes, direction = made(kind, torch.float64)
         derivatives = ProbeDerivatives(probes, parameters)
@@ -428,7 +428,7 @@ def test_what_derivatives_cost_is_counted() -> None:
         assert probes.spent - before == cost * rows_of(data)
 
 
-def test_evaluation_mode_is_put_back_module_by_module() -> None:
+def test_training_mode_of_each_module_is_restored() -> None:
     model, data, parameters, probes, _ = made("batch norm", torch.float64)
     model[1].eval()  # type: ignore[index]
     derivatives = ProbeDerivatives(probes, parameters)
@@ -442,7 +442,7 @@ def test_evaluation_mode_is_put_back_module_by_module() -> None:
         torch.testing.assert_close(own, expected)
 
 
-def test_a_model_with_batch_norm_and_dropout_trains_as_if_it_were_not_looked_at() -> None:
+def test_probing_does_not_change_batch_norm_or_dropout() -> None:
     """Its buffers and its random stream; the rows' weights are those of dropout masks of their own."""
 
     def stepped(signal: Any) -> tuple[nn.Module, Tensor]:
@@ -472,7 +472,7 @@ def test_a_model_with_batch_norm_and_dropout_trains_as_if_it_were_not_looked_at(
     assert not torch.equal(looked[0].weight, plain[0].weight)  # type: ignore[index]
 
 
-def test_a_validation_gradient_that_is_not_finite_is_refused() -> None:
+def test_nonfinite_validation_gradient_raises() -> None:
     _, (x, y), parameters, probes, _ = made("frozen", torch.float64)
     x[0] = math.nan
     with pytest.raises(FloatingPointError, match="validation gradient of parameter .* not finite"):

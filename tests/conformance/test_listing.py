@@ -24,7 +24,7 @@ def test_every_method_has_a_page_and_a_line(name: str) -> None:
     assert not missing, f"the page of {name} does not tell these settings: {missing}"
 
 
-def test_the_list_names_every_method_with_its_needs_and_paper(tmp_path: Path) -> None:
+def test_list_shows_requirements_and_paper_of_each_method(tmp_path: Path) -> None:
     listed, _ = commands.mixwell("methods", cwd=tmp_path)
     for method in methods.every().values():
         assert method.line in listed
@@ -32,13 +32,13 @@ def test_the_list_names_every_method_with_its_needs_and_paper(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", methods.every())
-def test_all_about_a_method(name: str, tmp_path: Path) -> None:
+def test_details_of_one_method(name: str, tmp_path: Path) -> None:
     told, _ = commands.mixwell("methods", name, cwd=tmp_path)
     for key, field in methods.find(name).options.model_fields.items():
         assert f"  {key} = " in told
         assert field.description, f"{name}: {key} is not described"
 
 
-def test_an_unknown_method(tmp_path: Path) -> None:
+def test_unknown_method_fails_with_suggestion(tmp_path: Path) -> None:
     _, said = commands.mixwell("methods", "dogee", cwd=tmp_path, status=2)
     assert said == "mixwell: there is no method 'dogee'; did you mean doge?\n"

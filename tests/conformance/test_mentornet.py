@@ -96,7 +96,7 @@ def test_rows_are_weighted_by_their_losses(curriculum: Any, rule: Any, normalize
     assert run.probes.spent == 0
 
 
-def test_numbers_by_hand() -> None:
+def test_matches_hand_computation() -> None:
     """Losses 1, 2, 3, 4: three of four rows are the 75th percentile, 3; then 2, 4, 6, 8."""
     model = torch.nn.Linear(1, 1, bias=False).double()
     torch.nn.init.constant_(model.weight, 1.0)
@@ -124,7 +124,7 @@ def test_numbers_by_hand() -> None:
     assert record.measured == {"share.a": 1.0, "share.b": 0.0, "rows_used": 0.5}
 
 
-def test_the_percentile_counts_rows_by_their_measure() -> None:
+def test_percentile_is_weighted_by_rows() -> None:
     losses = np.array([4.0, 1.0, 3.0, 2.0])
     assert _percentile(losses, np.full(4, 0.25), 0.75) == 3
     assert _percentile(losses, np.full(4, 0.25), 0.0) == 1
@@ -139,7 +139,7 @@ def test_the_percentile_counts_rows_by_their_measure() -> None:
             assert _percentile(losses, np.full(10, 0.1), share) == expected
 
 
-def test_losses_of_zero_and_non_finite_ones() -> None:
+def test_zero_and_nonfinite_losses() -> None:
     signal = GivenRowCurriculum(curriculum="linear", steps=1, burn_in=0.0)
     zeros = torch.tensor([0.0, 1.0], dtype=torch.float64)
     assert signal._curriculum(zeros, 0.0, None).tolist() == [1.0, 0.0]  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_losses_of_zero_and_non_finite_ones() -> None:
     assert found.isnan().tolist() == [True, False]
 
 
-def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
+def test_nonfinite_step_leaves_no_state() -> None:
     def run() -> Run:
         signal = GivenRowCurriculum(curriculum="linear", steps=6, burn_in=0.0)
         return Run(signal, horizon=3, on_nonfinite="skip")
@@ -164,7 +164,7 @@ def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
     np.testing.assert_array_equal(broken.vector, plain.vector)
 
 
-def test_given_curricula_of_domains() -> None:
+def test_given_curricula_per_domain() -> None:
     signal = GivenRowCurriculum(
         "domains", curriculum="linear", steps=6, percentile=0.9, decay=0.5, burn_in=0.0
     )
@@ -295,7 +295,7 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("level", ["rows", "domains"])
 @pytest.mark.parametrize("stop", [1, 4, 6])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_goes_on_bit_for_bit(kind: str, level: Any, stop: int) -> None:
+def test_resume_is_bit_for_bit(kind: str, level: Any, stop: int) -> None:
     def fresh() -> Run:
         return Run(KINDS[kind](level), SoftmaxWeights() if level == "domains" else 1.0, horizon=3)
 
@@ -312,7 +312,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(kind: str, level: Any, stop: int) -> 
         assert torch.equal(second.signal.state()[1][name], tensor), name
 
 
-def test_a_state_taken_within_a_step_forgets_the_step() -> None:
+def test_state_within_step_drops_that_step() -> None:
     run, other = (Run(KINDS["given"]("rows"), horizon=3) for _ in range(2))
     run.go(4)
     other.go(4)
@@ -332,7 +332,7 @@ def test_a_state_taken_within_a_step_forgets_the_step() -> None:
         assert torch.equal(tensor, wanted[name]), name
 
 
-def test_what_it_computes_is_what_the_method_says() -> None:
+def test_compute_matches_planned_cost() -> None:
     run = Run(LearnedRowCurriculum(steps=4), horizon=2, rows=(2, 2, 2), probe_rows=2).go(4)
     extra = methods.find("mentornet-dd").extra(task("mentornet-dd"))
     assert run.probes.spent == pytest.approx(6 * (extra.before + 4 * extra.per_step + 2 * extra.per_round))
@@ -354,7 +354,7 @@ def task(name: str, **settings: Any) -> MethodContext:
     )
 
 
-def test_the_recipes() -> None:
+def test_recipes() -> None:
     given = methods.find("mentornet")
     made = given.recipe(task("mentornet", curriculum="linear"))
     assert repr(made.signal) == (
@@ -375,7 +375,7 @@ def test_the_recipes() -> None:
     assert made.signal.requirements.validation
 
 
-def test_it_says_what_is_wrong() -> None:
+def test_invalid_arguments_raise() -> None:
     for settings, named in [
         ({"steps": 0}, "steps must be"),
         ({"steps": 5, "percentile": 1.5}, "got 1.5"),

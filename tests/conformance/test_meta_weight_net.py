@@ -80,7 +80,7 @@ class Literal:
 
 @pytest.mark.parametrize("horizon", [1, 3])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_rows_are_weighted_by_the_published_network(normalize: bool, horizon: int) -> None:
+def test_row_weights_match_published_network(normalize: bool, horizon: int) -> None:
     run = Run(LossNetwork(normalize=normalize, seed=7), horizon=horizon)
     literal = Literal(run, normalize=normalize)
     first = [part.detach().clone() for part in literal.net]
@@ -99,7 +99,7 @@ def test_rows_are_weighted_by_the_published_network(normalize: bool, horizon: in
         assert float((own.detach() - before).abs().max()) > 1e-3
 
 
-def test_weights_of_domains_and_rows_in_unequal_number() -> None:
+def test_domain_weights_with_unequal_row_counts() -> None:
     run = Run(LossNetwork(normalize=True), rows=(2, 5, 3), weights=[3, 1, 2])
     literal = Literal(run, normalize=True, weights=[3, 1, 2])
     for k in range(5):
@@ -109,7 +109,7 @@ def test_weights_of_domains_and_rows_in_unequal_number() -> None:
         literal.expect_equal()
 
 
-def test_learning_rates_of_the_optimizers_groups_are_those_of_the_virtual_step() -> None:
+def test_virtual_step_uses_parameter_group_learning_rates() -> None:
     """A meta gradient by finite differences of the real thing: step, then validation loss."""
     run = Run(LossNetwork(learning_rate=1.0, weight_decay=0.0, hidden=3))
     parameters = list(run.model.parameters())
@@ -147,7 +147,7 @@ def test_learning_rates_of_the_optimizers_groups_are_those_of_the_virtual_step()
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_domains_get_the_mean_of_their_rows_whatever_their_number(normalize: bool) -> None:
+def test_domain_weight_is_mean_over_rows(normalize: bool) -> None:
     signal = LossNetwork("domains", normalize=normalize)
     run = Run(signal, SoftmaxWeights(), horizon=2, rows=(2, 6, 4), weights=[2, 1, 1])
     literal = Literal(run, normalize=normalize, weights=[2, 1, 1])
@@ -192,7 +192,7 @@ def test_permuted_and_duplicate_domains() -> None:
 
 @pytest.mark.parametrize("level", ["rows", "domains"])
 @pytest.mark.parametrize("stop", [1, 4, 6])
-def test_a_resumed_run_goes_on_bit_for_bit(level: Any, stop: int) -> None:
+def test_resume_is_bit_for_bit(level: Any, stop: int) -> None:
     def fresh() -> Run:
         return Run(LossNetwork(level), SoftmaxWeights() if level == "domains" else 1.0, horizon=3)
 
@@ -207,7 +207,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(level: Any, stop: int) -> None:
         assert torch.equal(second.signal.state()[1][name], tensor), name
 
 
-def test_what_it_computes_is_what_the_method_says() -> None:
+def test_compute_matches_planned_cost() -> None:
     run = Run(LossNetwork(), rows=(2, 2, 2), probe_rows=2, budget=4)
     run.aside.rows = 6  # a step, the probes of all domains and a validation batch have 6 rows each
     run.go(4)
@@ -223,7 +223,7 @@ def task(**settings: Any) -> MethodContext:
     )
 
 
-def test_the_recipe() -> None:
+def test_recipe() -> None:
     method = methods.find("meta-weight-net")
     made = method.recipe(task())
     assert repr(made.signal) == (
@@ -236,7 +236,7 @@ def test_the_recipe() -> None:
     assert "'domains', normalize=True, hidden=5" in repr(domains.signal)
 
 
-def test_the_seed_makes_the_network_and_nothing_else_does() -> None:
+def test_network_depends_only_on_seed() -> None:
     def start(seed: int) -> Tensor:
         torch.manual_seed(seed + 11)
         before = torch.get_rng_state()
@@ -253,7 +253,7 @@ def test_the_seed_makes_the_network_and_nothing_else_does() -> None:
     assert 0.8 < float(bounds.max()) <= 1
 
 
-def test_it_says_what_it_lacks() -> None:
+def test_missing_requirements_raise() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     given = {name: (lambda: None) for name in NAMES}

@@ -38,7 +38,7 @@ def drawn(count: int, domains: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("law", "parts"), [(ONE, 1), (ONE, 2), (TWO, 2), (TWO, 3), (FOUR_DOMAINS, 2)])
-def test_a_planted_law_is_found_again(law: Planted, parts: int) -> None:
+def test_fit_recovers_planted_law(law: Planted, parts: int) -> None:
     m = len(law[2][0])
     tried, new = drawn(32, m, 0), drawn(500, m, 1)
     found = laws.fit(tried, planted(*law, tried), parts=parts, starts=8)
@@ -46,7 +46,7 @@ def test_a_planted_law_is_found_again(law: Planted, parts: int) -> None:
     np.testing.assert_allclose(found.predict(np.eye(m)), planted(*law, np.eye(m)), atol=2e-2)  # the corners
 
 
-def test_the_parameters_of_one_term_are_found_but_for_the_gauge() -> None:
+def test_one_term_parameters_are_recovered_up_to_gauge() -> None:
     tried = drawn(32, 3, 0)
     found = laws.fit(tried, planted(*ONE, tried))
     c, (k,), (t,) = ONE
@@ -56,7 +56,7 @@ def test_the_parameters_of_one_term_are_found_but_for_the_gauge() -> None:
     assert np.exp(found.levels[0]) == pytest.approx(k * np.exp(np.mean(t)), abs=5e-3)
 
 
-def test_an_outlier_does_not_matter() -> None:
+def test_fit_is_robust_to_outlier() -> None:
     tried, new = drawn(40, 3, 0), drawn(500, 3, 1)
     losses = planted(*ONE, tried)
     losses[7] += 3.0
@@ -66,14 +66,14 @@ def test_an_outlier_does_not_matter() -> None:
     assert np.abs(squares.predict(new) - planted(*ONE, new)).max() > 0.1
 
 
-def test_the_unit_of_the_losses_does_not_matter() -> None:
+def test_fit_is_independent_of_loss_unit() -> None:
     tried, new = drawn(32, 3, 0), drawn(50, 3, 1)
     losses = planted(*ONE, tried) + np.random.default_rng(2).normal(scale=0.01, size=32)
     first, second = laws.fit(tried, losses), laws.fit(tried, 1000 * losses - 7)
     np.testing.assert_allclose(second.predict(new), 1000 * first.predict(new) - 7, rtol=1e-4)
 
 
-def test_a_penalty_holds_the_terms_together() -> None:
+def test_penalty_pulls_terms_together() -> None:
     tried, new = drawn(32, 3, 0), drawn(50, 3, 1)
     losses = planted(*TWO, tried)
     one = laws.fit(tried, losses).predict(new)
@@ -84,7 +84,7 @@ def test_a_penalty_holds_the_terms_together() -> None:
     assert laws.usual_penalty(parts=3, domains=5, proxies=32) == pytest.approx(0.005 * (16 / 32) ** 2)
 
 
-def test_the_penalty_keeps_several_terms_from_nonsense() -> None:
+def test_penalty_prevents_overfit_of_several_terms() -> None:
     """32 noisy proxies, three terms where there are two: in some of eight draws a free fit is worse than none."""
     errors: dict[str, list[float]] = {"held": [], "free": []}
     penalties = {"held": laws.usual_penalty(parts=3, domains=4, proxies=32), "free": 0.0}
@@ -105,7 +105,7 @@ def test_equal_losses_give_a_flat_law() -> None:
     np.testing.assert_allclose(laws.fit(tried, np.full(8, 2.5), parts=2).predict(tried), 2.5, atol=1e-6)
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_invalid_arguments_raise() -> None:
     tried = drawn(8, 3, 0)
     with pytest.raises(ValueError, match="must be finite; leave out proxies that diverged"):
         laws.fit(tried, np.append(np.ones(7), np.inf))
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_told() -> None:
 
 
 @pytest.mark.parametrize("most", [None, [0.5, 0.3, 0.9]])
-def test_the_minimum_is_that_of_a_fine_grid(most: list[float] | None) -> None:
+def test_minimum_matches_fine_grid(most: list[float] | None) -> None:
     law = MixingLaw(TWO[0], np.log(TWO[1]), np.array(TWO[2]))
     found = laws.minimizer(law, None if most is None else np.array(most))
     a, b = np.meshgrid(*[np.linspace(0, 1, 1001)] * 2)
@@ -136,9 +136,7 @@ def test_the_minimum_is_that_of_a_fine_grid(most: list[float] | None) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8), st.integers(1, 4), st.floats(0.05, 5), st.booleans())
-def test_no_mixture_is_better_than_the_minimum(
-    seed: int, domains: int, parts: int, steep: float, bounded: bool
-) -> None:
+def test_minimum_is_optimal(seed: int, domains: int, parts: int, steep: float, bounded: bool) -> None:
     rng = np.random.default_rng(seed)
     law = MixingLaw(1.0, rng.normal(size=parts), steep * rng.normal(size=(parts, domains)))
     shares = rng.dirichlet(np.ones(domains))
@@ -153,7 +151,7 @@ def test_no_mixture_is_better_than_the_minimum(
     assert least <= (law.predict(others) - law.constant).min() * (1 + 1e-3)
 
 
-def test_one_term_ends_in_a_corner() -> None:
+def test_minimum_of_one_term_is_a_corner() -> None:
     law = MixingLaw(2.0, np.zeros(1), np.array([[0.2, -1.0, 0.8]]))
     np.testing.assert_array_equal(laws.minimizer(law), [0, 1, 0])
     np.testing.assert_allclose(laws.minimizer(law, np.array([0.5, 0.6, 1.0])), [0.4, 0.6, 0.0])
@@ -190,7 +188,7 @@ def search(one: MethodContext, law: Planted) -> np.ndarray:
     return found
 
 
-def test_a_search_ends_at_the_minimum_of_a_planted_law() -> None:
+def test_search_finds_minimum_of_planted_law() -> None:
     found = search(task(parts=2, penalty=0.0), FOUR_DOMAINS)
     everywhere = planted(*FOUR_DOMAINS, drawn(200_000, 4, 9))
     assert planted(*FOUR_DOMAINS, found[None])[0] < everywhere.min() + 1e-3
@@ -200,20 +198,20 @@ def test_a_search_ends_at_the_minimum_of_a_planted_law() -> None:
     assert gained > 0.9 * (even - everywhere.min())
 
 
-def test_a_search_repeats_no_domain_too_often() -> None:
+def test_search_respects_repetition_limit() -> None:
     rows = (10, 330, 330, 330)  # the first domain is the best, and small
     found = search(task(rows=rows, repeats=8.0), FOUR_DOMAINS)
     assert found[0] == pytest.approx(8 * 0.01, rel=1e-3)
 
 
-def test_mixtures_of_equal_domains_are_spread_evenly() -> None:
+def test_mixtures_of_equal_domains_are_uniform_on_simplex() -> None:
     """Uniform on the simplex: each weight is below 1/2 in all but ``(1/2)^(m-1)`` of the mixtures."""
     found = mixtures.candidates(np.ones(3), 3000, np.random.default_rng(0), strengths=(3.0,))
     below = (found < 0.5).mean(axis=0)
     np.testing.assert_allclose(below, 0.75, atol=4 * np.sqrt(0.75 * 0.25 / 3000))
 
 
-def test_what_it_needs_and_costs() -> None:
+def test_requirements_and_cost() -> None:
     method = methods.find("mixing-laws")
     assert method.kind == "offline"
     assert method.needs.packages == ("scipy",)

@@ -37,7 +37,7 @@ def published(losses, decay: float = 0.9, horizon: int = 1):
     return np.array(path)
 
 
-def test_a_step_by_hand() -> None:
+def test_one_step_matches_hand_computation() -> None:
     # K = 2: at t = 1 e is 1/2, so the weights are even. At t = 8 it is sqrt(log 2 / 16) = .2081.
     losses = np.tile([math.log(3), 0.0], (8, 1))
     played = play(Script(losses), LossRewards(), SoftmaxWeights())
@@ -50,14 +50,14 @@ def test_a_step_by_hand() -> None:
 
 @pytest.mark.parametrize("horizon", [1, 4, 7])
 @pytest.mark.parametrize("decay", [0.9, 0.5, 0.0])
-def test_the_golden_trajectory(horizon: int, decay: float) -> None:
+def test_golden_trajectory(horizon: int, decay: float) -> None:
     script = Script.random(2, steps=30)
     script.losses[4, 1] = script.losses[10, 0] = script.losses[11, 0] = np.nan
     played = play(script, LossRewards(decay), SoftmaxWeights(), horizon=horizon)
     np.testing.assert_allclose(played.weights, published(script.losses, decay, horizon), rtol=1e-12)
 
 
-def test_a_domain_that_was_never_seen_has_the_weight_of_exploration() -> None:
+def test_unseen_domain_has_exploration_weight() -> None:
     losses = np.random.default_rng(0).uniform(1, 2, (20, 3))
     losses[:12, 2] = np.nan
     played = play(Script(losses), LossRewards(), SoftmaxWeights())
@@ -66,7 +66,7 @@ def test_a_domain_that_was_never_seen_has_the_weight_of_exploration() -> None:
     assert played.mixer.rounds[11].measured["exploration"] == pytest.approx(math.sqrt(math.log(3) / 36))
 
 
-def test_losses_whose_exponential_overflows() -> None:
+def test_overflowing_exponential_of_loss() -> None:
     losses = np.full((40, 2), 5000.0)
     losses[:, 1] -= math.log(3)
     with pytest.raises(OverflowError):
@@ -115,14 +115,14 @@ def means(steps):
 
 
 @pytest.mark.parametrize("parts", [(slice(0, 6),), (slice(0, 1), slice(1, 4), slice(4, 6))])
-def test_the_reward_is_of_the_mean_over_a_domains_rows(parts) -> None:
+def test_reward_uses_mean_loss_of_domain(parts) -> None:
     steps = row_steps()
     model, mixer = mixer_of()
     feed(model, mixer, steps, parts)
     np.testing.assert_allclose(mixer.weights.history[1:], published(means(steps), horizon=4)[1:], rtol=1e-12)
 
 
-def test_steps_of_the_warm_up_are_not_counted() -> None:
+def test_warmup_steps_are_not_counted() -> None:
     steps = row_steps()
     model, mixer = mixer_of(horizon=1, warmup=3)
     feed(model, mixer, steps)
@@ -131,7 +131,7 @@ def test_steps_of_the_warm_up_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("stop", [0, 2, 4, 7, 9])
-def test_a_run_that_is_stopped_goes_on_bit_for_bit(stop: int, tmp_path: Path) -> None:
+def test_resume_is_bit_for_bit(stop: int, tmp_path: Path) -> None:
     steps = row_steps()
     model, whole = mixer_of()
     feed(model, whole, steps)
@@ -163,7 +163,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_two_processes_have_the_same_weights(tmp_path: Path) -> None:
+def test_two_ranks_have_same_weights(tmp_path: Path) -> None:
     here = Path(__file__).parent
     path = f"import sys; sys.path[:0] = {[str(here), str(here.parent)]!r}\n"
     running = [
@@ -184,12 +184,12 @@ def test_two_processes_have_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, math.nan])
-def test_what_is_wrong_is_said(decay: float) -> None:
+def test_invalid_arguments_raise(decay: float) -> None:
     with pytest.raises(ValueError, match=r"the decay of the rewards must be in \[0, 1\), got"):
         LossRewards(decay)
 
 
-def test_the_method() -> None:
+def test_method_matches_rule() -> None:
     method = methods.find("odm")
     assert method.horizon is not None
     assert method.horizon(1000) == 1

@@ -69,7 +69,7 @@ def published(script: Any, zeta1: float, zeta2: float, *, horizon: int = 1, unbi
 
 @pytest.mark.parametrize("unbiased", [False, True])
 @pytest.mark.parametrize("horizon", [1, 4])
-def test_the_golden_trajectory(horizon: int, unbiased: bool) -> None:
+def test_golden_trajectory(horizon: int, unbiased: bool) -> None:
     script = halves(0)
     signal = GradientMoments(0.2, 0.5, batch_rows=BATCH, unbiased=unbiased)
     assert not signal.requirements.validation
@@ -80,7 +80,7 @@ def test_the_golden_trajectory(horizon: int, unbiased: bool) -> None:
     assert np.ptp(expected, axis=0).min() > 0.05
 
 
-def test_one_step_by_hand() -> None:
+def test_one_step_matches_hand_computation() -> None:
     # Domain 0: parts (2, 0) and (4, 0) of one row: g = (3, 0), s2 = 4 / 2 = 2, G = 9 - 2 / 2 = 8.
     # Domain 1: parts (0, 1) and (0, 1): s2 = 0, G = 1. With zeta = (.25, .5), b = 1 the gains are 2 - .5 and .25.
     parts = np.array([[[[2.0, 0.0], [4.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]]])
@@ -93,7 +93,7 @@ def test_one_step_by_hand() -> None:
 
 @pytest.mark.parametrize("tau", [1.0, 3.0])
 @pytest.mark.parametrize("horizon", [1, 4])
-def test_the_balanced_variant(horizon: int, tau: float) -> None:
+def test_balanced_variant(horizon: int, tau: float) -> None:
     script = halves(1)
     signal = GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=tau)
     assert signal.requirements.losses
@@ -108,7 +108,7 @@ def test_the_balanced_variant(horizon: int, tau: float) -> None:
         np.testing.assert_allclose(played.parameters[t + 1], theta, rtol=1e-9, atol=1e-12)
 
 
-def test_a_domain_that_is_not_seen_counts_as_the_mean_of_the_others() -> None:
+def test_unseen_domain_gets_mean_of_others() -> None:
     script = halves(2, steps=2)
     script.losses[:, 1] = np.nan
     played = play(script, GradientMoments(0.2, 0.5, batch_rows=BATCH), MirrorDescent(1.0), horizon=2)
@@ -120,7 +120,7 @@ def test_a_domain_that_is_not_seen_counts_as_the_mean_of_the_others() -> None:
     np.testing.assert_allclose(list(played.mixer.rounds[0].scores.values()), expected, rtol=1e-9)
 
 
-def test_a_mean_is_over_the_steps_in_which_a_domain_is() -> None:
+def test_mean_is_over_steps_that_contain_domain() -> None:
     script = halves(3, steps=3)
     script.losses[1, 1] = np.nan
     played = play(script, GradientMoments(0.2, 0.5, batch_rows=BATCH), MirrorDescent(1.0), horizon=3)
@@ -166,7 +166,7 @@ def test_single_rows_give_the_sample_variance() -> None:
     assert biased == pytest.approx((rows.mean(axis=0) ** 2).sum(), rel=1e-12)
 
 
-def test_parts_of_different_sizes_have_no_bias() -> None:
+def test_unequal_parts_are_unbiased() -> None:
     random = np.random.default_rng(1)
     mean, spread = np.array([1.0, -0.5, 0.2]), np.array([0.5, 1.0, 2.0])
     batches: list[Any] = []
@@ -187,7 +187,7 @@ def test_small_noise_is_not_lost_in_rounding() -> None:
     assert size == pytest.approx(1e12)
 
 
-def test_a_parameter_without_gradient_in_one_part_has_a_zero_there() -> None:
+def test_missing_gradient_counts_as_zero() -> None:
     class Two(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -267,7 +267,7 @@ curves = st.one_of(st.just(0.0), st.floats(1e-9, 1e3))
         lambda m: st.tuples(arrays(float, m, elements=numbers), arrays(float, m, elements=curves))
     )
 )
-def test_the_minimum_fulfils_its_conditions(problem) -> None:
+def test_minimum_satisfies_optimality_conditions(problem) -> None:
     linear, quadratic = problem
     weights = least_on_simplex(linear, quadratic)
     assert (weights >= 0).all()
@@ -279,7 +279,7 @@ def test_the_minimum_fulfils_its_conditions(problem) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_minimum_is_that_of_a_solver(seed: int) -> None:
+def test_minimum_matches_solver(seed: int) -> None:
     random = np.random.default_rng(seed)
     linear, quadratic = random.normal(size=5), random.uniform(0.1, 3, size=5)
     solved = minimize(
@@ -294,7 +294,7 @@ def test_the_minimum_is_that_of_a_solver(seed: int) -> None:
     np.testing.assert_allclose(least_on_simplex(linear, quadratic), solved.x, atol=1e-6)
 
 
-def test_the_minimum_of_very_different_numbers() -> None:
+def test_minimum_with_extreme_coefficients() -> None:
     # Two domains that cost next to nothing share the weight by their own curvatures, whatever a third costs.
     found = least_on_simplex(np.array([0.0, 0.0, 1e6]), np.array([1e-9, 3e-9, 1.0]))
     np.testing.assert_allclose(found, [0.75, 0.25, 0.0])
@@ -311,7 +311,7 @@ def test_the_minimum_of_very_different_numbers() -> None:
             least_on_simplex(np.zeros(2), np.array([1.0, bad]))
 
 
-def test_negative_estimates_of_a_size_are_no_curvature() -> None:
+def test_negative_norm_estimates_add_no_curvature() -> None:
     # s2 = 2, |g|^2 = 0, so G = -1 without bias: lam = .1 + small, kap = 0, beside G = 1 of the other.
     parts = np.array([[[[1.0, 0.0], [-1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]]])
     signal = GradientMoments(0.0, 0.0, batch_rows=4, bound=DescentBound(1.0))
@@ -343,7 +343,7 @@ def drive(model: Point, mixer: mixwell.Mixer, script: Any, steps: range) -> None
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("tau", [None, 3.0])
-def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(tau: float | None, stop: int) -> None:
+def test_resume_in_mid_round_is_bit_for_bit(tau: float | None, stop: int) -> None:
     script = halves(4)
     whole = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=tau))
     drive(*whole, script, range(9))
@@ -364,7 +364,7 @@ def test_memory_is_one_gradient_per_domain() -> None:
     assert mixer.signal.nbytes == 3 * 4 * 8
 
 
-def test_what_is_not_told_is_asked_for() -> None:
+def test_missing_losses_rows_or_parts_raise() -> None:
     model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, tau=1.0), horizon=1)
     with pytest.raises(ValueError, match="requires the losses"):
         with mixer.domain("d0", rows=2):
@@ -382,7 +382,7 @@ def test_what_is_not_told_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("bound", [None, DescentBound(1.0)])
-def test_single_rows_alone_say_nothing(bound: DescentBound | None) -> None:
+def test_single_rows_keep_weights(bound: DescentBound | None) -> None:
     signal = GradientMoments(0.2, 0.5, batch_rows=3, bound=bound)
     model, mixer = build(signal, horizon=1, weights=[0.5, 0.3, 0.2])
     for name in names(3):
@@ -393,7 +393,7 @@ def test_single_rows_alone_say_nothing(bound: DescentBound | None) -> None:
 
 
 @pytest.mark.parametrize("bound", [None, DescentBound(1.0)])
-def test_a_size_that_overflows_moves_no_weight(bound: DescentBound | None) -> None:
+def test_overflowing_norm_keeps_weights(bound: DescentBound | None) -> None:
     script = halves(6)
     script.parts[1, 1] = 1e200
     model, mixer = build(GradientMoments(0.2, 0.5, batch_rows=BATCH, bound=bound), on_nonfinite="skip")
@@ -405,13 +405,13 @@ def test_a_size_that_overflows_moves_no_weight(bound: DescentBound | None) -> No
 
 
 @pytest.mark.parametrize("settings", [{"zeta1": -1.0}, {"zeta2": np.nan}, {"batch_rows": 0}, {"tau": 0.0}])
-def test_settings_that_make_no_sense_are_refused(settings) -> None:
+def test_invalid_settings_raise(settings) -> None:
     (name,) = settings
     with pytest.raises(ValueError, match=name):
         GradientMoments(**{"zeta1": 0.1, "zeta2": 0.1, "batch_rows": 4, **settings})
 
 
-def test_a_bound_without_curvature_is_refused() -> None:
+def test_bound_without_curvature_raises() -> None:
     with pytest.raises(ValueError, match="smoothness of a descent bound"):
         DescentBound(0.0)
 
@@ -431,7 +431,7 @@ def task(name: str, **options) -> MethodContext:
 
 
 @pytest.mark.parametrize(("name", "tau"), [("pike", None), ("pike-balanced", 3.0)])
-def test_the_recipes_are_the_rule(name: str, tau: float | None) -> None:
+def test_recipes_match_rule(name: str, tau: float | None) -> None:
     script = halves(7)
     method: Any = methods.find(name)
     balanced = {} if tau is None else {"tau": tau}
@@ -444,7 +444,7 @@ def test_the_recipes_are_the_rule(name: str, tau: float | None) -> None:
     assert (method.horizon(9), method.horizon(1000), method.horizon(1001)) == (1, 10, 11)
 
 
-def test_the_conceptual_form_sets_the_weights() -> None:
+def test_conceptual_form_sets_weights() -> None:
     recipe = methods.find("pike").recipe(
         task("pike", form="conceptual", smoothness=2.0, beta=0.5, gamma=3.0, eta=0.2, unbiased=False)
     )

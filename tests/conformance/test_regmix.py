@@ -32,7 +32,7 @@ MODELS: tuple[Model, ...] = ("linear", "log-linear", "lightgbm")
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.02, 1.0), min_size=2, max_size=9), st.integers(0, 2**63 - 1))
-def test_mixtures_are_different_and_repeat_nothing_too_often(sizes: list[float], seed: int) -> None:
+def test_mixtures_are_distinct_and_limit_repetition(sizes: list[float], seed: int) -> None:
     shares = np.array(sizes) / sum(sizes)
     found = mixtures.candidates(np.array(sizes), 16, np.random.default_rng(seed))
     assert found.shape == (16, len(sizes))
@@ -46,7 +46,7 @@ def test_mixtures_are_different_and_repeat_nothing_too_often(sizes: list[float],
     assert np.array_equal(found, again)
 
 
-def test_mixtures_follow_the_dirichlet_law() -> None:
+def test_mixtures_follow_dirichlet_distribution() -> None:
     """One strength, no rejection: mean ``p_j`` and variance ``p_j (1 - p_j)/(s + 1)`` for ``p ~ sqrt(share)``."""
     shares, count = np.array([0.64, 0.32, 0.04]), 4000
     rng = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def test_mixtures_follow_the_dirichlet_law() -> None:
     np.testing.assert_allclose(found.var(axis=0), variance, rtol=0.1)
 
 
-def test_strengths_reach_from_one_domain_to_all() -> None:
+def test_strengths_range_from_one_domain_to_all() -> None:
     assert len(mixtures.STRENGTHS) == 15
     assert (mixtures.STRENGTHS[0], mixtures.STRENGTHS[-1]) == (pytest.approx(0.1), pytest.approx(5))
     steps = np.diff(np.log(mixtures.STRENGTHS))
@@ -68,7 +68,7 @@ def test_strengths_reach_from_one_domain_to_all() -> None:
     assert ((found == 0).sum(axis=1) >= 3).any()
 
 
-def test_what_cannot_be_sampled_is_told() -> None:
+def test_impossible_sampling_raises() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(
         ValueError, match=r"only \d+ different mixtures of 2 domains were found, 40 are wanted"
@@ -132,7 +132,7 @@ def rank(predicted: np.ndarray, losses: np.ndarray) -> float:
     return float(spearmanr(predicted, losses)[0])
 
 
-def test_models_on_an_extract() -> None:
+def test_models_on_subset_of_published_proxies() -> None:
     train, losses, test, true = read_extract()
     assert (train.shape, test.shape) == ((96, 17), (48, 17))
     linear, log_linear, trees = (regression.fit(model, train, losses)(test) for model in MODELS)
@@ -156,7 +156,7 @@ def test_models_on_all_published_proxies() -> None:
     assert 0.98 <= rank(trees, true) <= 0.995
 
 
-def test_few_mixtures_are_for_the_log_linear_model_many_for_trees() -> None:
+def test_auto_model_depends_on_number_of_proxies() -> None:
     """What `auto` rests on."""
     train, losses, test, true = read_whole()
     few = regression.ENOUGH_FOR_TREES // 2
@@ -169,7 +169,7 @@ def test_few_mixtures_are_for_the_log_linear_model_many_for_trees() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_constant_added_to_the_losses_changes_no_choice(model: Model) -> None:
+def test_choice_is_invariant_to_loss_offset(model: Model) -> None:
     train, losses, test, _ = read_extract()
     first, second = regression.fit(model, train, losses)(test), regression.fit(model, train, losses + 8)(test)
     np.testing.assert_allclose(second, first + 8, atol=1e-3 if model == "lightgbm" else 1e-8)
@@ -179,14 +179,14 @@ def test_a_constant_added_to_the_losses_changes_no_choice(model: Model) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("proxies", [4, 9, 16])
-def test_a_handful_of_proxies_is_enough_to_tell_good_from_bad(model: Model, proxies: int) -> None:
+def test_few_proxies_rank_good_above_bad(model: Model, proxies: int) -> None:
     good = np.linspace(0, 1, proxies)
     weights = np.stack([good, 1 - good], axis=1)
     predicted = regression.fit(model, weights, 3 - good)(np.array([[0.05, 0.95], [0.95, 0.05]]))
     assert predicted[0] > predicted[1] + 0.2
 
 
-def test_losses_that_are_not_numbers_are_refused() -> None:
+def test_nonfinite_losses_raise() -> None:
     with pytest.raises(ValueError, match="must be finite; leave out proxies that diverged"):
         regression.fit("linear", np.eye(2), np.array([1.0, np.nan]))
     with pytest.raises(ValueError, match=r"got \(2, 2\) and \(3,\)"):
@@ -196,7 +196,7 @@ def test_losses_that_are_not_numbers_are_refused() -> None:
 # ---------------------------------------------------------------------------------------------- proposals
 
 
-def test_the_best_samples_are_averaged() -> None:
+def test_result_averages_best_samples() -> None:
     samples = np.array([[1.0, 0.0], [0.8, 0.2], [0.6, 0.4], [0.0, 1.0]])
     found = regression.best_average(lambda w: np.abs(w[:, 0] - 0.75), samples, 2)
     np.testing.assert_allclose(found, [0.7, 0.3])
@@ -206,7 +206,7 @@ def test_the_best_samples_are_averaged() -> None:
         regression.best_average(lambda w: w[:, 0], samples, 5)
 
 
-def test_a_proposal_has_no_zeros() -> None:
+def test_result_has_no_zero_weights() -> None:
     found = mixtures.keep_mixture(["a", "b"], np.array([1.0, 0.0]))
     assert (found["method"], found["options"]) == ("fixed", {})
     assert found["weights"]["b"] == pytest.approx(1e-6, rel=1e-5)
@@ -258,7 +258,7 @@ def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
     return [Outcome(Path(one.name), trained(one), average=one.mixer["weights"]) for one in trials]
 
 
-def test_a_search_ends_near_the_best_mixture() -> None:
+def test_search_finds_nearly_best_mixture() -> None:
     method = methods.find("regmix")
     assert method.stages is not None
     stages = method.stages(task())
@@ -284,7 +284,7 @@ def test_a_search_ends_near_the_best_mixture() -> None:
     np.testing.assert_allclose(weights, BEST, atol=0.2)
 
 
-def test_the_same_task_gives_the_same_trials() -> None:
+def test_trials_are_deterministic() -> None:
     def trials(seed: int) -> Sequence[Trial]:
         method = methods.find("regmix")
         assert method.stages is not None
@@ -295,7 +295,7 @@ def test_the_same_task_gives_the_same_trials() -> None:
     assert all((one.steps, one.model) == (5, {"width": 8}) for one in trials(3))
 
 
-def test_a_proxy_that_diverged_is_named() -> None:
+def test_diverged_proxy_is_named() -> None:
     method = methods.find("regmix")
     assert method.stages is not None
     stages = method.stages(task(proxies=4))
@@ -306,7 +306,7 @@ def test_a_proxy_that_diverged_is_named() -> None:
         stages.send(ends)
 
 
-def test_a_missing_package_is_told_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_raises_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     method = methods.find("regmix")
     assert method.stages is not None
@@ -317,7 +317,7 @@ def test_a_missing_package_is_told_before_anything_is_trained(monkeypatch: pytes
     assert len(next(method.stages(task()))) == 32
 
 
-def test_what_it_needs_and_costs() -> None:
+def test_requirements_and_cost() -> None:
     method = methods.find("regmix")
     assert (method.kind, method.needs.validation, method.needs.proxies) == ("offline", True, True)
     assert method.extra(task()).before == 3200
@@ -327,7 +327,7 @@ def test_what_it_needs_and_costs() -> None:
         RegMixOptions(samples=100)
 
 
-def test_to_list_the_offline_methods_nothing_heavy_is_imported() -> None:
+def test_listing_offline_methods_imports_nothing_heavy() -> None:
     names = "mixwell.methods.regmix, mixwell.methods.mixing_laws, mixwell.methods.unimax"
     code = f"import {names}, sys; print(*(m for m in sys.modules if '.' not in m))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -163,7 +163,7 @@ def play(losses: DomainLosses, horizon: int, signal: AffinitySignal, update: mix
 
 @pytest.mark.parametrize("targets", ["validation", "domains"])
 @pytest.mark.parametrize("horizon", [1, 2, 4])
-def test_skill_it_follows_the_published_rule(horizon: int, targets) -> None:
+def test_skill_it_matches_published_rule(horizon: int, targets) -> None:
     for seed in range(3):
         losses = DomainLosses(seed, steps=STEPS, probes=400)
         mixer = play(
@@ -188,7 +188,7 @@ DIALECTS = {
 @pytest.mark.parametrize("targets", ["validation", "domains"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("horizon", [1, 4])
-def test_aioli_follows_the_published_rule(horizon: int, dialect: str, targets) -> None:
+def test_aioli_matches_published_rule(horizon: int, dialect: str, targets) -> None:
     settings = DIALECTS[dialect]
     eta, ema = 0.5, settings["ema"]
     signal = OnlineAffinity(
@@ -208,7 +208,7 @@ def test_aioli_follows_the_published_rule(horizon: int, dialect: str, targets) -
     assert np.ptp(expected[-1]) > 0.01
 
 
-def test_one_round_by_hand() -> None:
+def test_one_round_matches_hand_computation() -> None:
     """Losses theta and -theta, the target is theta: a step on the first lowers 2 to 1.9, the other raises it."""
     model = nn.ParameterDict({"theta": nn.Parameter(torch.tensor(2.0, dtype=torch.float64))})
 
@@ -250,7 +250,7 @@ def test_one_round_by_hand() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.4, 0.9])
 @pytest.mark.parametrize("chained", [False, True])
-def test_mixtures_are_unmixed(smoothing: float, chained: bool) -> None:
+def test_affinity_is_recovered_from_mixtures(smoothing: float, chained: bool) -> None:
     """Falls of linear losses are linear in the mixture: A is steps x eta x the gradients' inner products."""
     slopes = np.random.default_rng(0).normal(size=(M, D))
     model = Point(np.zeros(D))
@@ -284,7 +284,7 @@ def task(method: methods.Method, **options) -> methods.MethodContext:
     )
 
 
-def test_a_given_affinity_sets_the_first_weights_too() -> None:
+def test_given_affinity_sets_initial_weights() -> None:
     method = methods.find("skill-it")
     affinity = [[0.5], [0.1], [-0.2]]
     recipe = method.recipe(task(method, affinity=affinity, eta=2.0))
@@ -391,7 +391,7 @@ def train(mixer: mixwell.Mixer, model: nn.Module, steps: range) -> None:
         mixer.step()
 
 
-def test_copies_are_trained_as_the_model_is_and_looked_at_without_dropout() -> None:
+def test_copies_train_like_model_and_evaluate_without_dropout() -> None:
     seen: list[bool] = []
     model, optimizer, mixer, _ = build(SkillAffinity(probe_steps=3, targets="domains"), horizon=2, seen=seen)
     train(mixer, model, range(1))
@@ -450,7 +450,7 @@ SIGNALS = {
 
 @pytest.mark.parametrize("signal", SIGNALS)
 @pytest.mark.parametrize("stop", [2, 4, 7, 8])
-def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(signal: str, stop: int, tmp_path: Path) -> None:
+def test_resume_in_mid_round_is_bit_for_bit(signal: str, stop: int, tmp_path: Path) -> None:
     model, _, whole, _ = build(SIGNALS[signal]())
     torch.manual_seed(3)
     train(whole, model, range(12))
@@ -483,7 +483,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_what_it_costs(name: str, options: dict) -> None:
+def test_cost(name: str, options: dict) -> None:
     method = methods.find(name)
     asked = task(method, **options)
     signal = method.recipe(asked).signal
@@ -507,14 +507,14 @@ def test_what_it_costs(name: str, options: dict) -> None:
     assert signal.nbytes == 3 * trained + buffers + 4 * len(list(model.parameters()))
 
 
-def test_the_authors_horizons() -> None:
+def test_default_horizons() -> None:
     for name, steps, expected in (("skill-it", 5000, 500), ("aioli", 5000, 250), ("aioli", 7, 1)):
         horizon = methods.find(name).horizon
         assert horizon is not None
         assert horizon(steps) == expected
 
 
-def test_losses_that_are_not_finite_are_not_kept() -> None:
+def test_nonfinite_losses_are_not_kept() -> None:
     losses = DomainLosses(0, steps=STEPS, probes=400)
     for make in (lambda: SkillAffinity(probe_steps=2), lambda: OnlineAffinity(probe_steps=2, memory=0.5)):
         model = Point(losses.start)
@@ -549,7 +549,7 @@ def test_losses_that_are_not_finite_are_not_kept() -> None:
         assert np.ptp(history[2]) > 0
 
 
-def test_errors_say_what_to_do() -> None:
+def test_error_messages() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     feed = Feed(lambda j, k: PROBES[j][k])

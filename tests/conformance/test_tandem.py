@@ -108,7 +108,7 @@ def run(losses: DomainLosses, horizon: int, signal: TwinNetworks) -> mixwell.Mix
 @pytest.mark.parametrize(
     ("horizon", "probe_steps", "gamma"), [(1, 5, 1.0), (1, 1, 2.0), (4, 2, 1.0), (5, 5, 0.5), (7, 4, 1.0)]
 )
-def test_the_weights_follow_the_published_rule(horizon: int, probe_steps: int, gamma: float) -> None:
+def test_weights_match_published_rule(horizon: int, probe_steps: int, gamma: float) -> None:
     for seed in range(3):
         losses = DomainLosses(seed, steps=STEPS, probes=60)
         mixer = run(losses, horizon, TwinNetworks(probe_steps=probe_steps, gamma=gamma))
@@ -117,13 +117,13 @@ def test_the_weights_follow_the_published_rule(horizon: int, probe_steps: int, g
         assert np.ptp(expected[-1]) > 0.05
 
 
-def test_the_twin_may_have_its_own_learning_rate() -> None:
+def test_twin_can_have_other_learning_rate() -> None:
     losses = DomainLosses(3, steps=STEPS, probes=60)
     mixer = run(losses, 4, TwinNetworks(probe_steps=3, learning_rate=0.02))
     assert mixer.weights.history == pytest.approx(published(losses, 4, 3, 1.0, 0.02), abs=1e-11)
 
 
-def test_one_step_by_hand() -> None:
+def test_one_step_matches_hand_computation() -> None:
     """Two parabolas around 1 and -1, the target is the first: u stays at 0, w goes to 0.1."""
     model = Point(np.zeros(1))
 
@@ -206,7 +206,7 @@ def train(mixer: mixwell.Mixer, model: nn.Module, steps: range) -> None:
         mixer.step()
 
 
-def test_the_twin_is_trained_as_the_model_is() -> None:
+def test_twin_trains_like_model() -> None:
     """AdamW with its moments, dropout, BatchNorm and clipping: the same with plain torch."""
     model, optimizer, mixer, _ = build(TwinNetworks(probe_steps=2))
     train(mixer, model, range(2))
@@ -242,7 +242,7 @@ def test_the_twin_is_trained_as_the_model_is() -> None:
     assert list(mixer.rounds[-1].scores.values()) == pytest.approx(expected, rel=1e-4)
 
 
-def test_training_itself_is_left_alone() -> None:
+def test_training_is_not_changed_by_twin() -> None:
     runs = []
     for signal in (TwinNetworks(), mixwell.ConstantWeights()):
         model, _, mixer, _ = build(signal, horizon=12)
@@ -256,7 +256,7 @@ def test_training_itself_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 6, 7, 10])
-def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Path) -> None:
+def test_resume_in_mid_round_is_bit_for_bit(stop: int, tmp_path: Path) -> None:
     def make() -> tuple:
         return build(TwinNetworks(probe_steps=3))
 
@@ -281,7 +281,7 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Pat
         assert torch.equal(tensor, second.state_dict()[key]), key
 
 
-def test_an_optimizer_with_a_scheduler_and_mixed_batches() -> None:
+def test_scheduler_and_mixed_batches() -> None:
     model = nn.Linear(WIDE, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -302,7 +302,7 @@ def test_an_optimizer_with_a_scheduler_and_mixed_batches() -> None:
     assert signal.nbytes == 2 * sum(p.nbytes for p in model.parameters())
 
 
-def test_what_it_costs() -> None:
+def test_cost() -> None:
     method = methods.find("tandem")
     options = method.options.model_validate({"probe_steps": 3})
     task = methods.MethodContext(
@@ -323,7 +323,7 @@ def test_what_it_costs() -> None:
     assert repr(recipe.update) == "ProjectedDescent(5.0)"
 
 
-def test_a_twin_that_diverges_ends_the_round_without_an_update() -> None:
+def test_diverging_twin_skips_update() -> None:
     losses = DomainLosses(0, steps=STEPS, probes=60)
     with pytest.raises(FloatingPointError, match="score of d0, d1, d2 overflowed"):
         run(losses, 5, TwinNetworks(learning_rate=1e200))
@@ -360,7 +360,7 @@ def test_a_twin_that_diverges_ends_the_round_without_an_update() -> None:
     assert np.ptp(history[2]) > 0
 
 
-def test_errors_say_what_to_do() -> None:
+def test_error_messages() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     feed = Feed(PROBES)

@@ -62,7 +62,7 @@ def one_task(S, prior):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_direct_solution_is_the_best_of_a_fine_grid(seed: int) -> None:
+def test_direct_solution_matches_fine_grid(seed: int) -> None:
     random = np.random.default_rng(seed)
     tasks = 1 + seed % 4
     S = random.normal(0.5, 1.0, size=(tasks, 3))
@@ -79,7 +79,7 @@ def test_the_direct_solution_is_the_best_of_a_fine_grid(seed: int) -> None:
     assert np.abs(found - allowed[np.argmin(costs)]).max() < 0.05
 
 
-def test_the_pareto_constraint_holds_where_the_objective_would_break_it() -> None:
+def test_pareto_constraint_holds() -> None:
     # Two tasks that ask for two domains; the objective alone would take from the second task.
     S = np.array([[3.0, 0.1, 0.0], [0.0, 1.0, 0.2]])
     prior = np.array([0.2, 0.7, 0.1])
@@ -90,26 +90,26 @@ def test_the_pareto_constraint_holds_where_the_objective_would_break_it() -> Non
     np.testing.assert_allclose((S @ found)[1], (S @ prior)[1], atol=1e-5)
 
 
-def test_opposed_tasks_leave_nothing_but_the_prior() -> None:
+def test_opposed_tasks_keep_prior() -> None:
     S = np.array([[1.0, 2.0], [-1.0, -2.0]])
     prior = np.array([0.3, 0.7])
     np.testing.assert_allclose(search.direct_mixture(S, prior), prior, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_one_task_has_a_closed_form(seed: int) -> None:
+def test_one_task_matches_closed_form(seed: int) -> None:
     random = np.random.default_rng(seed)
     S = random.normal(size=6) - (3.0 if seed == 5 else 0.0)  # in the last none of the domains helps
     prior = random.dirichlet(np.ones(6) / 2)
     np.testing.assert_allclose(search.direct_mixture(S[None], prior), one_task(S, prior), atol=2e-5)
 
 
-def test_where_nothing_helps_less_harm_is_better() -> None:
+def test_least_harm_is_preferred_if_nothing_helps() -> None:
     found = search.direct_mixture(np.array([[-1.0, -2.0, -3.0]]), np.full(3, 1 / 3))
     assert found[0] > found[1] > found[2]
 
 
-def test_units_of_the_influence_do_not_matter() -> None:
+def test_invariant_to_influence_units() -> None:
     S = np.random.default_rng(0).normal(size=(2, 4))
     prior = np.full(4, 0.25)
     found = search.direct_mixture(S, prior)
@@ -123,7 +123,7 @@ shapes = st.tuples(st.integers(1, 3), st.integers(1, 5))
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_any_influence_gives_a_mixture_no_worse_than_the_prior(data) -> None:
+def test_mixture_is_never_worse_than_prior(data) -> None:
     tasks, m = data.draw(shapes)
     S = data.draw(arrays(float, (tasks, m), elements=values))
     raw = data.draw(arrays(float, m, elements=st.floats(1e-6, 1)))
@@ -142,7 +142,7 @@ def test_any_influence_gives_a_mixture_no_worse_than_the_prior(data) -> None:
 @pytest.mark.parametrize(
     "bad", [np.array([[1.0, np.nan]]), np.array([[np.inf, 1.0]]), np.ones(3), np.ones((0, 3))]
 )
-def test_an_influence_that_is_none_is_refused(bad) -> None:
+def test_invalid_influence_raises(bad) -> None:
     with pytest.raises(ValueError, match="finite numbers by task and domain"):
         search.direct_mixture(bad, np.full(3, 1 / 3))
 
@@ -161,7 +161,7 @@ def test_candidates_are_a_latin_hypercube_around_the_prior() -> None:
     assert 2 < ratios.max() <= 4
 
 
-def test_every_part_of_a_range_is_met_once() -> None:
+def test_each_stratum_is_sampled_once() -> None:
     # Then the logarithms of the factors of a domain add up to between -1 and 1, whatever their number; independent
     # ones would be off by some twenty.
     prior = np.array([0.5, 0.3, 0.2])
@@ -173,7 +173,7 @@ def test_every_part_of_a_range_is_met_once() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_planted_optimum_is_found(seed: int) -> None:
+def test_search_finds_planted_optimum(seed: int) -> None:
     random = np.random.default_rng(seed)
     prior = np.full(3, 1 / 3)
     best = prior * 2.0 ** random.uniform(-0.8, 0.8, 3)
@@ -186,7 +186,7 @@ def test_a_planted_optimum_is_found(seed: int) -> None:
     assert np.abs(prior - best).max() > 0.06
 
 
-def test_a_planted_optimum_of_two_tasks_is_found() -> None:
+def test_search_finds_planted_optimum_of_two_tasks() -> None:
     # Each task asks for one mixture; both together for the one between.
     random = np.random.default_rng(3)
     prior = np.full(3, 1 / 3)
@@ -198,13 +198,13 @@ def test_a_planted_optimum_of_two_tasks_is_found() -> None:
     np.testing.assert_allclose(found, [0.4, 0.4, 0.2], atol=0.04)
 
 
-def test_a_search_that_finds_nothing_better_stays() -> None:
+def test_search_keeps_prior_if_nothing_is_better() -> None:
     prior = np.array([0.6, 0.4])
     found = search.annealed_mixture(lambda points: np.zeros(len(points)), prior, np.random.default_rng(0))
     np.testing.assert_array_equal(found, prior)
 
 
-def test_a_search_stays_where_mixtures_were_measured() -> None:
+def test_search_stays_in_measured_region() -> None:
     prior = np.array([0.6, 0.3, 0.1])
     found = search.annealed_mixture(lambda points: -points[:, 2], prior, np.random.default_rng(0))
     assert 0.19 < found[2] <= 0.4  # twice the prior, before it is normalized
@@ -247,7 +247,7 @@ def random_script(seed: int, *, steps: int = 6) -> Any:
 
 
 @pytest.mark.parametrize("horizon", [1, 4])
-def test_the_golden_trajectory_of_tikmix_d(horizon: int) -> None:
+def test_golden_trajectory_of_tikmix_d(horizon: int) -> None:
     script = random_script(0)
     played = play(script, Influence(0.3), SoftmaxWeights(), horizon=horizon, lr=LR, weights=[0.5, 0.3, 0.2])
     expected = published(script, horizon=horizon, damping=0.3, weights=[0.5, 0.3, 0.2])
@@ -265,7 +265,7 @@ def test_absent_domains(horizon: int) -> None:
     np.testing.assert_allclose(played.weights, expected, atol=5e-5)
 
 
-def test_parts_add_up() -> None:
+def test_micro_batches_add_up() -> None:
     script = random_script(2)
     noise = np.random.default_rng(0).normal(size=(6, 3, 4))
     halves = np.stack([script.gradients + noise, script.gradients - noise], axis=2)
@@ -274,7 +274,7 @@ def test_parts_add_up() -> None:
     np.testing.assert_allclose(played.weights, published(script, horizon=3, damping=0.3), atol=5e-5)
 
 
-def test_the_influence_by_hand() -> None:
+def test_influence_matches_hand_computation() -> None:
     # Combined gradient (2, 1): squares (4, 1), over their mean (1.6, .4), damped by .4: (2, .8). The target's
     # gradient (2, .8) becomes (1, 1): the influences are 4 + 0 and 0 + 2.
     script = Script(np.ones((1, 2)), np.array([[[4.0, 0.0], [0.0, 2.0]]]), np.array([[2.0, 0.8]]))
@@ -284,7 +284,7 @@ def test_the_influence_by_hand() -> None:
     np.testing.assert_allclose(played.weights[1][0], 1 / (1 + np.exp(-0.5)), atol=1e-6)
 
 
-def test_clipping_of_the_combined_gradient_is_undone() -> None:
+def test_clipping_of_combined_gradient_is_undone() -> None:
     script = random_script(3, steps=2)
     found: list[Any] = []
     for clip_norm in (None, 0.1):
@@ -294,7 +294,7 @@ def test_clipping_of_the_combined_gradient_is_undone() -> None:
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
 
 
-def test_domains_that_cancel_out_leave_no_curvature() -> None:
+def test_cancelling_domains_have_no_curvature() -> None:
     gradients = np.array([[[1.0, 0.0], [-1.0, 0.0]]])
     script = Script(np.ones((1, 2)), gradients, np.array([[1.0, 0.0]]))
     played = play(script, Influence(0.5), SoftmaxWeights())
@@ -364,7 +364,7 @@ def steady(steps: int = 6) -> Any:
 
 @pytest.mark.parametrize("candidates", [0, 12])
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
-def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(candidates: int, stop: int) -> None:
+def test_resume_in_mid_round_is_bit_for_bit(candidates: int, stop: int) -> None:
     script = steady()
     whole = build(Influence(0.3, candidates=candidates, seed=1), probes=fixed_probes)
     drive(*whole, script, range(6))
@@ -379,7 +379,7 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(candidates: int, stop: i
     assert (whole[1].weights.history[2] != whole[1].weights.history[1]).all()
 
 
-def test_tikmix_m_moves_towards_the_mixture_of_d_and_counts_what_it_computes() -> None:
+def test_tikmix_m_moves_towards_tikmix_d_and_counts_cost() -> None:
     script = steady()
     direct = build(Influence(0.3))
     drive(*direct, script, range(3))
@@ -401,7 +401,7 @@ def test_tikmix_m_moves_towards_the_mixture_of_d_and_counts_what_it_computes() -
     assert model.theta.grad is None
 
 
-def test_an_influence_that_overflows_moves_no_weight() -> None:
+def test_overflowing_influence_keeps_weights() -> None:
     script = steady()
     script.gradients[1] = 1e250
     model, mixer = build(Influence(0.3), on_nonfinite="skip")
@@ -412,7 +412,7 @@ def test_an_influence_that_overflows_moves_no_weight() -> None:
     assert (history[2] != history[1]).any()
 
 
-def test_a_probe_that_is_not_finite_moves_no_weight() -> None:
+def test_nonfinite_probe_keeps_weights() -> None:
     def broken(model: Point) -> Probes:
         rows = {name: lambda: torch.full((1, 4), torch.nan, dtype=torch.float64) for name in names(3)}
         return Probes(model, lambda m, batch: (batch @ m.theta).mean(), rows)
@@ -422,7 +422,7 @@ def test_a_probe_that_is_not_finite_moves_no_weight() -> None:
         drive(model, mixer, steady(), range(3))
 
 
-def test_memory_is_a_gradient_per_domain_and_one_more() -> None:
+def test_memory_is_one_gradient_per_domain_plus_one() -> None:
     _, mixer = build(Influence())
     assert mixer.signal.nbytes == (3 + 1) * 4 * 8
 
@@ -435,13 +435,13 @@ def test_candidates_need_probes() -> None:
 @pytest.mark.parametrize(
     ("given_", "match"), [({"damping": 0.0}, "damping"), ({"candidates": 3}, "candidates")]
 )
-def test_settings_that_make_no_sense_are_refused(given_, match: str) -> None:
+def test_invalid_settings_raise(given_, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Influence(**given_)
 
 
 @pytest.mark.parametrize(("package", "candidates"), [("scipy.optimize", 0), ("lightgbm", 8)])
-def test_a_missing_package_is_named(package: str, candidates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(package: str, candidates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     model, mixer = build(Influence(candidates=candidates), probes=probing)
     with pytest.raises(ValueError, match=rf"{package.split('.')[0]}.*pip install 'mixwell\[search\]'"):
@@ -462,7 +462,7 @@ def task(name: str, batch_rows: int = 6, **options) -> MethodContext:
     )
 
 
-def test_the_recipe_of_tikmix_d_is_the_rule() -> None:
+def test_tikmix_d_recipe_matches_rule() -> None:
     method: Any = methods.find("tikmix-d")
     recipe = method.recipe(task("tikmix-d", damping=0.3))
     script = random_script(8)
@@ -472,7 +472,7 @@ def test_the_recipe_of_tikmix_d_is_the_rule() -> None:
     assert (method.horizon(60), method.horizon(61), method.horizon(3)) == (6, 7, 1)
 
 
-def test_what_tikmix_m_computes_is_told() -> None:
+def test_cost_of_tikmix_m() -> None:
     method: Any = methods.find("tikmix-m")
     described = task("tikmix-m", candidates=16)
     # Two rows of each of two domains; the third has one row only.

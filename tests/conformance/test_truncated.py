@@ -35,7 +35,7 @@ def setting(seed: int) -> tuple[Quadratic, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("window", [1, 4, T, 50])
-def test_exact_products_give_truncated_back_propagation(window: int) -> None:
+def test_exact_products_match_truncated_backpropagation(window: int) -> None:
     for seed in range(3):
         quadratic, theta, w = setting(seed)
         signal = mixwell.Hypergradient(mixwell.ExactCurvature(), points=1, window=window)
@@ -51,7 +51,7 @@ def test_exact_products_give_truncated_back_propagation(window: int) -> None:
 
 @pytest.mark.parametrize("horizon", [1, T])
 @pytest.mark.parametrize("window", [1, 3])
-def test_isotropic_traces_are_the_literal_recursion(window: int, horizon: int) -> None:
+def test_isotropic_traces_match_recursion(window: int, horizon: int) -> None:
     """u_j <- (1 - eta gamma) u_j + g_j over the last steps, h_j = -eta <g_V, u_j>, in plain numpy."""
     quadratic, theta, w = setting(3)
     signal = mixwell.Hypergradient(2.0, points=1, window=window)
@@ -89,7 +89,7 @@ def test_other_optimizers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("traces", [mixwell.DenseTraces, mixwell.ProjectedTraces])
-def test_mixed_batches_outside_of_the_window_are_not_captured(traces) -> None:
+def test_mixed_batches_outside_window_are_not_captured(traces) -> None:
     model = two_layer(0)
     steps, validation = regression_batches(0, steps=12)
     signal = mixwell.Hypergradient(traces=traces(), window=2)
@@ -126,7 +126,7 @@ def test_mixed_batches_outside_of_the_window_are_not_captured(traces) -> None:
         assert list(a.scores.values()) == pytest.approx(list(b.scores.values()), rel=1e-6)
 
 
-def test_what_is_not_finite_outside_of_the_window_is_seen_all_the_same() -> None:
+def test_nonfinite_outside_window_is_detected() -> None:
     model = two_layer(0)
     steps, _ = regression_batches(0, steps=1)
     mixer = mixwell.Mixer(
@@ -152,7 +152,7 @@ def test_what_is_not_finite_outside_of_the_window_is_seen_all_the_same() -> None
 
 
 @pytest.mark.parametrize("stop", [2, 4, 5, 7])
-def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Path) -> None:
+def test_resume_in_mid_round_is_bit_for_bit(stop: int, tmp_path: Path) -> None:
     steps, validation = regression_batches(1, steps=12)
 
     def build() -> tuple[nn.Module, mixwell.Mixer]:
@@ -175,7 +175,7 @@ def test_a_run_stopped_in_mid_round_goes_on_bit_for_bit(stop: int, tmp_path: Pat
     assert resumed.rounds == whole.rounds
 
 
-def test_what_the_method_makes() -> None:
+def test_recipe() -> None:
     method = methods.find("truncated")
 
     def made(traces: TracesConfig, **options) -> tuple[mixwell.Signal, methods.Extra]:
@@ -201,7 +201,7 @@ def test_what_the_method_makes() -> None:
     assert extra.per_round == 2 * 2 * 3
 
 
-def test_without_a_window_nothing_is_new() -> None:
+def test_default_has_no_window_and_zero_raises() -> None:
     assert (
         repr(mixwell.Hypergradient())
         == "Hypergradient(IsotropicCurvature(0.01), DenseTraces(), points=8, span=0.5)"

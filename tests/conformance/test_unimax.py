@@ -20,11 +20,11 @@ epochs = st.floats(0.1, 20.0)
 @pytest.mark.parametrize(
     ("max_epochs", "shares"), [(2, [0.2] * 5), (1, [0.1, 0.2, 0.7 / 3, 0.7 / 3, 0.7 / 3])]
 )
-def test_goldens(max_epochs: int, shares: list[float]) -> None:
+def test_golden_weights(max_epochs: int, shares: list[float]) -> None:
     assert unimax([100, 200, 300, 400, 500], 1000, max_epochs) == pytest.approx(shares, rel=1e-12)
 
 
-def test_the_order_of_domains_is_kept() -> None:
+def test_domain_order_is_preserved() -> None:
     assert unimax([500, 100, 300, 200, 400], 1000, 1) == pytest.approx([0.7 / 3, 0.1, 0.7 / 3, 0.2, 0.7 / 3])
 
 
@@ -41,16 +41,14 @@ def water_level(sizes: list[float], budget: float, max_epochs: float) -> np.ndar
 
 
 @given(many_sizes, budgets, epochs)
-def test_it_fills_like_water(sizes: list[float], budget: float, max_epochs: float) -> None:
+def test_weights_match_water_filling(sizes: list[float], budget: float, max_epochs: float) -> None:
     np.testing.assert_allclose(
         unimax(sizes, budget, max_epochs), water_level(sizes, budget, max_epochs), rtol=1e-6
     )
 
 
 @given(many_sizes, budgets, epochs)
-def test_shares_sum_to_one_and_no_domain_is_repeated_too_often(
-    sizes: list[float], budget: float, max_epochs: float
-) -> None:
+def test_weights_sum_to_one_and_limit_epochs(sizes: list[float], budget: float, max_epochs: float) -> None:
     shares = np.array(unimax(sizes, budget, max_epochs))
     assert shares.sum() == pytest.approx(1, abs=1e-12)
     assert (shares > 0).all()
@@ -63,7 +61,7 @@ def test_shares_sum_to_one_and_no_domain_is_repeated_too_often(
 
 
 @given(st.permutations(range(5)))
-def test_domains_may_come_in_any_order(order: list[int]) -> None:
+def test_invariant_to_domain_order(order: list[int]) -> None:
     sizes = [10.0, 10.0, 70.0, 200.0, 900.0]
     expected = unimax(sizes, 500, 2)
     assert unimax([sizes[j] for j in order], 500, 2) == pytest.approx([expected[j] for j in order], rel=1e-12)
@@ -73,12 +71,12 @@ def test_domains_may_come_in_any_order(order: list[int]) -> None:
     ("sizes", "budget", "max_epochs"),
     [([], 1, 1), ([1, 0], 1, 1), ([1, float("nan")], 1, 1), ([1], 0, 1), ([1], 1, float("inf"))],
 )
-def test_what_is_not_positive_is_refused(sizes: list[float], budget: float, max_epochs: float) -> None:
+def test_nonpositive_arguments_raise(sizes: list[float], budget: float, max_epochs: float) -> None:
     with pytest.raises(ValueError, match="positive"):
         unimax(sizes, budget, max_epochs)
 
 
-def test_the_recipe_keeps_these_weights() -> None:
+def test_recipe_keeps_weights_constant() -> None:
     names = ("d0", "d1", "d2")
     rows = {"d0": 10, "d1": 400, "d2": 100}
     options = UniMaxOptions()

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_process_with_other_weights_is_named_in_all(tmp_path: Path) -> None:
+def test_rank_with_other_weights_is_named_on_all_ranks(tmp_path: Path) -> None:
     in_processes(differ, str(tmp_path))
     for rank in range(PROCESSES):
         said = (tmp_path / f"{rank}.txt").read_text()
         assert said.startswith("after round 0 the weights of process 1 are not those of the others: a is 0.")
 
 
-def test_the_one_that_differs_from_most_is_named() -> None:
+def test_rank_that_differs_from_majority_is_named() -> None:
     weights = np.full((5, 2), 0.5)
     check_weights_in_sync(weights, ["web", "code"], round_index=3)
     weights[2] = np.nextafter(0.5, 1), 0.5  # the last bit
@@ -32,7 +32,7 @@ def test_the_one_that_differs_from_most_is_named() -> None:
         check_weights_in_sync(weights, ["web", "code"], round_index=3)
 
 
-def test_what_one_process_leaves_out_is_in_the_record_of_all(tmp_path: Path) -> None:
+def test_skipped_contributions_are_recorded_on_all_ranks(tmp_path: Path) -> None:
     in_processes(lose, str(tmp_path))
     one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(PROCESSES))
     assert one == other

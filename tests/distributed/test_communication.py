@@ -29,9 +29,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Traffic]:
 
 
 @pytest.mark.parametrize(("way", "kind"), [("ddp", "dense"), ("ddp", "projected"), ("fsdp", "projected")])
-def test_a_long_round_takes_a_hundredth_more_than_plain_training(
-    way: str, kind: str, found: dict[str, Traffic]
-) -> None:
+def test_long_round_adds_one_percent_communication(way: str, kind: str, found: dict[str, Traffic]) -> None:
     limit = 1.01 if way == "ddp" else 1.02  # shards are put together to be projected
     assert found[f"{way}-{kind}-1"].total <= limit * found[f"{way}-plain-1"].total
 
@@ -40,7 +38,7 @@ def test_a_long_round_takes_a_hundredth_more_than_plain_training(
     ("way", "kind", "points"),
     [(way, kind, points) for way, kind in ARMS for points in (1, POINTS) if kind != "plain" or points == 1],
 )
-def test_the_formula_is_what_is_counted(way: Any, kind: str, points: int, found: dict[str, Traffic]) -> None:
+def test_formula_matches_counted_bytes(way: Any, kind: str, points: int, found: dict[str, Traffic]) -> None:
     model = Net()
     parameters = Parameters.of(model, torch.optim.AdamW(model.parameters()))
     training = TrafficModel(

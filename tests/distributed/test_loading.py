@@ -39,9 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("count", "workers"), [(1, 2), (2, 0), (2, 2), (3, 0)])
-def test_the_same_rows_whatever_the_number_of_processes_and_workers(
-    count: int, workers: int, folder: Path
-) -> None:
+def test_rows_do_not_depend_on_ranks_or_workers(count: int, workers: int, folder: Path) -> None:
     expected, (weights,) = seen(folder, 1, 0)
     found, others = seen(folder, count, workers)
     assert len(found) == 18
@@ -50,7 +48,7 @@ def test_the_same_rows_whatever_the_number_of_processes_and_workers(
     np.testing.assert_allclose(others[0], weights, rtol=1e-5)
 
 
-def test_no_row_comes_twice_in_an_epoch(folder: Path) -> None:
+def test_no_row_repeats_within_epoch(folder: Path) -> None:
     steps, _ = seen(folder, 2, 2)
     for name, size in (("a", 40), ("b", 17), ("c", 5)):
         rows = [row for step in steps for row in step.get(name, [])]

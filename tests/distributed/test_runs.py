@@ -94,7 +94,7 @@ def almost(found: Any, expected: Any, where: str = "") -> None:
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", list(WAYS))
-def test_two_processes_write_what_one_writes(name: str, way: str, folder: Path) -> None:
+def test_two_ranks_write_same_files_as_one(name: str, way: str, folder: Path) -> None:
     if not (folder / f"{name}-{way}").exists():
         pytest.skip("not trained so")
     almost(lines(folder / f"{name}-{way}"), lines(folder / f"{name}-one"))
@@ -110,18 +110,18 @@ def model(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_stopped_and_continued_by_as_many_it_is_the_same_run(way: str, folder: Path) -> None:
+def test_resume_with_same_world_size_is_bit_for_bit(way: str, folder: Path) -> None:
     assert lines(folder / f"{way}-stopped") == lines(folder / f"dense-{way}")
     assert model(folder / f"{way}-stopped") == model(folder / f"dense-{way}")
 
 
 @pytest.mark.parametrize("name", ["ddp-moved-1", "ddp-moved-3", "fsdp-moved-1", "fsdp-moved-3"])
-def test_other_numbers_of_processes_go_on(name: str, folder: Path) -> None:
+def test_resume_with_other_world_size(name: str, folder: Path) -> None:
     almost(lines(folder / name), lines(folder / "dense-one"))
 
 
 @pytest.mark.parametrize("name", ["one-moved-2", "ddp-moved-2"])
-def test_what_was_whole_goes_on_in_parts(name: str, folder: Path) -> None:
+def test_unsharded_checkpoint_resumes_sharded(name: str, folder: Path) -> None:
     almost(lines(folder / name), lines(folder / "dense-one"))
 
 
@@ -151,7 +151,7 @@ def ranks_of(process: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
-def test_a_killed_process_stops_the_run_which_restarts_to_the_same_end(folder: Path, tmp_path: Path) -> None:
+def test_killed_process_restarts_to_same_result(folder: Path, tmp_path: Path) -> None:
     write_config(tmp_path, batch={"rows": 12}, mixer={"traces": "dense"}, steps=STEPS)
     args = ("run", "tiny.yaml", "--no-report", "--out", "killed", "--set", "output.checkpoint_every=3")
     running = torchrun(tmp_path, *args, restarts=3)
@@ -169,7 +169,7 @@ def test_a_killed_process_stops_the_run_which_restarts_to_the_same_end(folder: P
     assert model(tmp_path / "killed") == model(folder / "dense-ddp")
 
 
-def test_a_run_of_somebody_else_is_left_alone_also_after_restarts(folder: Path) -> None:
+def test_restarts_do_not_overwrite_another_run(folder: Path) -> None:
     """And the reason is told by the first process only."""
     before = lines(folder / "ddp-moved")
     running = torchrun(folder, "run", "tiny.yaml", "--out", "ddp-moved", restarts=1)

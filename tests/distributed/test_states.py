@@ -41,7 +41,7 @@ def read(folder: Path, *names: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_as_many_processes_go_on_bit_for_bit(case: Case, folder: Path) -> None:
+def test_resume_with_same_world_size_is_bit_for_bit(case: Case, folder: Path) -> None:
     for rank in range(PROCESSES):
         assert read(folder, case.name, 2, rank) == read(folder, case.name, rank)
         assert read(folder, case.name, rank)["points"] == [2, 2]
@@ -49,7 +49,7 @@ def test_as_many_processes_go_on_bit_for_bit(case: Case, folder: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_other_numbers_of_processes_go_on(case: Case, count: int, folder: Path) -> None:
+def test_resume_with_other_world_size(case: Case, count: int, folder: Path) -> None:
     expected = read(folder, case.name, 0)
     tolerance = 1e-10 if case.dtype == "float64" else 0.05  # rounding at random to bfloat16
     for rank in range(count):

@@ -41,7 +41,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_two_processes_agree_with_one(case: Case, found: Found) -> None:
+def test_two_ranks_match_one(case: Case, found: Found) -> None:
     one, other = (of_rank[case.name] for of_rank in found)
     assert one == other | {"nbytes": one["nbytes"]}
     expected = alone(case)

@@ -53,19 +53,19 @@ def test_mixing_adds_few_lines(name: str) -> None:
     assert 1 <= len(lines) <= MOST, lines
 
 
-def test_every_twin_is_on_a_page() -> None:
+def test_every_plain_example_has_a_guide() -> None:
     assert sorted(PAGES.values()) == TWINS
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_guide_begins_with_the_real_diff(page: str) -> None:
+def test_guide_starts_with_current_diff(page: str) -> None:
     language, shown = first_block((GUIDES / page).read_text(encoding="utf-8"))
     real = of_example(PAGES[page])
     assert language == "diff"
     assert shown == real, f"docs/guides/{page} must begin with this block:\n" + "\n".join(real)
 
 
-def test_a_wrong_diff_is_found() -> None:
+def test_wrong_diff_is_detected() -> None:
     before, after = "a = 1\nb = 2\nc = 3\nd = 4\ne = 5\n", "a = 1\nb = 4\n\nc = 3\nd = 4\ne = 5\nf = 6\n"
     real = [" a = 1", "-b = 2", "+b = 4", "+", " c = 3", "@@", " e = 5", "+f = 6"]
     assert diff(before, after) == real

@@ -104,7 +104,7 @@ def test_blocks_of_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
                 assert (tmp_path / block.title).read_text(encoding="utf-8") == block.text, block.place
 
 
-def test_no_setup_is_left_over() -> None:
+def test_every_setup_has_a_page() -> None:
     assert set(SETUPS) <= set(PAGES)
 
 
@@ -203,7 +203,7 @@ def check_command(words: list[str], place: str, *, whole: bool = True) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_and_files_in_the_text(page: str) -> None:
+def test_commands_and_files_in_prose_exist(page: str) -> None:
     headings = re.compile(r"^#.*$", re.MULTILINE)
     for code in INLINE.findall(headings.sub("", prose(page))):
         code = " ".join(code.split())
@@ -222,12 +222,12 @@ def test_commands_and_files_in_the_text(page: str) -> None:
         ("cargo build", "cargo is not known"),
     ],
 )
-def test_a_wrong_command_is_found(line: str, said: str) -> None:
+def test_wrong_command_is_detected(line: str, said: str) -> None:
     with pytest.raises(pytest.fail.Exception, match=said):
         check_command(line.split(), "here")
 
 
-def test_wrong_blocks_are_found(tmp_path: Path) -> None:
+def test_wrong_blocks_are_detected(tmp_path: Path) -> None:
     text = "# Page\n\n```python\nx = 1\n\ny = x / 0\n```\n\n```yaml\nmixer: {horizn: 3}\n```\n"
     python, config = blocks("page.md", text)
     with pytest.raises(ZeroDivisionError) as caught:
@@ -256,7 +256,7 @@ def numbers(text: str) -> set[float]:
 
 
 @pytest.mark.parametrize("page", FIGURES)
-def test_figures_are_those_of_the_results(page: str) -> None:
+def test_numbers_are_from_the_results(page: str) -> None:
     """No figure is on these pages that the results do not have."""
     known = numbers("\n".join((ROOT / name).read_text(encoding="utf-8") for name in SOURCES))
     told = numbers(INLINE.sub("", prose(page)))
@@ -286,7 +286,7 @@ QUOTING = [page for page in PAGES if quoted_messages(read(page))]
 
 
 @pytest.mark.parametrize("page", QUOTING)
-def test_messages_are_real(page: str) -> None:
+def test_quoted_messages_exist_in_sources(page: str) -> None:
     known = messages()
     for message in quoted_messages(read(page)):
         assert any(message in one for one in known), f"docs/{page}: no message reads {message!r}"
@@ -303,7 +303,7 @@ def test_pages_quote_messages() -> None:
 # ----------------------------------------------------------------------------------------------------- tables
 
 
-def test_names_of_logs_are_those_of_the_sources() -> None:
+def test_metric_names_match_sources() -> None:
     told = re.findall(r"^``(mixwell/.+?)`` +(\w+) +(.+)$", log_names.__doc__ or "", flags=re.MULTILINE)
     assert len(told) > 10
     terms = re.compile(r"^`(mixwell/.+)` <small>(\w+)</small>\n:   (.+)\.$", re.MULTILINE)
@@ -311,14 +311,14 @@ def test_names_of_logs_are_those_of_the_sources() -> None:
     assert shown == [(name, when, what.replace("``", "`").lower()) for name, when, what in told]
 
 
-def test_formats_are_those_of_the_sources() -> None:
+def test_export_formats_match_sources() -> None:
     _, _, below = read("guides/export.md").partition("\n| `--to` |")
     rows = below.split("\n\n")[0]
     listed = re.findall(r"^\| `([\w-]+)` \|", rows, flags=re.MULTILINE)
     assert sorted(listed) == sorted(EXPORTERS.names())
 
 
-def test_the_pictures_can_be_drawn(tmp_path: Path) -> None:
+def test_figures_can_be_drawn(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(DOCS / "figures.py"), str(tmp_path)], capture_output=True, text=True, check=False
     )

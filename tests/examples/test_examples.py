@@ -17,7 +17,7 @@ NOTICES = re.compile(
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_example(path: Path, tmp_path: Path) -> None:
+def test_example_runs(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 150
     done = subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, check=False

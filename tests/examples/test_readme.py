@@ -18,7 +18,7 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
 
-def test_the_ten_lines() -> None:
+def test_code_block_runs() -> None:
     block = blocks()[0].replace("20_000", "900")
     batches, validation = regression_batches(0, steps=30)
     model = two_layer(0).float()
@@ -40,7 +40,7 @@ def test_the_ten_lines() -> None:
     assert mixer.weights.last["code"] > 1 / 3
 
 
-def test_the_files_it_names_are_there() -> None:
+def test_named_files_exist() -> None:
     named = r"(?:`|\()((?:examples|bench|docs|tests|results)/[\w./-]+?)(?:#[\w-]+)?(?:`|\))"
     for name in re.findall(named, README.read_text()):
         assert (README.parent / name).exists(), name

@@ -128,11 +128,11 @@ def dead(link: str, path: Path, site: Path, pages: dict[Path, Page]) -> str | No
     return None
 
 
-def test_nothing_is_dead_and_nothing_comes_from_elsewhere(site: Path) -> None:
+def test_no_dead_links_and_no_external_resources(site: Path) -> None:
     assert trouble(site) == []
 
 
-def test_trouble_is_found(tmp_path: Path) -> None:
+def test_broken_pages_are_detected(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"")
     (tmp_path / "other.html").write_text('<h1 id="here">Other</h1>')
     whole = '<a href="other.html#here">x</a><a href="https://example.org">y</a><img src="picture.png">'
@@ -186,7 +186,7 @@ def test_every_public_name_has_a_docstring() -> None:
     assert undocumented(["Bare"], type("module", (), {"Bare": Bare})) == ["Bare"]
 
 
-def test_what_is_generated_is_there(site: Path) -> None:
+def test_generated_content_is_present(site: Path) -> None:
     told = {name: read(site / "reference" / f"{name}.html") for name in ("command-line", "config")}
     assert {"mixwell-run", "mixwell-reproduce-mnist"} <= told["command-line"].ids
     text = " ".join("".join(told["config"].text).split())
@@ -216,7 +216,7 @@ def hook(name: str) -> Any:
     return module
 
 
-def test_formulas() -> None:
+def test_formulas_become_svg() -> None:
     formulas = hook("formulas")
     drawn = formulas.svg(r"\dfrac{w_j}{2} \leq \sqrt{N}")
     assert drawn.count("<path") == 1
@@ -247,7 +247,7 @@ def test_docstrings_become_markdown() -> None:
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_pages_fit_the_screen_and_load_nothing(browser: Any, site: Path, width: int) -> None:
+def test_pages_fit_screen_without_external_requests(browser: Any, site: Path, width: int) -> None:
     tab, noted = opened(browser, site / "index.html", width)
     for path in sorted(site.rglob("*.html")):
         if "assets" in path.parts or path.name == "404.html":

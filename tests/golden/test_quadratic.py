@@ -17,7 +17,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_every_cell_of_the_table(case: tuple[int, int]) -> None:
+def test_every_table_cell(case: tuple[int, int]) -> None:
     setting = QuadraticSettings(*case)
     for horizon, expected in zip(HORIZONS, TABLE[case], strict=True):
         path = quadratic.run(setting, horizon)
@@ -26,7 +26,7 @@ def test_every_cell_of_the_table(case: tuple[int, int]) -> None:
         assert quadratic.deviation(path, quadratic.recursion(setting, horizon)) < 1e-11
 
 
-def test_a_short_last_round_follows_the_recursion_too() -> None:
+def test_short_last_round_follows_recursion() -> None:
     setting = QuadraticSettings(150, 1, budget=250)
     path = quadratic.run(setting, 84)
     assert path.steps.tolist() == [0, 84, 168, 250]
@@ -35,7 +35,7 @@ def test_a_short_last_round_follows_the_recursion_too() -> None:
     np.testing.assert_allclose(path.theta, expected.theta, rtol=1e-11)
 
 
-def test_the_failure_of_the_greedy_update_is_of_finite_budget() -> None:
+def test_greedy_update_recovers_with_larger_budget() -> None:
     assert quadratic.run(QuadraticSettings(150, 1, budget=1400), 1).phi[-1] == pytest.approx(1.46, abs=0.005)
 
 
@@ -48,7 +48,7 @@ def test_both_cases_of_the_theorem() -> None:
     assert [claim.holds for claim in near] == [None, None]
 
 
-def test_a_path_that_breaks_the_theorem_is_called_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_violation_of_theorem_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(setting: QuadraticSettings, horizon: int) -> quadratic.Trajectory:
         path = quadratic.recursion(setting, horizon)
         return quadratic.Trajectory(path.steps, path.theta, -path.phi)

@@ -96,12 +96,12 @@ def check(name: str, outcome: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_it_comes_to_what_was_recorded(name: str, tmp_path: Path) -> None:
+def test_run_matches_record(name: str, tmp_path: Path) -> None:
     check(name, HERE[name](tmp_path))
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_stopped_and_resumed_it_comes_to_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_resumed_run_matches_bit_for_bit(name: str, tmp_path: Path) -> None:
     for folder in ("whole", "resumed"):
         (tmp_path / folder).mkdir()
     whole, resumed = HERE[name](tmp_path / "whole"), RESUMED[name](tmp_path / "resumed")
@@ -116,15 +116,13 @@ def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict
 
 @needs_gloo
 @pytest.mark.parametrize("name", golden_processes.NAMES)
-def test_two_processes_come_to_what_was_recorded(
-    name: str, of_two_processes: dict[str, dict[str, Any]]
-) -> None:
+def test_two_ranks_match_record(name: str, of_two_processes: dict[str, dict[str, Any]]) -> None:
     check(name, of_two_processes[name])
 
 
-def test_every_method_is_in_the_record() -> None:
+def test_every_method_is_recorded() -> None:
     assert set(golden_runs.METHODS.values()) == set(methods.every())
 
 
-def test_nothing_that_was_recorded_is_left_out() -> None:
+def test_every_record_is_compared() -> None:
     assert set(read()) == {*HERE, *golden_processes.NAMES, *REMOVED}

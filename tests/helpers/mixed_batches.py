@@ -36,7 +36,9 @@ class TokenModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.first(self.embedding(tokens))
         x = x + torch.tanh(self.shared(x))
-        x = x + self.bend(self.shared(self.second(x)).flatten(0, 1)).view_as(x)  # positions flattened into rows
+        x = x + self.bend(self.shared(self.second(x)).flatten(0, 1)).view_as(
+            x
+        )  # positions flattened into rows
         return self.head(x)
 
 

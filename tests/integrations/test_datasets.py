@@ -37,7 +37,7 @@ def read(rows: MixtureDataset, count: int) -> list[dict[str, Any]]:
         max_size=4,
     )
 )
-def test_shares_are_exact_while_weights_change(rounds: list[tuple[list[int], int]]) -> None:
+def test_counts_are_exact_while_weights_change(rounds: list[tuple[list[int], int]]) -> None:
     rows = MixtureDataset({"a": [1], "b": [2], "c": [3]})
     reading = iter(rows)
     for weights, count in rounds:
@@ -48,7 +48,7 @@ def test_shares_are_exact_while_weights_change(rounds: list[tuple[list[int], int
         assert all(abs(seen[name] - due[name]) < 2 + 1e-9 for name in due)
 
 
-def test_as_often_as_interleave_datasets_on_average() -> None:
+def test_counts_match_interleave_datasets_on_average() -> None:
     weights = {"web": 0.7, "code": 0.3}
     theirs = datasets.interleave_datasets(
         [WEB.to_iterable_dataset(), CODE],
@@ -63,7 +63,7 @@ def test_as_often_as_interleave_datasets_on_average() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 17, 250])
-def test_goes_on_where_it_was_saved_after_weights_changed(taken: int) -> None:
+def test_resume_after_weights_changed(taken: int) -> None:
     rows = MixtureDataset(BOTH, block=8)
     reading = iter(rows)
     for _ in range(taken):
@@ -97,7 +97,7 @@ def test_workers_see_new_weights() -> None:
     assert set([next(batches) for _ in range(8)][-1]["domain"]) == {"code"}
 
 
-def test_a_second_iteration_goes_on() -> None:
+def test_second_iteration_continues() -> None:
     rows = MixtureDataset({"web": WEB})
     assert sorted(row["x"] for row in read(rows, 50) + read(rows, 50)) == list(range(100))
     loader = DataLoader(MixtureDataset({"web": WEB}), batch_size=10, num_workers=2)
@@ -107,14 +107,14 @@ def test_a_second_iteration_goes_on() -> None:
     assert times[0] != times[1]
 
 
-def test_workers_do_not_read_what_the_main_process_has_begun() -> None:
+def test_workers_ignore_iteration_of_main_process() -> None:
     rows = MixtureDataset({"web": WEB}, stop="all")
     rows.state_dict()
     seen = Counter(x for batch in DataLoader(rows, num_workers=2) for x in batch["x"].tolist())
     assert seen == Counter(range(100))
 
 
-def test_workers_go_on_where_they_were_saved() -> None:
+def test_workers_resume() -> None:
     def loader() -> Any:
         return StatefulDataLoader(MixtureDataset(BOTH, {"web": 3, "code": 1}), batch_size=8, num_workers=2)
 
@@ -131,13 +131,13 @@ def test_workers_go_on_where_they_were_saved() -> None:
     assert [next(reading)["x"].tolist() for _ in range(6)] == rest
 
 
-def test_processes_read_rows_of_their_own() -> None:
+def test_ranks_read_different_rows() -> None:
     parts = [MixtureDataset({"web": WEB}, stop="all", rank=rank, world_size=3) for rank in range(3)]
     seen = Counter(row["x"] for part in parts for row in part)
     assert seen == Counter(range(100))
 
 
-def test_epochs_have_orders_of_their_own() -> None:
+def test_epochs_have_different_orders() -> None:
     rows = MixtureDataset({"web": WEB}, stop="all")
     first, again = list(rows), list(rows)
     rows.set_epoch(1)
@@ -147,7 +147,7 @@ def test_epochs_have_orders_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("stop", "web", "code"), [("first", 40, 40), ("all", 100, 100)])
-def test_ends_with_the_last_row(stop: Any, web: int, code: int) -> None:
+def test_iteration_ends_with_last_row(stop: Any, web: int, code: int) -> None:
     seen = Counter(row["domain"] for row in MixtureDataset(BOTH, stop=stop))
     assert abs(seen["web"] - web) <= 1
     assert abs(seen["code"] - code) <= 1
@@ -155,13 +155,13 @@ def test_ends_with_the_last_row(stop: Any, web: int, code: int) -> None:
     assert first == Counter(range(1000, 1040))
 
 
-def test_rows_of_all_kinds() -> None:
+def test_rows_of_any_type() -> None:
     assert read(MixtureDataset({"a": [(1, 2)]}), 1) == [((1, 2), "a")]
     assert read(MixtureDataset({"a": [{"x": 1}]}, column="source"), 1) == [{"x": 1, "source": "a"}]
     assert MixtureDataset(BOTH, [3, 1]).expected_counts(8) == {"web": 6.0, "code": 2.0}
 
 
-def test_bad_input() -> None:
+def test_invalid_input_raises() -> None:
     with pytest.raises(ValueError, match="code: the dataset is empty; leave it out, or give it rows"):
         MixtureDataset({"web": WEB, "code": []})
     with pytest.raises(ValueError, match="there are no datasets"):

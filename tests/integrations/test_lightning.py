@@ -77,7 +77,7 @@ def fit(trainer: lightning.Trainer, mixing: MixerCallback, **settings: Any) -> R
     return model
 
 
-def test_learns(tmp_path: Path) -> None:
+def test_learns_weights(tmp_path: Path) -> None:
     mixing = new_callback()
     trainer = new_trainer(tmp_path, mixing, max_steps=120)
     fit(trainer, mixing)
@@ -91,9 +91,7 @@ def test_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("accumulation", "clip"), [(1, None), (2, 0.3)])
-def test_does_what_a_plain_loop_with_a_mixer_does(
-    accumulation: int, clip: float | None, tmp_path: Path
-) -> None:
+def test_matches_plain_loop(accumulation: int, clip: float | None, tmp_path: Path) -> None:
     mixing = new_callback()
     found = fit(
         new_trainer(
@@ -133,7 +131,7 @@ def test_does_what_a_plain_loop_with_a_mixer_does(
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_with_a_loader_it_does_what_a_mixer_does(accumulation: int, tmp_path: Path) -> None:
+def test_loader_matches_plain_loop(accumulation: int, tmp_path: Path) -> None:
     mixing = new_callback(micro_batches=accumulation)
     found = fit(new_trainer(tmp_path, mixing, accumulate_grad_batches=accumulation, max_steps=20), mixing)
     model = Regression(mixing)
@@ -172,7 +170,7 @@ class _Saving(lightning.Callback):
 
 
 @pytest.mark.parametrize("micro_batches", [0, 1])
-def test_resumed_is_as_if_it_had_not_been_stopped(micro_batches: int, tmp_path: Path) -> None:
+def test_resume_is_bit_for_bit(micro_batches: int, tmp_path: Path) -> None:
     def new_callback() -> MixerCallback:
         return globals()["new_callback"](micro_batches=micro_batches)
 
@@ -188,7 +186,7 @@ def test_resumed_is_as_if_it_had_not_been_stopped(micro_batches: int, tmp_path: 
             assert torch.equal(a, b)
 
 
-def test_epochs_go_on_in_the_data(tmp_path: Path) -> None:
+def test_epochs_continue_in_the_data(tmp_path: Path) -> None:
     mixing = new_callback(mixer={"horizon": 8, "signal": mixwell.ConstantWeights()})
     seen: list[float] = []
 
@@ -203,7 +201,7 @@ def test_epochs_go_on_in_the_data(tmp_path: Path) -> None:
     assert len(seen) == len(set(seen)) == 3 * 5 * 12
 
 
-def test_the_validation_loss_is_not_taken_for_the_training_s(tmp_path: Path) -> None:
+def test_validation_loss_is_not_logged_as_training_loss(tmp_path: Path) -> None:
     class Logging(Regression):
         def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
             loss = super().training_step(batch, index)
@@ -223,7 +221,7 @@ def test_precisions(precision: Any, tmp_path: Path) -> None:
     assert len(mixing.mixer.rounds) == 2
 
 
-def test_a_checkpoint_before_training(tmp_path: Path) -> None:
+def test_checkpoint_before_training(tmp_path: Path) -> None:
     mixing = new_callback()
     assert mixing.state_dict() == {}
     mixing.load_state_dict({})
@@ -232,7 +230,7 @@ def test_a_checkpoint_before_training(tmp_path: Path) -> None:
         fit(endless, mixing)
 
 
-def test_bad_input(tmp_path: Path) -> None:
+def test_invalid_input_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mixer: budget is chosen by the trainer or loop; leave it out"):
         new_callback(mixer={"budget": 3})
     empty = new_callback()

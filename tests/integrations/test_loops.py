@@ -57,7 +57,7 @@ def run(loop: MixerLoop, model: nn.Module, optimizer: Any, steps: int | None = N
             break
 
 
-def test_learns_and_ends_with_the_budget() -> None:
+def test_learns_weights_and_stops_at_budget() -> None:
     loop, model, optimizer = new_loop(budget=120)
     run(loop, model, optimizer)
     assert loop.mixer.steps_done == 120
@@ -65,7 +65,7 @@ def test_learns_and_ends_with_the_budget() -> None:
     assert loop.data.weights == pytest.approx(loop.mixer.weights.last)
 
 
-def test_accelerate_accumulates_as_a_mixer_does() -> None:
+def test_accelerate_accumulation_matches_plain_loop() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     loop, model, optimizer = new_loop(accelerator, budget=20)
     kept: list[Any] = []
@@ -100,7 +100,7 @@ def test_accelerate_accumulates_as_a_mixer_does() -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_with_a_loader_it_does_what_a_mixer_does(micro_batches: int) -> None:
+def test_loader_matches_plain_loop(micro_batches: int) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=micro_batches)
     size = {"batch_size": 12 * micro_batches, "micro_batches": micro_batches}
     loop, model, optimizer = new_loop(accelerator, loader=new_loader(**size), budget=20)
@@ -161,7 +161,7 @@ def test_micro_batches_take_the_step_of_one_batch(prepared: bool) -> None:
 
 @pytest.mark.parametrize("of", ["dataset", "loader"])
 @pytest.mark.parametrize("stop", [3, 10, 27])
-def test_resumed_is_as_if_it_had_not_been_stopped(stop: int, of: str) -> None:
+def test_resume_is_bit_for_bit(stop: int, of: str) -> None:
     def new_loop() -> tuple[MixerLoop, nn.Module, Any]:
         return globals()["new_loop"](loader=new_loader() if of == "loader" else None)
 
@@ -179,7 +179,7 @@ def test_resumed_is_as_if_it_had_not_been_stopped(stop: int, of: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
-def test_an_error_in_the_loop_leaves_the_model_alone() -> None:
+def test_error_in_loop_does_not_change_model() -> None:
     loop, model, _ = new_loop()
     with pytest.raises(KeyError, match="mine"):
         for _ in loop:
@@ -187,7 +187,7 @@ def test_an_error_in_the_loop_leaves_the_model_alone() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_bad_input() -> None:
+def test_invalid_input_raises() -> None:
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(

@@ -69,7 +69,7 @@ def check_weights_in_sync(found: dict[str, Any], expected: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_two_processes_agree_with_one(case: Case, folder: Path) -> None:
+def test_two_ranks_match_one(case: Case, folder: Path) -> None:
     one, other = read(folder / "two", case)
     assert one == other
     names = [written(case, resumed=False, count=PROCESSES, rank=rank) for rank in range(PROCESSES)]
@@ -81,7 +81,7 @@ def test_two_processes_agree_with_one(case: Case, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", SAVED, ids=lambda case: case.name)
-def test_resumed_is_as_if_it_had_not_been_stopped(case: Case, folder: Path) -> None:
+def test_resume_is_bit_for_bit(case: Case, folder: Path) -> None:
     found, expected = read(folder / "two", case, resumed=True), read(folder / "two", case)
     # With dense traces the first mixed batch of a mixer is looked at, and rounded otherwise than those after it.
     # With fully_shard in Accelerate the gradient of the first step of several micro-batches is.
@@ -94,7 +94,7 @@ def test_resumed_is_as_if_it_had_not_been_stopped(case: Case, folder: Path) -> N
 
 
 @pytest.mark.parametrize("case", BY_ONE, ids=lambda case: case.name)
-def test_a_trainer_goes_on_with_another_number_of_processes(case: Case, folder: Path) -> None:
+def test_trainer_resumes_with_other_world_size(case: Case, folder: Path) -> None:
     both, _ = read(folder / "two", case)
     check_weights_in_sync(read(folder / "one", case, count=1)[0], both)
     check_weights_in_sync(read(folder / "two", case, resumed=True, count=1)[0], both)
@@ -103,7 +103,7 @@ def test_a_trainer_goes_on_with_another_number_of_processes(case: Case, folder: 
     check_weights_in_sync(one, both)
 
 
-def test_where_each_has_its_own_place_in_the_data_as_many_must_go_on(folder: Path) -> None:
+def test_per_rank_positions_need_same_world_size(folder: Path) -> None:
     messages = {
         "accelerate": "the state is of one of 2 processes, and there are 1; each has its own place in the data",
         "lightning": "the checkpoint is of 2 processes, and there are 1; each has its own place in the data",
@@ -116,6 +116,6 @@ def test_where_each_has_its_own_place_in_the_data_as_many_must_go_on(folder: Pat
 
 
 @pytest.mark.parametrize("case", MESSAGES, ids=lambda case: case.name)
-def test_what_cannot_be_mixed_is_told(case: Case, folder: Path) -> None:
+def test_unsupported_strategies_give_error(case: Case, folder: Path) -> None:
     for found in read(folder / "two", case):
         assert MESSAGES[case] in found["error"]

@@ -53,7 +53,7 @@ def history(trainer: Any, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-def test_learns_logs_and_writes_the_mixture(tmp_path: Path) -> None:
+def test_learns_logs_and_writes_mixture(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path, args={"max_steps": 40})
     trainer.train()
     assert trainer.mixer.weights["up"] > 0.6
@@ -82,9 +82,7 @@ class _Seen(TrainerCallback):
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_does_what_a_plain_loop_with_a_mixer_does(
-    accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matches_plain_loop(accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same batches in a loop of our own: the same parameters and hypergradients, schedule and clipping too."""
     seen = _Seen()
     settings = {
@@ -163,7 +161,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_resumed_is_as_if_it_had_not_been_stopped(case: str, tmp_path: Path) -> None:
+def test_resume_is_bit_for_bit(case: str, tmp_path: Path) -> None:
     def trainer() -> Any:
         chosen = {key: make() if callable(make) else make for key, make in CASES[case].items()}
         saving = {"save_strategy": "steps", "save_steps": 3, "save_only_model": False}
@@ -211,7 +209,7 @@ def launch(folder: Path, processes: int, *arguments: object) -> None:
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
-def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
+def test_two_ranks_match_one_and_resume(tmp_path: Path) -> None:
     """`accelerate launch`: 2 processes x 2 micro-batches x 3 rows are the 12 rows that one takes at once."""
 
     def written(name: str) -> dict[str, Any]:
@@ -235,7 +233,7 @@ def test_two_processes_agree_with_one_and_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama.modeling_llama.LlamaRMSNorm", "gemma.modeling_gemma.GemmaRMSNorm"])
-def test_norms_of_transformers_are_known(kind: str) -> None:
+def test_transformers_norm_layers_have_rules(kind: str) -> None:
     module, name = kind.rsplit(".", 1)
     made = getattr(importlib.import_module(f"transformers.models.{module}"), name)(8)
     assert isinstance(rule_for(made, {"weight": 0}), NormRule)
@@ -266,7 +264,7 @@ def classes(shape: tuple[int, ...], count: int = 3) -> Tensor:
         (lambda: bert("BertForSequenceClassification", num_labels=3), lambda: classes((4, 3), 2).float()),
     ],
 )
-def test_losses_of_rows_are_the_model_s_own(make: Any, labels: Any) -> None:
+def test_row_losses_match_model_loss(make: Any, labels: Any) -> None:
     model = make().eval()
     targets = labels()
     if targets.dim() == 2 and targets.dtype == torch.int64:
@@ -279,7 +277,7 @@ def test_losses_of_rows_are_the_model_s_own(make: Any, labels: Any) -> None:
         torch.testing.assert_close(found, model(**one).loss.reshape(()), rtol=1e-5, atol=1e-6)
 
 
-def test_a_loss_of_its_own_is_noticed(tmp_path: Path) -> None:
+def test_additional_model_loss_is_detected(tmp_path: Path) -> None:
     class WithMoreForCausalLM(LlamaForCausalLM):
         def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
             outputs = super().forward(input_ids=input_ids, labels=labels, **kwargs)
@@ -292,7 +290,7 @@ def test_a_loss_of_its_own_is_noticed(tmp_path: Path) -> None:
         new_trainer(tmp_path, model=model).train()
 
 
-def test_losses_of_rows_may_be_given(tmp_path: Path) -> None:
+def test_row_losses_can_be_passed(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def own(model: nn.Module, inputs: Any) -> Tensor:
@@ -315,7 +313,7 @@ def test_losses_of_rows_may_be_given(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------- bad input
 
 
-def test_bad_data(tmp_path: Path) -> None:
+def test_invalid_data_raise(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="train_dataset has no column 'domain' .* its columns are input_ids, labels"
     ):
@@ -339,7 +337,7 @@ def test_bad_data(tmp_path: Path) -> None:
         new_trainer(tmp_path, validation_rows=0)
 
 
-def test_domains_are_taken_from_where_they_are(tmp_path: Path) -> None:
+def test_domains_from_column_or_mapping(tmp_path: Path) -> None:
     plain = [{**row, "source": kind} for kind in ("b", "a") for row in rows("up", 3)]
     assert list(new_trainer(tmp_path, train_dataset=plain, domain_column="source")._domains) == ["a", "b"]
     classed = labeled().cast_column("domain", datasets.ClassLabel(names=["up", "none", "noise", "down"]))
@@ -363,14 +361,14 @@ def test_gpt2_is_a_causal_language_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epochs", [1.0, 2.0])
-def test_epoch_caps_are_kept(epochs: float, tmp_path: Path) -> None:
+def test_epoch_caps_hold(epochs: float, tmp_path: Path) -> None:
     cap = mixwell.EpochCap({"down": 60, "noise": 60, "up": 60}, {"up": epochs}, batch_size=12, budget=20)
     trainer = new_trainer(tmp_path, mixer={"constraints": [cap]})
     trainer.train()
     assert 0 < outcome(trainer)["rows"]["up"] <= 60 * epochs
 
 
-def test_a_small_domain_is_held_back_unless_constraints_are_given(tmp_path: Path) -> None:
+def test_small_domain_is_limited_unless_constraints_given(tmp_path: Path) -> None:
     few = {"up": rows("up", 4), "noise": rows("noise", 4000)}
     trainer = new_trainer(tmp_path / "default", train_dataset=few)
     trainer.train()
@@ -391,12 +389,12 @@ def test_evaluation_and_checkpointing(tmp_path: Path) -> None:
     assert (Path(trainer.state.best_model_checkpoint) / "mixer.safetensors").exists()
 
 
-def test_unknown_domains(tmp_path: Path) -> None:
+def test_unknown_domains_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'books'"):
         new_trainer(tmp_path, mixer={"weights": {"up": 1, "down": 1, "noise": 1, "books": 1}}).train()
 
 
-def test_what_cannot_be_mixed(tmp_path: Path) -> None:
+def test_unsupported_settings_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a compiled model hides its layers"):
         new_trainer(tmp_path, args={"torch_compile": True})
 
@@ -416,7 +414,7 @@ def test_what_cannot_be_mixed(tmp_path: Path) -> None:
         new_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
-def test_a_checkpoint_of_another_trainer(tmp_path: Path) -> None:
+def test_checkpoint_of_plain_trainer_raises(tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 4, "max_steps": 4}
     plain = Trainer(
         model=new_model(),
@@ -428,7 +426,7 @@ def test_a_checkpoint_of_another_trainer(tmp_path: Path) -> None:
         new_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
-def test_another_batch_size_is_noticed(tmp_path: Path) -> None:
+def test_changed_batch_size_raises(tmp_path: Path) -> None:
     new_trainer(tmp_path, args={"save_strategy": "steps", "save_steps": 4, "max_steps": 8}).train()
     with pytest.raises(ValueError, match="a step had 12 rows when the run was saved, and has 6"):
         other = new_trainer(tmp_path, args={"per_device_train_batch_size": 6, "max_steps": 8})
@@ -441,7 +439,7 @@ def test_another_batch_size_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_loader_is_as_good_as_its_datasets(accumulation: int, tmp_path: Path) -> None:
+def test_loader_matches_its_datasets(accumulation: int, tmp_path: Path) -> None:
     made = {kind: datasets.Dataset.from_list(rows(kind, 60)) for kind in ("up", "down", "noise")}
     sizes = {"per_device_train_batch_size": 12 // accumulation, "gradient_accumulation_steps": accumulation}
     found: list[dict[str, Any]] = []
@@ -452,13 +450,13 @@ def test_a_loader_is_as_good_as_its_datasets(accumulation: int, tmp_path: Path) 
     assert found[0] == found[1]
 
 
-def test_a_loader_of_another_batch_size_is_refused(tmp_path: Path) -> None:
+def test_loader_of_other_batch_size_raises(tmp_path: Path) -> None:
     loader = mixwell.MixtureLoader({"up": rows("up", 60), "down": rows("down", 60)}, 24)
     with pytest.raises(ValueError, match="the loader makes steps of 24 rows, and TrainingArguments of 12"):
         new_trainer(tmp_path, train_dataset=loader).train()
 
 
-def test_a_cap_that_the_loader_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_epoch_cap_unknown_to_loader_raises(tmp_path: Path) -> None:
     """The loader records which rows were used, so a cap of the mixer alone would never tighten."""
     data = {kind: rows(kind, 60) for kind in ("up", "down", "noise")}
     cap = mixwell.EpochCap(dict.fromkeys(data, 60), {"up": 2.0}, batch_size=12, budget=10)

@@ -81,7 +81,7 @@ def test_megatron_reads_the_blends_per_split() -> None:
     assert utils.get_blend_from_list(splits["test"]) is None
 
 
-def test_megatron_takes_one_domain_for_a_weight_and_a_prefix() -> None:
+def test_megatron_reads_single_domain() -> None:
     utils = consumer("megatron.core.datasets.utils")
     text = export(mixture({"web": 1.0}), to="megatron", note=print)
     assert utils.get_blend_from_list(text.split()) == (["web"], [1.0])
@@ -109,7 +109,7 @@ def test_megatron_builds_the_blend() -> None:
     assert share_of(made.dataset_index.tolist()) == pytest.approx(ROUNDED, abs=2e-4)
 
 
-def test_torchtitan_draws_by_it(tmp_path: Path) -> None:
+def test_torchtitan_samples_by_weights(tmp_path: Path) -> None:
     text_datasets = consumer("torchtitan.hf_datasets.text_datasets")
     paths = texts(tmp_path, rows=400)
     namespace: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def test_torchtitan_draws_by_it(tmp_path: Path) -> None:
     assert share_of(drawn) == pytest.approx(ROUNDED, abs=0.04)
 
 
-def test_torchtitan_keeps_its_own_datasets() -> None:
+def test_torchtitan_keeps_registered_datasets() -> None:
     text_datasets = consumer("torchtitan.hf_datasets.text_datasets")
     own = text_datasets.DATASETS["c4"]
     namespace: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def test_torchtitan_keeps_its_own_datasets() -> None:
     assert path == "it's"
 
 
-def test_axolotl_takes_each_entry() -> None:
+def test_axolotl_accepts_each_entry() -> None:
     schemas = consumer("axolotl.utils.schemas.datasets", AXOLOTL_DO_NOT_TRACK="1")
     text = export(mixture(WEIGHTS), to="axolotl", note=print)
     entries = yaml.safe_load(text)["datasets"]
@@ -147,7 +147,7 @@ def test_axolotl_takes_each_entry() -> None:
     assert "weight" not in known, f"axolotl {version('axolotl')} has weights now: use them"
 
 
-def test_axolotl_puts_the_mixture_together(tmp_path: Path) -> None:
+def test_axolotl_builds_mixture(tmp_path: Path) -> None:
     sft = consumer("axolotl.utils.data.sft", AXOLOTL_DO_NOT_TRACK="1")
     default = consumer("axolotl.utils.dict").DictDefault
     rows = {"web": 4000, "code": 3000, "books, old": 5000}
@@ -167,7 +167,7 @@ def _loaded(sft: ModuleType, entry: Any, config: Any) -> Any:
         return sft._load_and_process_single_dataset(entry, config, None, "train", config.seed)[0]
 
 
-def test_llama_factory_reads_the_settings(tmp_path: Path) -> None:
+def test_llama_factory_reads_settings(tmp_path: Path) -> None:
     # the version check is of packages that have no part in this
     data_args = consumer("llamafactory.hparams.data_args", DISABLE_VERSION_CHECK="1")
     omegaconf, transformers = consumer("omegaconf"), consumer("transformers")

@@ -76,7 +76,7 @@ def concrete(base: type) -> set[type]:
     return {k for k in below if not inspect.isabstract(k) and k.__module__.startswith("mixwell.")}
 
 
-def test_every_kind_is_in_a_table() -> None:
+def test_every_component_is_in_a_contract_table() -> None:
     estimators = {name: make() for name, make in ESTIMATORS.items()}
     made = [make() for make in UPDATES.values()]
     assert {type(one.traces) for one in estimators.values()} == concrete(mixwell.Traces)
@@ -125,7 +125,7 @@ def test_permuting_domains_permutes_the_result_of_every_optimizer(optimizer: str
 
 
 @pytest.mark.parametrize("optimizer", sorted(NOT_PROJECTED))
-def test_projected_traces_refuse_a_decay_by_element(optimizer: str) -> None:
+def test_projected_traces_reject_elementwise_decay(optimizer: str) -> None:
     batches, validation = regression_batches(0, steps=1)
     with pytest.raises(ValueError, match="AdamW instead of Adam with weight decay; or use DenseTraces"):
         final_weights("projected", batches, validation, optimizer=optimizer)
@@ -161,12 +161,12 @@ def assert_a_duplicate_splits_the_gain(
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 @pytest.mark.parametrize(("estimator", "form"), FORMS)
-def test_a_duplicate_domain_splits_its_weights_gain(estimator: str, form: str, optimizer: str) -> None:
+def test_duplicate_domain_splits_weight_gain(estimator: str, form: str, optimizer: str) -> None:
     assert_a_duplicate_splits_the_gain(estimator, form, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("update", SPLITTING)
-def test_a_duplicate_domain_splits_its_weights_gain_with_every_update(update: str) -> None:
+def test_duplicate_domain_splits_gain_with_every_update(update: str) -> None:
     assert_a_duplicate_splits_the_gain("projected", "mixed batches", update=update)
 
 
@@ -181,13 +181,13 @@ def test_copies_of_a_domain_have_equal_weights_with_every_update(update: str, fo
 
 
 @pytest.mark.parametrize(("estimator", "form"), FORMS)
-def test_one_domain_is_a_no_op(estimator: str, form: str) -> None:
+def test_single_domain_is_a_no_op(estimator: str, form: str) -> None:
     batches, validation = regression_batches(2, steps=8, domains=1)
     assert final_weights(estimator, batches, validation, form=form) == {"d0": 1.0}
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_one_domain_is_a_no_op_with_every_update(update: str) -> None:
+def test_single_domain_is_a_no_op_with_every_update(update: str) -> None:
     batches, validation = regression_batches(2, steps=8, domains=1)
     assert final_weights("projected", batches, validation, update=UPDATES[update]()) == {"d0": 1.0}
 
@@ -257,7 +257,7 @@ LARGEST = float(np.finfo(np.float64).max)
 
 @pytest.mark.parametrize("update", UPDATES)
 @given(st.data(), st.integers(1, 8))
-def test_every_update_stays_on_the_simplex_through_anything_finite(update: str, data, m: int) -> None:
+def test_every_update_stays_on_simplex_for_finite_input(update: str, data, m: int) -> None:
     weights, made = Weights(names(m)), UPDATES[update]()
     for k in range(3):
         scores = data.draw(arrays(np.float64, m, elements=st.floats(-LARGEST, LARGEST)))
@@ -280,7 +280,7 @@ def test_only_differences_of_scores_matter(update: str, seed: int, m: int, shift
 
 @pytest.mark.parametrize("update", UPDATES)
 @given(st.integers(0, 1000), st.integers(2, 6))
-def test_of_equal_weights_that_of_the_lower_score_ends_higher(update: str, seed: int, m: int) -> None:
+def test_lower_score_gains_among_equal_weights(update: str, seed: int, m: int) -> None:
     scores = scores_of(seed, m, 1)
     (log,) = courses(UPDATES[update](), scores)
     order = np.argsort(scores[0])
@@ -301,7 +301,7 @@ def test_every_update_continues_from_its_state(update: str, stop: int) -> None:
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_an_update_that_was_reset_is_as_new(update: str) -> None:
+def test_reset_update_equals_new_update(update: str) -> None:
     scores, used = scores_of(0, 4, 6), UPDATES[update]()
     courses(used, scores_of(1, 4, 6))
     used.reset()
@@ -309,7 +309,7 @@ def test_an_update_that_was_reset_is_as_new(update: str) -> None:
 
 
 @given(st.floats(1e-6, 1e6), st.integers(2, 6))
-def test_the_unit_of_the_validation_loss_does_not_matter_to_the_self_tuned_step(scale: float, m: int) -> None:
+def test_auto_step_size_is_invariant_to_loss_unit(scale: float, m: int) -> None:
     scores = np.random.default_rng(m).normal(size=(5, m))
     plain, scaled = mixwell.MirrorDescent("auto"), mixwell.MirrorDescent("auto")
     for k, row in enumerate(scores):

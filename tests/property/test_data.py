@@ -45,18 +45,18 @@ def test_bytes_round_trip(text: str) -> None:
 
 
 @given(texts=st.lists(any_text, max_size=4))
-def test_trained_round_trip(bpe: TokenizerFile, texts: list[str]) -> None:
+def test_trained_tokenizer_round_trip(bpe: TokenizerFile, texts: list[str]) -> None:
     assert [bpe.decode(ids) for ids in bpe.encode(texts)] == texts
     assert [ids.tolist() for ids in bpe.encode(texts)] == [bpe.encode([text])[0].tolist() for text in texts]
 
 
 @given(some_text)
-def test_cuts_are_inside(text: str) -> None:
+def test_cuts_are_inside_the_text(text: str) -> None:
     assert 0 < good_cut(text) <= len(text)
 
 
 @given(words=st.lists(st.text(st.sampled_from("ab1 .,\n\r\t'sß"), max_size=8), min_size=1, max_size=30))
-def test_cuts_between_a_letter_and_a_line_end_keep_the_tokens(bpe: TokenizerFile, words: list[str]) -> None:
+def test_cuts_at_line_ends_keep_tokens(bpe: TokenizerFile, words: list[str]) -> None:
     text = "a\nb".join(words)
     at = good_cut(text) if text else 0
     if "\n" in text[at : at + 1]:
@@ -66,7 +66,7 @@ def test_cuts_between_a_letter_and_a_line_end_keep_the_tokens(bpe: TokenizerFile
 
 @modest
 @given(some_text, st.integers(1, 40), st.sampled_from(["utf-8", "utf-16", "utf-32", "utf-8-sig"]))
-def test_pieces_join_to_the_file(text: str, piece: int, encoding: str) -> None:
+def test_pieces_concatenate_to_file(text: str, piece: int, encoding: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "a.txt").write_bytes(text.encode(encoding))
         source = TextFiles("a.txt", base=Path(name), encoding=encoding, piece=piece)
@@ -105,7 +105,7 @@ def test_all_sources_give_the_same_tokens(documents: list[str]) -> None:
 
 @modest
 @given(lists, some_text)
-def test_fingerprints_depend_on_content_and_not_on_place(documents: list[str], more: str) -> None:
+def test_fingerprints_depend_on_content_not_path(documents: list[str], more: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name) / part for part in ("one", "other/place", "changed")]
         contents = [documents, documents, [*documents, more.lstrip("\ufeff") + "!"]]
@@ -141,7 +141,7 @@ class Breaking(Source):
 
 @modest
 @given(lists, st.data())
-def test_a_crash_leaves_nothing_that_is_trusted(documents: list[str], data) -> None:
+def test_incomplete_files_of_a_crash_are_not_used(documents: list[str], data) -> None:
     source = Breaking(documents, data.draw(st.integers(0, len(documents) - 1)))
     with tempfile.TemporaryDirectory() as name:
         with pytest.raises(OSError, match="the disk is gone"):
@@ -157,7 +157,7 @@ long_lines = st.lists(
 
 
 @given(long_lines, long_lines, st.lists(st.integers(0, 400), max_size=5))
-def test_overlap_is_exact_and_pieces_do_not_matter(one: list[str], other: list[str], cuts: list[int]) -> None:
+def test_overlap_is_exact_for_any_pieces(one: list[str], other: list[str], cuts: list[int]) -> None:
     text, sketches = "\n".join(one), (LineSketch(), LineSketch())
     edges = [0, *sorted(cuts), len(text) + 400]
     for start, stop in pairwise(edges):
@@ -189,7 +189,7 @@ def test_rows_are_slices_of_the_tokens(documents: list[str], length: int, data) 
     st.floats(0.3, 1),
     st.integers(0, 2**32 - 1),
 )
-def test_rows_that_are_used_up_do_not_stop_a_run(
+def test_exhausted_rows_do_not_stop_run(
     batch: int, steps: int, rows: list[int], rule: Rule, floor: float, cap: float, seed: int
 ) -> None:
     """Floors and caps give way to what is left, every row is seen at most once, and each batch is full."""

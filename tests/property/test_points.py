@@ -20,9 +20,7 @@ spans = st.floats(0.01, 1.0)
 
 
 @given(lengths, counts, spans)
-def test_points_increase_within_the_span_and_end_with_the_round(
-    length: int, points: int, span: float
-) -> None:
+def test_points_increase_in_span_and_end_with_round(length: int, points: int, span: float) -> None:
     found = validation_points(length, points=points, span=span)
     assert all(early < late for early, late in itertools.pairwise(found))
     assert found[-1] == length
@@ -37,7 +35,7 @@ def test_points_are_evenly_spaced(length: int, points: int, span: float) -> None
     assert gaps.max() - gaps.min() <= 1
 
 
-def test_signals_say_where_their_points_are() -> None:
+def test_signals_report_their_validation_points() -> None:
     assert Hypergradient().validation_points(84) == validation_points(84, points=8, span=0.5)
     assert Hypergradient(points=1, span=0.1).validation_points(84) == (84,)
     assert ConstantWeights().validation_points(84) == ()
@@ -55,13 +53,13 @@ def test_signals_say_where_their_points_are() -> None:
         ({"span": math.nan}, r"span must be a part of the round, in \(0, 1\], got nan"),
     ],
 )
-def test_wrong_points(wrong, message: str) -> None:
+def test_invalid_points_raise(wrong, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Hypergradient(**wrong)
 
 
 @given(st.integers(100, 100_000), st.integers(1, 512), st.sampled_from([1, 4, 8, 16]))
-def test_validation_takes_a_twentieth_of_a_round_at_most(budget: int, batch_rows: int, points: int) -> None:
+def test_validation_takes_at_most_five_percent_of_round(budget: int, batch_rows: int, points: int) -> None:
     length = theory.stochastic_horizon(budget)
     due = len(validation_points(length, points=points))
     rows = validation_rows(batch_rows, steps=length, points=due)
@@ -73,7 +71,7 @@ def test_validation_takes_a_twentieth_of_a_round_at_most(budget: int, batch_rows
 
 
 @given(st.integers(1, 19), st.integers(1, 512), st.integers(1, 10))
-def test_a_short_round_takes_one_batch_in_all(length: int, batch_rows: int, points: int) -> None:
+def test_short_round_takes_one_validation_batch(length: int, batch_rows: int, points: int) -> None:
     due = len(validation_points(length, points=points))
     assert validation_rows(batch_rows, steps=length, points=due) == max(1, batch_rows // due)
 
@@ -100,7 +98,7 @@ def scores_at(steps: list[int], scores: np.ndarray) -> RoundScores:
 
 
 @given(kept())
-def test_standard_errors_are_the_literal_formula(drawn: tuple[list[int], np.ndarray]) -> None:
+def test_standard_errors_match_formula(drawn: tuple[list[int], np.ndarray]) -> None:
     """``r_i = h_i - t_i sum h / sum t`` and ``sqrt(sum_i r_i^2 / (k (k - 1)))``, one number after the other."""
     steps, scores = drawn
     found = scores_at(steps, scores)
@@ -120,14 +118,14 @@ def test_standard_errors_are_the_literal_formula(drawn: tuple[list[int], np.ndar
     st.lists(st.integers(1, 500), min_size=2, max_size=9, unique=True),
     st.lists(values, min_size=1, max_size=5),
 )
-def test_scores_in_proportion_to_steps_have_no_noise(steps: list[int], rates: list[float]) -> None:
+def test_scores_proportional_to_steps_have_no_noise(steps: list[int], rates: list[float]) -> None:
     scores = np.outer(steps, rates)
     errors = scores_at(steps, scores).standard_errors()
     assert errors is not None
     assert (errors <= 1e-12 * np.abs(scores).max(axis=0)).all()
 
 
-def test_standard_errors_are_those_of_the_mean() -> None:
+def test_standard_errors_match_simulated_mean() -> None:
     """Of many rounds with independent noise at each point: their mean square is the variance of the mean."""
     random = np.random.default_rng(0)
     steps = np.array([60, 70, 80, 90])
@@ -142,7 +140,7 @@ def test_standard_errors_are_those_of_the_mean() -> None:
     np.testing.assert_allclose(np.mean(squares, axis=0), np.var(means, axis=0), rtol=0.1)
 
 
-def test_one_point_has_the_noise_of_its_parts_and_none_where_it_is_lost() -> None:
+def test_single_point_uses_noise_of_its_parts() -> None:
     found = RoundScores()
     assert found.mean() is None
     assert found.standard_errors() is None
@@ -159,14 +157,14 @@ def test_one_point_has_the_noise_of_its_parts_and_none_where_it_is_lost() -> Non
     assert errors[1] == 0
 
 
-def test_points_too_large_for_a_variance_have_no_standard_error() -> None:
+def test_overflowing_points_have_no_standard_error() -> None:
     found = scores_at([1, 2], np.array([[1e308], [-1e308]]))
     assert found.standard_errors() is None
     assert found.mean() == pytest.approx([0.0])
 
 
 @given(kept())
-def test_points_survive_as_plain_values(drawn: tuple[list[int], np.ndarray]) -> None:
+def test_points_round_trip_as_plain_values(drawn: tuple[list[int], np.ndarray]) -> None:
     found, other = scores_at(*drawn), RoundScores()
     other.load_state(found.state())
     np.testing.assert_array_equal(other.mean(), found.mean())

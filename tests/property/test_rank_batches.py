@@ -117,9 +117,7 @@ def test_rows_that_are_not_divided_evenly_cannot_be_split() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=4), st.integers(1, 5), st.integers(1, 30))
-def test_streams_of_processes_together_are_that_of_one(
-    weights: list[float], processes: int, steps: int
-) -> None:
+def test_rank_streams_partition_single_stream(weights: list[float], processes: int, steps: int) -> None:
     shares = np.array(weights) / sum(weights)
     sizes = {str(place): 7 + 5 * place for place in range(len(weights))}
 

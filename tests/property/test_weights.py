@@ -42,7 +42,7 @@ def boxes(draw) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @given(st.data(), sizes, st.floats(1e-300, LARGEST))
-def test_mirror_descent_through_anything_finite(data, m: int, alpha: float) -> None:
+def test_mirror_descent_with_any_finite_input(data, m: int, alpha: float) -> None:
     weights = Weights(names(m))
     for _ in range(3):
         step = updates.mirror_step(weights.log, data.draw(scores_of(m)), alpha)
@@ -54,7 +54,7 @@ def test_mirror_descent_through_anything_finite(data, m: int, alpha: float) -> N
 
 
 @given(st.data(), st.integers(2, 8))
-def test_self_tuned_step_sizes_are_finite_and_bounded(data, m: int) -> None:
+def test_auto_step_sizes_are_finite_and_bounded(data, m: int) -> None:
     update = updates.MirrorDescent("auto")
     for k in range(4):
         # beyond 1e300 the step size is subnormal and has few digits
@@ -67,7 +67,7 @@ def test_self_tuned_step_sizes_are_finite_and_bounded(data, m: int) -> None:
 
 
 @given(st.floats(-1e6, 1e6), st.integers(2, 9))
-def test_equal_scores_move_nothing(score: float, m: int) -> None:
+def test_equal_scores_keep_weights(score: float, m: int) -> None:
     """Though they differ from their mean by rounding."""
     update = updates.MirrorDescent("auto")
     for k in range(3):
@@ -75,7 +75,7 @@ def test_equal_scores_move_nothing(score: float, m: int) -> None:
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=6), st.floats(-5, 5), st.floats(0.1, 3))
-def test_mirror_descent_is_the_papers_formula(initial: list[float], shift: float, alpha: float) -> None:
+def test_mirror_descent_matches_paper(initial: list[float], shift: float, alpha: float) -> None:
     weights = Weights(names(len(initial)), initial)
     scores = np.linspace(-1, 1, len(initial)) + shift
     expected = weights.values * np.exp(-alpha * scores)
@@ -85,7 +85,7 @@ def test_mirror_descent_is_the_papers_formula(initial: list[float], shift: float
 
 @example((np.array([0.0, -37.0]), np.array([0.5, 0.0]), np.ones(2)))  # 1 - exp(-37) is 1 in floating point
 @given(boxes())
-def test_projection_obeys_the_bounds_and_is_optimal(box) -> None:
+def test_projection_is_feasible_and_optimal(box) -> None:
     """The KL projection is ``clip(s q, low, high)``; these are its optimality conditions."""
     log, low, high = box
     m = len(log)
@@ -112,7 +112,7 @@ def test_projection_obeys_the_bounds_and_is_optimal(box) -> None:
 
 
 @given(boxes())
-def test_projecting_twice_changes_nothing(box) -> None:
+def test_projection_is_idempotent(box) -> None:
     log, low, high = box
     m = len(log)
     bounded = [Floor(dict(zip(names(m), low, strict=True))), Cap(dict(zip(names(m), high, strict=True)))]
@@ -122,7 +122,7 @@ def test_projecting_twice_changes_nothing(box) -> None:
 
 
 @given(st.data(), st.integers(2, 6))
-def test_constraints_through_anything_finite(data, m: int) -> None:
+def test_constraints_with_any_finite_input(data, m: int) -> None:
     log = data.draw(log_weights(m))
     parts = [Floor(0.01), Cap(0.9), PriorPull([1.0] * m, strength=data.draw(st.floats(0, 1e6)))]
     w = np.exp(constraints.apply_constraints(names(m), log, parts, step_size=data.draw(st.floats(1e-6, 1e6))))
@@ -132,7 +132,7 @@ def test_constraints_through_anything_finite(data, m: int) -> None:
     assert w.max() <= 0.9 * (1 + 1e-9)
 
 
-def test_the_constrained_step_minimizes_what_it_says() -> None:
+def test_constrained_step_minimizes_its_objective() -> None:
     """Against a fine grid: ``alpha <h, w> + KL(w || w_k) + alpha lambda KL(w || p)`` over the bounded simplex."""
     rng = np.random.default_rng(0)
     start, prior, h = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.2, 0.6]), rng.normal(size=3)
@@ -158,7 +158,7 @@ def test_the_constrained_step_minimizes_what_it_says() -> None:
     assert objective(got) <= objective(grid).min() + 1e-9
 
 
-def test_a_strong_pull_ends_at_the_prior() -> None:
+def test_strong_pull_reaches_prior() -> None:
     prior = [0.7, 0.2, 0.1]
     log = constraints.apply_constraints(
         names(3), np.log([0.1, 0.1, 0.8]), [PriorPull(prior, 1e9)], step_size=1.0
@@ -167,7 +167,7 @@ def test_a_strong_pull_ends_at_the_prior() -> None:
 
 
 @given(st.integers(1, 10**9))
-def test_the_default_horizon_fits_its_budget(budget: int) -> None:
+def test_default_horizon_fits_budget(budget: int) -> None:
     length = horizons.resolve(None, budget)
     assert 1 <= length <= budget
     if budget > 1:
@@ -175,7 +175,7 @@ def test_the_default_horizon_fits_its_budget(budget: int) -> None:
         assert (length - 1) ** 2 < budget * math.log(budget) / 4 <= length**2 * (1 + 1e-12)
 
 
-def test_the_papers_horizons() -> None:
+def test_horizons_match_paper() -> None:
     assert [theory.stochastic_horizon(n) for n in (1000, 5000, 10000)] == [84, 207, 304]
     with pytest.raises(ValueError, match="exceeds the budget of 100"):
         horizons.resolve(horizons.DeterministicHorizon(learning_rate=0.01, strong_convexity=1.0), 100)
@@ -183,7 +183,7 @@ def test_the_papers_horizons() -> None:
         horizons.resolve(horizons.DeterministicHorizon(learning_rate=0, strong_convexity=1), 100)
 
 
-def test_log_odds_come_back_from_far_below_the_least_float() -> None:
+def test_log_weights_recover_from_below_float_range() -> None:
     weights = Weights(["a", "b"])
     weights.advance(updates.mirror_step(weights.log, np.array([900.0, 0.0]), 1.0), steps=1)
     assert weights["a"] > 0

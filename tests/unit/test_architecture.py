@@ -48,7 +48,7 @@ def _imported(path: Path) -> set[str]:
     return found & set(ROOMS)
 
 
-def test_imports_point_up_the_table_of_rooms() -> None:
+def test_folders_import_only_those_above() -> None:
     found: set[tuple[str, str]] = set()
     for path in PACKAGE.rglob("*.py"):
         room = _module(path).split(".")[0]
@@ -58,12 +58,12 @@ def test_imports_point_up_the_table_of_rooms() -> None:
     assert sorted(found) == []
 
 
-def test_every_folder_is_a_room_and_says_what_lives_there() -> None:
+def test_every_folder_is_listed_and_documented() -> None:
     folders = {one.name for one in PACKAGE.iterdir() if one.is_dir() and one.name != "__pycache__"}
     assert folders == set(ROOMS) - {"typing", "cli"}
     for room in folders:
         assert ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())), room
 
 
-def test_the_root_has_no_other_modules() -> None:
+def test_package_root_has_no_other_modules() -> None:
     assert {one.stem for one in PACKAGE.glob("*.py")} == ROOT_MODULES

@@ -19,7 +19,7 @@ def mixwell(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_quadratic_prints_checks_writes_and_draws(tmp_path: Path) -> None:
+def test_reproduce_quadratic(tmp_path: Path) -> None:
     done = mixwell("reproduce", "quadratic", "-R", "150", "-a", "1", "-T", "1,10,109,2000", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for part in ("-35.95", "2.4506", "T = [2000]", "R=150 > 111.1", "T=109: log-odds >= 0.4983"):
@@ -47,7 +47,7 @@ def test_quadratic_prints_checks_writes_and_draws(tmp_path: Path) -> None:
         (["-N", "0"], "the budget must be at least 1 step, got 0"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(args: list[str], message: str, tmp_path: Path) -> None:
+def test_invalid_input_prints_one_line_with_status_2(args: list[str], message: str, tmp_path: Path) -> None:
     _, err = inside("reproduce", "quadratic", *args, cwd=tmp_path, status=2)
     assert err.startswith("mixwell: ")
     assert message in err
@@ -55,7 +55,7 @@ def test_bad_input_is_one_line_and_status_2(args: list[str], message: str, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unwritable_folder_is_said(tmp_path: Path) -> None:
+def test_unwritable_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = mixwell("reproduce", "quadratic", "-T", "1", "--out", "file/inside", cwd=tmp_path)
     assert done.returncode == 2
@@ -69,7 +69,7 @@ def test_help_and_version(tmp_path: Path) -> None:
     assert "--horizons" in mixwell("reproduce", "quadratic", "--help", cwd=tmp_path).stdout
 
 
-def test_help_tells_defaults_and_cuts_no_summary(tmp_path: Path) -> None:
+def test_help_shows_defaults_and_full_summaries(tmp_path: Path) -> None:
     shown, _ = inside("run", "--help", cwd=tmp_path)
     assert "[default: runs/ and the config's name]" in " ".join(shown.split())
     for words in ([], ["reproduce"]):
@@ -77,7 +77,7 @@ def test_help_tells_defaults_and_cuts_no_summary(tmp_path: Path) -> None:
         assert "..." not in shown.partition("Commands:")[2]
 
 
-def test_an_unknown_option_is_named(tmp_path: Path) -> None:
+def test_unknown_option_is_named(tmp_path: Path) -> None:
     _, err = inside("run", "--outt", cwd=tmp_path, status=2)
     assert "No such option: --outt (Possible options: --out)" in err
 
@@ -85,7 +85,7 @@ def test_an_unknown_option_is_named(tmp_path: Path) -> None:
 SMALL = ["--channels", "2", "--batch-size", "4", "--train-size", "60", "--validation-size", "50"]
 
 
-def test_mnist_sweeps_prints_writes_and_draws(mnist_images: Mnist, tmp_path: Path) -> None:
+def test_reproduce_mnist(mnist_images: Mnist, tmp_path: Path) -> None:
     words = ["reproduce", "mnist", "--budget", "6,9", "--horizons", "1,3,9", "--seeds", "2", *SMALL]
     out, _ = inside(*words, cwd=tmp_path, cache=None)
     assert "10 runs, 0 of them done before" in out
@@ -111,7 +111,7 @@ def test_mnist_sweeps_prints_writes_and_draws(mnist_images: Mnist, tmp_path: Pat
     assert (tmp_path / "both" / "panels.png").exists()
 
 
-def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
+def test_reproduce_bounds(tmp_path: Path) -> None:
     words = ["reproduce", "bounds", "--seeds", "2", "--copies", "2", "--decades", "0.5"]
     out, _ = inside(*words, cwd=tmp_path)
     assert "they all hold" in out
@@ -153,14 +153,14 @@ def test_bounds_measures_checks_writes_and_draws(tmp_path: Path) -> None:
         (["bounds", "--seeds", "1"], "at least 2 seeds"),
     ],
 )
-def test_bad_input_of_sweeps_is_one_line(args: list[str], message: str, tmp_path: Path) -> None:
+def test_invalid_sweep_input_prints_one_line(args: list[str], message: str, tmp_path: Path) -> None:
     _, err = inside("reproduce", *args, cwd=tmp_path, status=2)
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_report_without_runs_fails(tmp_path: Path) -> None:
     _, err = inside("report", tmp_path, cwd=tmp_path, status=2)
     assert "has no results: there is none of metrics.jsonl, runs.csv, compare.csv, measurements.csv" in err
     _, err = inside("report", "a", "b", cwd=tmp_path, status=2)

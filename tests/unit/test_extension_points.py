@@ -239,7 +239,7 @@ def components() -> Iterator[None]:
         del registry._found[name]
 
 
-def test_a_run_with_a_component_of_each_kind(tmp_path: Path) -> None:
+def test_run_with_a_plugin_component_of_each_kind(tmp_path: Path) -> None:
     done = mixwell.train(out=tmp_path / "run", quiet=True, **PLAIN)
     assert done.steps_done == 20
     assert isinstance(done.mixer.signal, mixwell.Hypergradient)
@@ -274,7 +274,7 @@ def test_the_kind_of_traces_chooses_the_batches(tmp_path: Path) -> None:
     assert "sketched" not in held
 
 
-def test_it_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+def test_plugin_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = mixwell.train(out=tmp_path / "whole", quiet=True, **PLAIN)
     config = config_io.read_config(tmp_path / "whole" / "config.yaml")
     assert config.optimizer == ToyOptimizerConfig(lr=0.2, factor=0.25, schedule="stairs")
@@ -299,6 +299,6 @@ def test_it_is_resumed_bit_for_bit(tmp_path: Path) -> None:
         ({"model": {"kind": "lime"}}, "model: unknown model 'lime'; did you mean line"),
     ],
 )
-def test_messages_know_the_components(change: dict[str, Any], message: str) -> None:
+def test_messages_list_plugin_components(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config_io.validate_config({**PLAIN, **change})

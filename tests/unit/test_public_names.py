@@ -29,7 +29,7 @@ def imported_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_command_line_and_the_package_are_light() -> None:
+def test_package_and_command_line_import_fast() -> None:
     assert "torch" not in imported_by("import mixwell.cli, mixwell.training.template")
     assert not {"torch", "numpy", "rich"} & imported_by(
         "from mixwell.cli import app; app(['run', '--help'], standalone_mode=False)"

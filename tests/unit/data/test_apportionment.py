@@ -26,7 +26,7 @@ def constant(draw: st.DrawFn) -> tuple[int, int, np.ndarray]:
 
 @settings(deadline=None)
 @given(constant())
-def test_while_shares_stay_counts_are_within_one_row_at_all_times(case) -> None:
+def test_constant_fractions_give_counts_within_one_row(case) -> None:
     total, least, p = case
     batches = Apportionment(total, len(p), least=least)
     seen = np.zeros(len(p))
@@ -40,7 +40,7 @@ def test_while_shares_stay_counts_are_within_one_row_at_all_times(case) -> None:
 
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 8), st.integers(0, 2))
-def test_changing_shares_with_room_are_followed_within_one_row(data, m, least) -> None:
+def test_changing_fractions_are_followed_within_one_row(data, m, least) -> None:
     room = max(least, 1) + 1
     total = data.draw(st.integers(m * room, m * room + 40))
     batches = Apportionment(total, m, least=least)
@@ -56,7 +56,7 @@ def test_changing_shares_with_room_are_followed_within_one_row(data, m, least) -
 
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 8))
-def test_any_changes_keep_the_sum_and_are_made_up_for(data, m) -> None:
+def test_any_changes_keep_sum_and_are_compensated(data, m) -> None:
     total = data.draw(st.integers(1, 12))
     batches = Apportionment(total, m)
     seen, due = np.zeros(m), np.zeros(m)
@@ -73,12 +73,12 @@ def test_any_changes_keep_the_sum_and_are_made_up_for(data, m) -> None:
     assert np.abs(seen - due).max() < 1 + 1e-9
 
 
-def test_a_domain_that_cannot_give_more_passes_its_rows_on() -> None:
+def test_exhausted_domain_passes_rows_to_others() -> None:
     batches = Apportionment(10, 3, least=1)
     assert batches.next(np.array([0.8, 0.1, 0.1]), most=[3, 9, 0]) == [3, 7, 0]
 
 
-def test_all_domains_together_can_give_too_little() -> None:
+def test_too_few_rows_in_total_give_smaller_batch() -> None:
     assert Apportionment(10, 2).next(np.array([0.5, 0.5]), most=[2, 1]) == [2, 1]
 
 
@@ -105,7 +105,7 @@ def literal(carry: np.ndarray, shares: np.ndarray, total: int, least: int, most:
 
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 9), st.integers(0, 2))
-def test_counts_and_what_is_carried_are_those_of_the_definition(data, m, least) -> None:
+def test_counts_and_carry_match_definition(data, m, least) -> None:
     total = data.draw(st.integers(max(1, m * least), 12 + m * least))
     batches, carry = Apportionment(total, m, least=least), np.zeros(m)
     for p in data.draw(st.lists(shares(m), min_size=1, max_size=4)):
@@ -121,7 +121,7 @@ def test_counts_and_what_is_carried_are_those_of_the_definition(data, m, least) 
             assert batches.carry == carry.tolist()
 
 
-def test_a_target_of_more_than_a_row_does_not_delay_the_others() -> None:
+def test_large_target_does_not_delay_others() -> None:
     """Its deadline was that of its whole target, so that it looked urgent in every batch: 1.3 rows behind."""
     rng = np.random.default_rng(1)
     for _ in range(100):
@@ -134,14 +134,14 @@ def test_a_target_of_more_than_a_row_does_not_delay_the_others() -> None:
             assert np.abs(given - step * total * p).max() <= 1 + 1e-6
 
 
-def test_a_batch_without_room_is_refused() -> None:
+def test_too_small_batch_raises() -> None:
     with pytest.raises(ValueError, match="a batch of 4 rows has no room for 2 of each of 3 domains"):
         Apportionment(4, 3, least=2)
 
 
 @settings(deadline=None)
 @given(st.data(), st.integers(1, 8))
-def test_bounds_are_kept_and_free_shares_keep_their_proportions(data, m) -> None:
+def test_bounds_hold_and_free_fractions_stay_proportional(data, m) -> None:
     p = data.draw(shares(m))
     low = data.draw(st.floats(0, 1)) * np.full(m, 1 / m)
     high = np.maximum(np.array(data.draw(st.lists(st.floats(0, 1), min_size=m, max_size=m))), low)

@@ -33,7 +33,7 @@ def test_rows_of_tokens(tmp_path: Path, kind: str) -> None:
     assert len(TokenRows(tokens(tmp_path, 21), length=7)) == 2
 
 
-def test_too_few_tokens(tmp_path: Path) -> None:
+def test_too_few_tokens_raise(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="poems has 120 tokens, fewer than one row of 257; lower model.context or"
     ):
@@ -44,14 +44,14 @@ def test_too_few_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 3])
-def test_rows_that_are_not_there(tmp_path: Path, index: int) -> None:
+def test_invalid_row_index_raises(tmp_path: Path, index: int) -> None:
     several = [TokenRows(tokens(tmp_path, 22), length=7), TensorRows(torch.ones(3)), DatasetRows([1, 2, 3])]
     for rows in several:
         with pytest.raises(IndexError, match=rf"rows {index} to {index} were asked for, there are 3"):
             rows.batch(np.array([index]))
 
 
-def test_rows_of_tokens_go_to_workers_without_their_content(tmp_path: Path) -> None:
+def test_token_rows_pickle_without_content(tmp_path: Path) -> None:
     rows = TokenRows(tokens(tmp_path, 60_000), length=7)
     first = rows.batch(np.array([5]))
     sent = pickle.dumps(rows)
@@ -59,7 +59,7 @@ def test_rows_of_tokens_go_to_workers_without_their_content(tmp_path: Path) -> N
     assert torch.equal(pickle.loads(sent).batch(np.array([5])), first)
 
 
-def test_digests_of_tokens(tmp_path: Path) -> None:
+def test_token_digests(tmp_path: Path) -> None:
     one, other = (
         tokenize(Texts([text]), ByteTokenizer(), cache=tmp_path) for text in ("one text", "other text")
     )
@@ -84,7 +84,7 @@ def test_rows_of_tensors() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64])
-def test_digests_of_tensors(kind: torch.dtype) -> None:
+def test_tensor_digests(kind: torch.dtype) -> None:
     zeros = torch.zeros(1000, 2).to(kind)
     changed = zeros.clone()
     changed[-1] = 1
@@ -123,7 +123,7 @@ class Unsized(Dataset):
         return index
 
 
-def test_datasets_that_cannot_be_used() -> None:
+def test_unsupported_datasets_raise() -> None:
     with pytest.raises(ValueError, match="Stream gives its rows in one order only.* use a map-style dataset"):
         DatasetRows(Stream())
     with pytest.raises(ValueError, match="Unsized does not say how many rows it has; give it __len__"):

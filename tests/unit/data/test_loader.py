@@ -49,7 +49,7 @@ def new_loader(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_processes_have_the_rows_of_a_step_among_them(streams: bool) -> None:
+def test_ranks_partition_rows_of_a_step(streams: bool) -> None:
     """2 processes x 2 micro-batches x 5 rows: as many of each domain as one process has in 20, none twice."""
     both = [
         new_loader(rank, 2, rows=5, micro_batches=2, streams=streams).follow(mixer()) for rank in range(2)
@@ -69,7 +69,7 @@ def test_processes_have_the_rows_of_a_step_among_them(streams: bool) -> None:
     assert max(seen.values()) == 1
 
 
-def test_counts_make_the_mean_over_processes_the_weighted_loss() -> None:
+def test_mean_over_ranks_equals_weighted_loss() -> None:
     loaders = [new_loader(rank, 2, rows=5, micro_batches=2) for rank in range(2)]
     weights = mixer().weights.values
     total = np.zeros(3)
@@ -83,7 +83,7 @@ def test_counts_make_the_mean_over_processes_the_weighted_loss() -> None:
     np.testing.assert_allclose(total, weights)  # the rows of each domain count by its weight together
 
 
-def test_workers_draw_no_further_than_the_round() -> None:
+def test_workers_prefetch_only_within_round() -> None:
     made = new_loader(0, 1, rows=20, micro_batches=1, workers=1)
     batches = made.follow(mixer())
     for _ in range(5):
@@ -91,7 +91,7 @@ def test_workers_draw_no_further_than_the_round() -> None:
     assert made.sampler.state()["batches"] == 5
 
 
-def test_the_state_is_that_of_the_step_that_is_trained_on() -> None:
+def test_state_matches_current_training_step() -> None:
     first, second = (new_loader(0, 1, rows=10, micro_batches=2, workers=1) for _ in range(2))
     batches = first.follow(mixer())
     for _ in range(6):
@@ -104,7 +104,7 @@ def test_the_state_is_that_of_the_step_that_is_trained_on() -> None:
         assert torch.equal(next(again).rows["x"], next(batches).rows["x"])
 
 
-def test_a_trainer_that_resumes_discards_empty_batches() -> None:
+def test_resumed_trainer_discards_empty_batches() -> None:
     followed = FollowedBatches(new_loader(0, 1, rows=10, micro_batches=2))
     followed.mixer, followed.skipped = mixer(), 4
     batches = iter(followed)
@@ -113,7 +113,7 @@ def test_a_trainer_that_resumes_discards_empty_batches() -> None:
     assert inputs["x"].tolist() == followed.next().rows["x"].tolist()
 
 
-def test_rows_that_are_collated_together_are_sliced_by_domain() -> None:
+def test_collated_rows_are_sliced_by_domain() -> None:
     [batch] = new_loader(0, 1, rows=20, micro_batches=1).next_step(np.array([0.5, 0.3, 0.2]))
     parts = batch.by_domain(max_rows=4)
     assert [(part.domain, len(part.rows["x"])) for part in parts] == [

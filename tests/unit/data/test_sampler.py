@@ -21,7 +21,7 @@ from mixwell.simplex.repetition import EpochCap
 
 @settings(deadline=None)
 @given(st.integers(1, 300), st.text(max_size=8))
-def test_a_shuffle_is_a_permutation(size, key) -> None:
+def test_shuffle_is_a_permutation(size, key) -> None:
     assert sorted(shuffled(np.arange(size), size, key).tolist()) == list(range(size))
 
 
@@ -39,7 +39,7 @@ def test_all_orders_of_four_are_equally_frequent() -> None:
     assert sum((n - 100) ** 2 / 100 for n in seen.values()) < 60
 
 
-def test_neighbors_do_not_stay_neighbors() -> None:
+def test_shuffle_separates_neighbors() -> None:
     orders = [shuffled(np.arange(500), 500, f"key {i}") for i in range(60)]
     kept = np.mean([(np.abs(np.diff(order)) == 1).sum() for order in orders])
     assert 1.3 < kept < 2.7  # two are to be expected
@@ -48,7 +48,7 @@ def test_neighbors_do_not_stay_neighbors() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.lists(st.integers(0, 30), max_size=20))
-def test_no_row_comes_twice_before_the_epoch_ends(size, counts) -> None:
+def test_no_row_repeats_within_epoch(size, counts) -> None:
     cursor = ShuffledCursor(size, "any")
     taken = np.concatenate([cursor.take(count) for count in counts] or [np.empty(0, int)])
     assert cursor.taken == sum(counts)
@@ -59,7 +59,7 @@ def test_no_row_comes_twice_before_the_epoch_ends(size, counts) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 900), st.lists(st.integers(0, 30), max_size=10))
-def test_a_cursor_goes_on_from_any_place(size, before, counts) -> None:
+def test_cursor_resumes_from_any_position(size, before, counts) -> None:
     whole, later = ShuffledCursor(size, "any"), ShuffledCursor(size, "any", taken=before)
     whole.take(before)
     for count in counts:
@@ -67,7 +67,7 @@ def test_a_cursor_goes_on_from_any_place(size, before, counts) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 40, 3_000, 20_000, 10**6, 2**40])
-def test_rows_do_not_depend_on_how_far_is_looked_ahead(size: int) -> None:
+def test_rows_do_not_depend_on_prefetching(size: int) -> None:
     cursor = ShuffledCursor(size, "any", taken=7)
     taken = np.concatenate([cursor.take(count) for count in (3, 900, 5_000, 1, 30_000, 200, 40_000)])
     for place in (7, 909, 5_910, 40_000, 76_000):
@@ -84,7 +84,7 @@ def weights(m: int) -> st.SearchStrategy[np.ndarray]:
 
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(["weight", "equal"]))
-def test_a_sampler_goes_on_from_its_state_whatever_the_weights_do(data, rule) -> None:
+def test_sampler_resumes_with_changing_weights(data, rule) -> None:
     sizes = {"a": 7, "b": 40, "c": 300}
     one, other = (Sampler(sizes, 16, rule=rule, seed=3) for _ in range(2))
     for w in data.draw(st.lists(weights(3), max_size=12)):
@@ -97,7 +97,7 @@ def test_a_sampler_goes_on_from_its_state_whatever_the_weights_do(data, rule) ->
         assert all(name in drawn for name in sizes)  # the default floor gives each a row
 
 
-def test_shares_follow_whatever_changes() -> None:
+def test_counts_follow_changing_weights() -> None:
     sampler, w = Sampler({"a": 100, "b": 100}, 10, least=1), np.array([0.25, 0.75])
     assert sampler.shares(w).tolist() == pytest.approx([0.25, 0.75])
     w[:] = [0.5, 0.5]  # in place
@@ -115,7 +115,7 @@ def test_equal_counts_do_not_follow_the_weights() -> None:
 
 @settings(deadline=None)
 @given(weights(6))
-def test_more_domains_than_rows_are_there_as_often_as_is_said(w) -> None:
+def test_domains_appear_with_stated_probability(w) -> None:
     sizes = dict.fromkeys("abcdef", 50)
     sampler = Sampler(sizes, 3)
     said = sampler.inclusion(w)
@@ -125,7 +125,7 @@ def test_more_domains_than_rows_are_there_as_often_as_is_said(w) -> None:
         assert abs(seen[name] - batches * said.get(name, 1.0)) <= 1 + 1e-6
 
 
-def test_a_cap_on_epochs_is_never_exceeded_and_lasts_to_the_end() -> None:
+def test_epoch_cap_is_never_exceeded() -> None:
     sizes = {"small": 40, "large": 10_000}
     cap = EpochCap(sizes, {"small": 2.0}, batch_size=8, budget=100)
     sampler = Sampler(sizes, 8, least=1, cap=cap)
@@ -138,20 +138,20 @@ def test_a_cap_on_epochs_is_never_exceeded_and_lasts_to_the_end() -> None:
     assert late  # its rows are spread over the run
 
 
-def test_too_few_rows_for_the_budget_are_told_before_the_run() -> None:
+def test_too_few_rows_for_budget_raise_before_run() -> None:
     with pytest.raises(
         ValueError, match="need 1,000 rows, but with their caps on epochs the domains give 150"
     ):
         EpochCap({"a": 100, "b": 50}, 1, batch_size=10, budget=100)
 
 
-def test_states_of_other_data_are_refused() -> None:
+def test_state_of_other_data_raises() -> None:
     state = Sampler({"a": 10}, 2).state()
     with pytest.raises(ValueError, match="rows by domain were {'a': 10}, are {'a': 11}"):
         Sampler({"a": 11}, 2).load_state(state)
 
 
-def test_a_loader_follows_a_mixer() -> None:
+def test_loader_follows_mixer() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
     rows = {name: (torch.randn(40, 3), torch.randn(40, 1)) for name in "abc"}
@@ -172,7 +172,7 @@ def test_a_loader_follows_a_mixer() -> None:
     assert seen == 240
 
 
-def test_a_mixed_batch_has_the_rows_and_labels_of_the_batches_by_domain() -> None:
+def test_mixed_batch_matches_batches_by_domain() -> None:
     rows = {"a": torch.arange(30), "b": torch.arange(100, 150)}
     one, other = (mixwell.MixtureLoader(rows, 10, seed=4) for _ in range(2))
     w = np.array([0.6, 0.4])
@@ -185,7 +185,7 @@ def test_a_mixed_batch_has_the_rows_and_labels_of_the_batches_by_domain() -> Non
         assert (batch[labels == 0] < 100).all()
 
 
-def test_a_loader_follows_by_name_and_not_by_place() -> None:
+def test_loader_matches_domains_by_name() -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mixer = mixwell.Mixer(model, optimizer, ["web", "code"], budget=10, weights={"web": 9, "code": 1})
@@ -195,7 +195,7 @@ def test_a_loader_follows_by_name_and_not_by_place() -> None:
         next(mixwell.MixtureLoader({"web": torch.zeros(5), "books": torch.zeros(5)}, 2).follow(mixer))
 
 
-def test_a_list_is_rows_and_columns_may_be_names_or_text() -> None:
+def test_list_rows_and_text_columns() -> None:
     class Pair(NamedTuple):
         number: int
         text: str
@@ -210,7 +210,7 @@ def test_a_list_is_rows_and_columns_may_be_names_or_text() -> None:
     assert [int(text[1:]) for text in batch.text] == batch.number.tolist()
 
 
-def test_a_loader_keeps_a_cap_on_epochs() -> None:
+def test_loader_respects_epoch_cap() -> None:
     rows = {"few": torch.arange(10), "many": torch.arange(500)}
     cap = EpochCap({name: len(one) for name, one in rows.items()}, {"few": 2}, batch_size=8, budget=30)
     model = torch.nn.Linear(1, 1)
@@ -247,7 +247,7 @@ SIZES = {
         ("16", 32, "weight", True, "44d19607c26b6267"),
     ],
 )
-def test_the_rows_of_a_seed_stay_what_they_were(sizes, batch, rule, capped, expected) -> None:
+def test_rows_of_a_seed_are_golden(sizes, batch, rule, capped, expected) -> None:
     """A run that is resumed with a later version goes on with the rows it would have had."""
     rows, steps = SIZES[sizes], 60
     caps = dict.fromkeys(list(rows)[: len(rows) // 2], 4.0)

@@ -42,7 +42,7 @@ def blocks(tokens: np.ndarray, size: int = module.SIZE) -> BlockSketch:
     return made
 
 
-def test_exact_where_nothing_was_left_out() -> None:
+def test_overlap_is_exact_if_nothing_was_dropped() -> None:
     validation, domain = sketch(lines(range(100))), sketch(lines(range(70, 5000)))
     assert validation.whole
     assert overlap(validation, domain) == 0.3
@@ -54,7 +54,7 @@ def test_exact_where_nothing_was_left_out() -> None:
 @pytest.mark.parametrize(
     ("validation_lines", "domain_lines"), [(400, 60_000), (60_000, 60_000), (60_000, 400)]
 )
-def test_estimated_otherwise(validation_lines: int, domain_lines: int) -> None:
+def test_overlap_is_estimated_if_sampled(validation_lines: int, domain_lines: int) -> None:
     start = validation_lines // 2
     validation = sketch(lines(range(validation_lines)), size=4096)
     domain = sketch(lines(range(start, start + domain_lines)), size=4096)
@@ -64,7 +64,7 @@ def test_estimated_otherwise(validation_lines: int, domain_lines: int) -> None:
     assert overlap(validation, domain) == pytest.approx(expected, abs=0.12)
 
 
-def test_short_lines_and_space_do_not_count() -> None:
+def test_short_lines_and_whitespace_are_ignored() -> None:
     assert len(sketch("x" * 31 + "\n" + " " * 40 + "\n" + "x " * 10).hashes) == 0
     line = "x" * 32
     assert overlap(sketch(f"  {line}\t\r\n{line}\n{line}"), sketch(line)) == 1
@@ -85,7 +85,7 @@ UNICODE = "\u2003" + "Größe, Ⅷ, 数 " * 4 + "\u00a0\n" + "é" * 31 + "\n" + 
 
 @settings(deadline=None)
 @given(st.data())
-def test_lines_are_those_of_the_definition_however_they_arrive(data) -> None:
+def test_lines_do_not_depend_on_chunks(data) -> None:
     kinds = [
         "plain ascii line of more than 32 characters\r\n",
         "short\n",
@@ -116,7 +116,7 @@ def test_documents_end_lines() -> None:
     assert made.hashes.tolist() == sketch("x" * 40).hashes.tolist()
 
 
-def test_endless_lines_are_held_in_part() -> None:
+def test_long_lines_use_bounded_memory() -> None:
     made = LineSketch()
     for _ in range(100):
         made.add("word " * 1000)
@@ -160,7 +160,7 @@ def test_excerpts_of_one_line_are_found_as_passages() -> None:
     assert overlap(passages(" ".join(shuffled)), whole) < 0.001
 
 
-def test_passages_do_not_depend_on_space() -> None:
+def test_passages_ignore_whitespace() -> None:
     text = prose(20_000)
     wrapped = text.replace(" ", "\r\n\t")
     assert passages(wrapped).hashes.tolist() == passages(text).hashes.tolist()
@@ -172,7 +172,7 @@ def test_passages_do_not_depend_on_space() -> None:
 @pytest.mark.parametrize(
     "text", [prose(90_000), prose(50) * 1000, "ä€" * 200_000], ids=["long", "again", "wide"]
 )
-def test_passages_do_not_depend_on_how_the_text_arrives(text: str) -> None:
+def test_passages_do_not_depend_on_chunks(text: str) -> None:
     expected = passages(text, size=5000)
     cuts = [0, 1, 63, 64, 65, 1000, 131_071, 131_072, 200_000, len(text)]
     for read in (False, True):
@@ -194,7 +194,7 @@ def test_all_passages_are_hashed() -> None:
     assert len(made.hashes) == len(distinct)
 
 
-def test_blocks_are_found_wherever_they_lie() -> None:
+def test_blocks_are_found_at_any_offset() -> None:
     rng = np.random.default_rng(0)
     domain = rng.integers(0, 50_000, 200_000)
     assert overlap(blocks(domain[777:50_001].astype(np.uint16)), blocks(domain)) == 1
@@ -205,7 +205,7 @@ def test_blocks_are_found_wherever_they_lie() -> None:
     assert len(blocks(np.arange(63)).hashes) == 0
 
 
-def test_blocks_do_not_depend_on_how_the_tokens_arrive() -> None:
+def test_blocks_do_not_depend_on_chunks() -> None:
     tokens = np.random.default_rng(0).integers(0, 300, 150_000)
     made = BlockSketch()
     for part in np.split(tokens, [1, 30, 63, 64, 200, 90_000, 149_990]):
@@ -213,7 +213,7 @@ def test_blocks_do_not_depend_on_how_the_tokens_arrive() -> None:
     assert made.hashes.tolist() == blocks(tokens).hashes.tolist()
 
 
-def test_lines_and_blocks_cannot_be_compared() -> None:
+def test_comparing_lines_and_blocks_raises() -> None:
     with pytest.raises(ValueError, match="a sketch of lines cannot be compared with one of blocks"):
         overlap(sketch("x"), blocks(np.arange(3)))
     with pytest.raises(ValueError, match="a sketch of passages cannot be compared with one of lines"):

@@ -84,14 +84,14 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("bare", None, r"the folder .*bare has no file; add files, or name another folder"),
     ],
 )
-def test_nothing_found(tmp_path: Path, pattern: str, suffixes, message: str) -> None:
+def test_no_matching_files_raise(tmp_path: Path, pattern: str, suffixes, message: str) -> None:
     write(tmp_path / "base" / "full" / "a.txt", "a")
     (tmp_path / "base" / "bare").mkdir()
     with pytest.raises(ValueError, match=message):
         TextFiles(pattern, base=tmp_path / "base", suffixes=suffixes)
 
 
-def test_no_pattern_and_no_regular_file(tmp_path: Path) -> None:
+def test_missing_pattern_and_special_file_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no file was given; name a file"):
         TextFiles([], base=tmp_path)
     os.mkfifo(tmp_path / "pipe")
@@ -109,7 +109,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_digests_are_remembered(tmp_path: Path) -> None:
+def test_digests_are_cached(tmp_path: Path) -> None:
     file, cache = write(tmp_path / "a.txt", "one"), tmp_path / "cache"
     first = paths.digests([file], cache)
     (memory,) = (cache / "digests").iterdir()
@@ -128,7 +128,7 @@ def test_digests_are_remembered(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_rewritten_file_of_the_same_size_and_time_is_read_again(tmp_path: Path, in_place: bool) -> None:
+def test_rewritten_file_with_same_size_and_time_is_read(tmp_path: Path, in_place: bool) -> None:
     file, cache = write(tmp_path / "a.txt", "one"), tmp_path / "cache"
     os.utime(file, ns=(1, 10**18))
     first, times = paths.digests([file], cache), file.stat()
@@ -141,7 +141,7 @@ def test_a_rewritten_file_of_the_same_size_and_time_is_read_again(tmp_path: Path
     assert paths.digests([file], cache) != first
 
 
-def test_a_file_changed_just_now_is_read_again(tmp_path: Path) -> None:
+def test_recently_changed_file_is_read_again(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", "one")
     first, times = paths.digests([file], tmp_path / "cache"), file.stat()
     write(file, "two")
@@ -149,7 +149,7 @@ def test_a_file_changed_just_now_is_read_again(tmp_path: Path) -> None:
     assert paths.digests([file], tmp_path / "cache") != first
 
 
-def test_a_file_that_is_gone(tmp_path: Path) -> None:
+def test_missing_file_raises(tmp_path: Path) -> None:
     source = TextFiles(write(tmp_path / "a.txt", "one"), base=tmp_path)
     (tmp_path / "a.txt").unlink()
     with pytest.raises(ValueError, match="cannot read .*a.txt: No such file"):
@@ -158,7 +158,7 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
         list(source.pieces())
 
 
-def test_fingerprints_tell_settings_apart(tmp_path: Path) -> None:
+def test_fingerprints_depend_on_settings(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "one")
     write(tmp_path / "a.jsonl", '{"text": "one", "title": "two"}\n')
     sources = [
@@ -191,7 +191,7 @@ def test_text_files_are_documents(tmp_path: Path) -> None:
     )
 
 
-def test_long_files_come_in_pieces_cut_at_line_ends(tmp_path: Path) -> None:
+def test_long_files_are_split_at_line_ends(tmp_path: Path) -> None:
     text = "".join(f"line {i} of many\n" for i in range(1000))
     write(tmp_path / "a.txt", text)
     pieces = list(TextFiles("a.txt", base=tmp_path, piece=1000).pieces())
@@ -227,7 +227,7 @@ def test_encodings_and_byte_order_marks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
-def test_not_utf8(tmp_path: Path, piece: int) -> None:
+def test_invalid_utf8_raises(tmp_path: Path, piece: int) -> None:
     write(tmp_path / "bad.txt", "größe\nzwei\n".encode() + b"caf\xe9 noir\n")
     source = TextFiles("bad.txt", base=tmp_path, piece=piece)
     place = len("größe\nzwei\ncaf".encode())
@@ -239,13 +239,13 @@ def test_not_utf8(tmp_path: Path, piece: int) -> None:
         assert advice in str(caught.value)
 
 
-def test_text_that_breaks_off_in_a_character(tmp_path: Path) -> None:
+def test_truncated_character_raises(tmp_path: Path) -> None:
     write(tmp_path / "bad.txt", b"ab\xc3")
     with pytest.raises(ValueError, match=r"byte 2 \(line 1\) is not utf-8: unexpected end of data"):
         list(TextFiles("bad.txt", base=tmp_path).pieces())
 
 
-def test_binary_files(tmp_path: Path) -> None:
+def test_binary_files_raise(tmp_path: Path) -> None:
     write(tmp_path / "image.png", b"\x89PNG\r\n\x1a\n\x00\x00")
     write(tmp_path / "wide.txt", "text".encode("utf-16-le"))
     with pytest.raises(ValueError, match=r"image.png looks binary \(there is a NUL at byte 8\)"):
@@ -258,7 +258,7 @@ def test_binary_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
-def test_empty_files_are_left_out_with_a_warning(tmp_path: Path, content: bytes) -> None:
+def test_empty_files_are_skipped_with_warning(tmp_path: Path, content: bytes) -> None:
     write(tmp_path / "a.txt", content)
     write(tmp_path / "b.txt", "text")
     with pytest.warns(UserWarning, match="a.txt is empty; it is left out") as caught:
@@ -302,20 +302,20 @@ def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_json_lines(tmp_path: Path, line: str | bytes, message: str) -> None:
+def test_invalid_json_lines_raise(tmp_path: Path, line: str | bytes, message: str) -> None:
     bad = line.encode() if isinstance(line, str) else line
     write(tmp_path / "a.jsonl", lines(DOCUMENTS[:1]).encode() + b"\n" + bad + b"\n")
     with pytest.raises(ValueError, match=message):
         list(JsonLines("a.jsonl", base=tmp_path).pieces())
 
 
-def test_json_lines_with_nothing_in_the_field(tmp_path: Path) -> None:
+def test_json_lines_with_null_field_warn(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", '{"text": null}\n{"text": "x"}\n{"text": null}\n')
     with pytest.warns(UserWarning, match="a.jsonl: 2 documents with nothing in 'text' were left out"):
         assert documents(JsonLines("a.jsonl", base=tmp_path)) == ["x"]
 
 
-def test_json_lines_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_json_lines_raise(tmp_path: Path) -> None:
     packed = gzip.compress(lines(DOCUMENTS * 50).encode())
     write(tmp_path / "cut.jsonl.gz", packed[: len(packed) // 2])
     with pytest.raises(ValueError, match="cut.jsonl.gz is damaged .* fetch it again"):
@@ -341,7 +341,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert sum(piece.read for piece in source.pieces()) == source.size()
 
 
-def test_parquet_is_read_a_part_at_a_time(tmp_path: Path) -> None:
+def test_parquet_is_read_in_parts(tmp_path: Path) -> None:
     rows = pa.table({"text": [f"{i:08d}" * 1000 for i in range(5000)]})
     pq.write_table(rows, tmp_path / "a.parquet", compression="none", use_dictionary=False)
     del rows
@@ -351,7 +351,7 @@ def test_parquet_is_read_a_part_at_a_time(tmp_path: Path) -> None:
     assert max(held) < (tmp_path / "a.parquet").stat().st_size / 2
 
 
-def test_bad_parquet(tmp_path: Path) -> None:
+def test_invalid_parquet_raises(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1, 2], "body": ["x", None]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="a.parquet: there is no column 'text'; the columns are id, body"):
         list(Parquet("a.parquet", base=tmp_path).pieces())
@@ -376,7 +376,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_dataset_saved_to_disk(saved: Path) -> None:
+def test_dataset_saved_to_disk(saved: Path) -> None:
     source = HuggingFace("saved", base=saved)
     assert not source.remote
     assert source.size() is None
@@ -392,7 +392,7 @@ def test_a_dataset_saved_to_disk(saved: Path) -> None:
     assert HuggingFace("changed", base=saved).fingerprint() != before
 
 
-def test_splits_of_a_dataset(tmp_path: Path) -> None:
+def test_dataset_splits(tmp_path: Path) -> None:
     parts = {"train": DOCUMENTS, "test": ["a test"]}
     whole = datasets.DatasetDict({k: datasets.Dataset.from_dict({"text": v}) for k, v in parts.items()})
     whole.save_to_disk(str(tmp_path / "saved"))
@@ -403,7 +403,7 @@ def test_splits_of_a_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_dataset_of_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
+def test_dataset_of_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "copies")
     write(tmp_path / "in" / "a.jsonl", lines(DOCUMENTS))
     source = HuggingFace("json", base=tmp_path, data_files="in/*.jsonl", streaming=streaming)
@@ -416,7 +416,7 @@ def test_a_dataset_of_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not {source.fingerprint(), folder.fingerprint()} & set(before)
 
 
-def test_bad_datasets(saved: Path) -> None:
+def test_invalid_datasets_raise(saved: Path) -> None:
     with pytest.raises(ValueError, match="saved: there is no column 'body'; the columns are text, id"):
         list(HuggingFace("saved", base=saved, field="body").pieces())
     with pytest.raises(ValueError, match="saved, split train: the field 'id' is not text, got int 1"):
@@ -437,7 +437,7 @@ def test_bad_datasets(saved: Path) -> None:
         list(HuggingFace("saved", base=saved).pieces())
 
 
-def test_a_dataset_of_the_hub_without_a_connection(tmp_path: Path) -> None:
+def test_hub_dataset_without_network_gives_error(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
 from mixwell.data.sources import HuggingFace
@@ -462,7 +462,7 @@ except ValueError as error:
     assert done.stdout.count("\n") == 1
 
 
-def test_streams_of_the_hub_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+def test_hub_stream_fingerprints_depend_on_settings(tmp_path: Path) -> None:
     options = [{}, {"name": "en"}, {"split": "test"}, {"revision": "v1"}, {"limit": 3}, {"field": "body"}]
     sources = [HuggingFace("nobody/nothing", base=tmp_path, streaming=True, **one) for one in options]
     assert len({source.fingerprint() for source in sources}) == len(options)

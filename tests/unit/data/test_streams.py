@@ -39,7 +39,7 @@ def numbers(rows: list[Any]) -> list[int]:
 @pytest.mark.parametrize("kind", SOURCES)
 @settings(max_examples=15, deadline=None)
 @given(taken=st.integers(0, 90), more=st.integers(0, 9), block=st.sampled_from([1, 3, 7, 64]))
-def test_goes_on_where_it_was_saved(kind: str, taken: int, more: int, block: int) -> None:
+def test_resume_from_saved_position(kind: str, taken: int, more: int, block: int) -> None:
     first = Stream(SOURCES[kind], kind, block=block)
     first.take(taken)
     first.state()  # looks ahead, which must change nothing
@@ -54,7 +54,7 @@ def test_goes_on_where_it_was_saved(kind: str, taken: int, more: int, block: int
 
 @pytest.mark.parametrize("block", [1, 7, 64])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_every_pass_has_every_row_once(kind: str, block: int) -> None:
+def test_every_epoch_has_every_row_once(kind: str, block: int) -> None:
     stream = Stream(SOURCES[kind], kind, block=block)
     passes = [numbers(stream.take(40)) for _ in range(3)]
     assert all(sorted(one) == list(range(40)) for one in passes)
@@ -74,14 +74,14 @@ def test_a_shuffle_buffer_loses_no_rows() -> None:
     assert sorted(begun + numbers(second.take(27))) == list(range(40))
 
 
-def test_other_rows_are_noticed() -> None:
+def test_changed_rows_raise() -> None:
     stream = Stream(ROWS, "web")
     stream.take(12)
     with pytest.raises(ValueError, match="web: the rows from 12 on are not those"):
         Stream([{"x": -1}] * 40, "web").load_state(stream.state())
 
 
-def test_bad_sources() -> None:
+def test_invalid_sources_raise() -> None:
     with pytest.raises(ValueError, match="web: an iterator can be read once only"):
         Stream(iter(ROWS), "web")
     with pytest.raises(ValueError, match="web: there are no rows to take"):
@@ -93,7 +93,7 @@ def test_bad_sources() -> None:
 @pytest.mark.parametrize("kind", ["a list", "an iterable", "a stream"])
 @pytest.mark.parametrize("processes", [1, 2, 3])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_readers_share_the_rows(kind: str, processes: int, workers: int) -> None:
+def test_readers_partition_rows(kind: str, processes: int, workers: int) -> None:
     if kind == "a stream" and workers > 1:
         pytest.skip("PyTorch's own streams split their rows in a worker process only")
     seen: Counter[int] = Counter()
@@ -107,7 +107,7 @@ def test_readers_share_the_rows(kind: str, processes: int, workers: int) -> None
     assert seen == Counter(range(40))
 
 
-def test_a_map_reader_goes_on_where_it_was_saved() -> None:
+def test_map_reader_resumes() -> None:
     first = readers.MapReader(ROWS, "web", place=(1, 3))
     first.take(100)
     state = json.loads(json.dumps(first.state()))

@@ -65,7 +65,7 @@ def test_documents_end_with_the_end_token(tmp_path: Path) -> None:
         array[0] = 1
 
 
-def test_the_second_time_nothing_is_read(tmp_path: Path) -> None:
+def test_cached_tokens_are_not_read_again(tmp_path: Path) -> None:
     source = counted()
     first = tokenize(source, ByteTokenizer(), cache=tmp_path)
     assert ByteTokenizer().decode(first.array()) == "one document<|endoftext|>two<|endoftext|>"
@@ -74,7 +74,7 @@ def test_the_second_time_nothing_is_read(tmp_path: Path) -> None:
     assert names(tmp_path) == [".bin", ".json", ".npz"]
 
 
-def test_another_tokenizer_or_text_is_another_array(tmp_path: Path) -> None:
+def test_cache_depends_on_tokenizer_and_text(tmp_path: Path) -> None:
     bpe = train_tokenizer([Texts(DOCUMENTS)], size=260, path=tmp_path / "bpe.json")
     made = [
         tokenize(Texts(documents), tokenizer, cache=tmp_path)
@@ -94,7 +94,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     assert made.array().tolist() == [100_000, 1]
 
 
-def test_an_error_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_error_leaves_no_partial_files(tmp_path: Path) -> None:
     source = counted()
     source.broken = True
     with pytest.raises(RuntimeError, match="broken"):
@@ -122,7 +122,7 @@ tokenize(Texts(["one", "two"]), Killed(), cache=Path(sys.argv[1]))
 """
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_process_are_removed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert done.returncode == -9
     assert names(tmp_path) == [".part"]
@@ -133,7 +133,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["short", "no array", "no facts", "half facts", "no sketch"])
-def test_damaged_arrays_are_made_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_arrays_are_rebuilt(tmp_path: Path, damage: str) -> None:
     source = counted()
     made = tokenize(source, ByteTokenizer(), cache=tmp_path)
     facts = made.path.with_suffix(".json")
@@ -151,7 +151,7 @@ def test_damaged_arrays_are_made_again(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("documents", [[], [""], ["", ""]])
-def test_empty_domains(tmp_path: Path, documents: list[str]) -> None:
+def test_empty_domains_raise(tmp_path: Path, documents: list[str]) -> None:
     with pytest.raises(
         ValueError, match="domain poems is empty: there is no text in it; add text, or leave it out"
     ):
@@ -159,7 +159,7 @@ def test_empty_domains(tmp_path: Path, documents: list[str]) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_domain_of_an_empty_file(tmp_path: Path) -> None:
+def test_domain_of_empty_file_warns_and_raises(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     with (
         pytest.warns(UserWarning, match="a.txt is empty"),
@@ -168,7 +168,7 @@ def test_a_domain_of_an_empty_file(tmp_path: Path) -> None:
         tokenize(TextFiles("a.txt", base=tmp_path), ByteTokenizer(), cache=tmp_path)
 
 
-def test_text_that_changes_while_it_is_read(tmp_path: Path) -> None:
+def test_text_changed_while_reading_raises(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
 
     def change(done: int) -> None:
@@ -180,7 +180,7 @@ def test_text_that_changes_while_it_is_read(tmp_path: Path) -> None:
     assert tokenize(source, ByteTokenizer(), cache=tmp_path).tokens == len("another") + 1
 
 
-def test_progress_reaches_the_size(tmp_path: Path) -> None:
+def test_progress_reaches_file_size(tmp_path: Path) -> None:
     told = list[int]()
     source = Texts(["größer" * 1000] * 2000)
     tokenize(source, ByteTokenizer(), cache=tmp_path, progress=told.append)
@@ -205,7 +205,7 @@ print(made.tokens)
 """
 
 
-def test_two_processes_do_the_work_once(tmp_path: Path) -> None:
+def test_two_processes_tokenize_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TOGETHER, str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = sorted(process.communicate(timeout=PATIENCE)[0].split() for process in running)
@@ -227,7 +227,7 @@ print(made.tokens, peak.split()[1])
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_a_large_file_needs_no_more_memory_than_its_pieces(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_file_size(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     letters = rng.choice(np.frombuffer(b"abcdefghijklmno    ", np.uint8), (1 << 14, 64))
     letters[:, -1] = ord("\n")
@@ -249,7 +249,7 @@ def test_a_large_file_needs_no_more_memory_than_its_pieces(tmp_path: Path) -> No
     assert peak("line.txt", lines.replace(b"\n", b"x").replace(b" ", b"y"), 100 << 20) - small < 80 << 20
 
 
-def test_overlap_of_texts_and_of_arrays(tmp_path: Path) -> None:
+def test_overlap_of_texts_and_arrays(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = ["".join(chr(97 + i) for i in rng.integers(0, 26, 50)) for _ in range(400)]
     domain = tokenize(Texts(["\n".join(lines[:300])]), ByteTokenizer(), cache=tmp_path)
@@ -286,7 +286,7 @@ def test_short_documents_are_found_too(tmp_path: Path) -> None:
     assert shared_fraction(validation, domain) == 1
 
 
-def test_a_rewritten_file_of_the_same_size_and_time_is_read_again(tmp_path: Path) -> None:
+def test_rewritten_file_with_same_size_and_time_is_read(tmp_path: Path) -> None:
     file, old = tmp_path / "a.txt", 10**18
     made = list[list[int]]()
     for text in ("one", "two"):
@@ -298,7 +298,7 @@ def test_a_rewritten_file_of_the_same_size_and_time_is_read_again(tmp_path: Path
     assert made == [[*b"one", 256], [*b"two", 256]]
 
 
-def test_a_cache_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_unwritable_cache_raises(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for cache in (tmp_path / "file", tmp_path / "file" / "deep" / "cache"):
         with pytest.raises(
@@ -311,9 +311,7 @@ def test_a_cache_that_cannot_be_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "ours"), [(errno.EROFS, True), (errno.ENOSPC, True), (errno.EIO, False)], ids=str
 )
-def test_other_trouble_with_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, ours: bool
-) -> None:
+def test_other_disk_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, ours: bool) -> None:
     def lock(path: Path) -> None:
         raise OSError(number, os.strerror(number), str(path) if number == errno.EROFS else None)
 
@@ -328,7 +326,7 @@ def test_other_trouble_with_the_disk(
 
 
 @pytest.mark.parametrize("kind", ["uint16", "uint32", "int32", "int64"])
-def test_arrays_made_elsewhere(tmp_path: Path, kind: str) -> None:
+def test_external_token_arrays(tmp_path: Path, kind: str) -> None:
     tokens = np.arange(1000, dtype=kind)
     np.save(tmp_path / "a.npy", tokens)
     tokens.tofile(tmp_path / "a.bin")
@@ -341,7 +339,7 @@ def test_arrays_made_elsewhere(tmp_path: Path, kind: str) -> None:
     assert packed.digest == raw.digest
 
 
-def test_bad_arrays(tmp_path: Path) -> None:
+def test_invalid_arrays_raise(tmp_path: Path) -> None:
     def saved(array: object) -> Path:
         np.save(tmp_path / "a.npy", array, allow_pickle=True)
         return tmp_path / "a.npy"

@@ -24,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TokenizerFile:
     return train_tokenizer([Texts(CORPUS)], size=300, path=tmp_path_factory.mktemp("bpe") / "bpe.json")
 
 
-def test_bytes() -> None:
+def test_byte_tokenizer() -> None:
     tokenizer = ByteTokenizer()
     assert (tokenizer.size, tokenizer.end, tokenizer.dtype) == (257, 256, np.dtype("<u2"))
     assert [ids.tolist() for ids in tokenizer.encode(["hé", ""])] == [[104, 195, 169], []]
@@ -34,7 +34,7 @@ def test_bytes() -> None:
         tokenizer.decode([1, 257])
 
 
-def test_training_gives_a_tokenizer_that_loads_equal(trained: TokenizerFile, tmp_path: Path) -> None:
+def test_trained_tokenizer_round_trips(trained: TokenizerFile, tmp_path: Path) -> None:
     assert trained.size == 300
     assert trained.decode([trained.end]) == "<|endoftext|>"
     again = TokenizerFile(trained.path)
@@ -50,7 +50,7 @@ def test_training_gives_a_tokenizer_that_loads_equal(trained: TokenizerFile, tmp
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["bpe.json"]
 
 
-def test_progress_of_training(tmp_path: Path) -> None:
+def test_training_progress(tmp_path: Path) -> None:
     told = list[int]()
     train_tokenizer(
         [Texts(CORPUS), Texts(["more"])], size=257, path=tmp_path / "bpe.json", progress=told.append
@@ -59,9 +59,7 @@ def test_progress_of_training(tmp_path: Path) -> None:
     assert told == sorted(told)
 
 
-def test_long_texts_are_cut_where_it_does_not_show(
-    trained: TokenizerFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splitting_long_texts_keeps_tokens(trained: TokenizerFile, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f"line {i}, cat\n\n   and dog {i * i}!\n" for i in range(3000))
     whole = trained.encode([text, "tail"])
     monkeypatch.setattr(module, "_SEGMENT", 1000)
@@ -70,7 +68,7 @@ def test_long_texts_are_cut_where_it_does_not_show(
     assert [ids.tolist() for ids in cut] == [ids.tolist() for ids in whole]
 
 
-def test_training_that_cannot_be(tmp_path: Path) -> None:
+def test_impossible_training_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"at least 257 tokens \(256 bytes and the end\), got 100"):
         train_tokenizer([Texts(CORPUS)], size=100, path=tmp_path / "bpe.json")
     with pytest.raises(ValueError, match=r"there is no text to train a tokenizer on \(nothing\); add text"):
@@ -99,7 +97,7 @@ def test_end_tokens(tmp_path: Path) -> None:
         TokenizerFile(bare)
 
 
-def test_files_that_say_to_cut_or_fill_up(trained: TokenizerFile, tmp_path: Path) -> None:
+def test_truncation_and_padding_are_disabled(trained: TokenizerFile, tmp_path: Path) -> None:
     changed = tokenizers.Tokenizer.from_file(str(trained.path))
     changed.enable_truncation(2)
     changed.enable_padding(length=7)

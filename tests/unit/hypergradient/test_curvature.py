@@ -9,7 +9,7 @@ from helpers.toy_problems import Point, names
 from mixwell.hypergradient.responses.adam import _inverse_root
 
 
-def test_curvature_with_momentum_does_not_blow_up_a_stable_run() -> None:
+def test_curvature_with_momentum_is_stable() -> None:
     """Folded momentum makes ``1 - lr/(1-mu) gamma`` as low as -4 here; the trace must fade, not explode."""
     model = Point(torch.ones(2, dtype=torch.float64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -25,7 +25,7 @@ def test_curvature_with_momentum_does_not_blow_up_a_stable_run() -> None:
     assert max(abs(s) for s in mixer.rounds[-1].scores.values()) < 10
 
 
-def test_an_unseen_row_does_not_take_over() -> None:
+def test_unseen_row_does_not_dominate() -> None:
     """An embedding row that only validation has: Adam's v is zero there."""
     second = torch.full((10, 4), 0.25, dtype=torch.float64)
     second[7] = 0.0

@@ -92,14 +92,14 @@ def test_implicit_references_agree_with_the_closed_form(seed: int) -> None:
     assert relative(short, quadratic.unrolled(star, w, learning_rate=ETA, horizon=7).numpy()) < 1e-9
 
 
-def test_conjugate_gradient_refuses_a_saddle() -> None:
+def test_conjugate_gradient_rejects_saddle() -> None:
     quadratic, theta, w = setting(0)
     saddle = Quadratic(-quadratic.hessians, quadratic.centers, quadratic.validation_hessian, theta + 1)
     with pytest.raises(ValueError, match="not positive definite"):
         unroll.implicit_cg(saddle.problem(), theta, w)
 
 
-def test_truncated_reverse_sees_the_last_steps_only() -> None:
+def test_truncated_reverse_uses_only_last_steps() -> None:
     quadratic, theta, w = setting(3)
     problem = quadratic.problem()
     late = unroll.descend(problem, theta, w, learning_rate=ETA, steps=8)
@@ -121,7 +121,7 @@ def literal(quadratic: Quadratic, theta, w, horizon: int, shrink) -> np.ndarray:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.01, 3.0, 19.0, 25.0])
-def test_isotropic_traces_are_the_literal_recursion(gamma: float) -> None:
+def test_isotropic_traces_match_recursion(gamma: float) -> None:
     quadratic, theta, w = setting(1)
     got = quadratic_round(
         quadratic, theta, w, learning_rate=ETA, horizon=40, signal=mixwell.Hypergradient(gamma, points=1)
@@ -130,7 +130,7 @@ def test_isotropic_traces_are_the_literal_recursion(gamma: float) -> None:
 
 
 @pytest.mark.parametrize("forward_mode", [False, True])
-def test_given_curvature_is_the_literal_recursion(forward_mode: bool) -> None:
+def test_given_curvature_matches_recursion(forward_mode: bool) -> None:
     quadratic, theta, w = setting(2)
     traces = mixwell.ForwardModeTraces() if forward_mode else mixwell.DenseTraces()
     got = quadratic_round(
@@ -146,7 +146,7 @@ def test_given_curvature_is_the_literal_recursion(forward_mode: bool) -> None:
 
 @pytest.mark.parametrize("rate", [0.02, 0.1])
 @pytest.mark.parametrize("horizon", [5, 20, 50])
-def test_two_layer_network_against_the_exact_unroll(rate: float, horizon: int) -> None:
+def test_two_layer_network_matches_exact_unroll(rate: float, horizon: int) -> None:
     cosines = []
     for seed in range(12):
         model = two_layer(seed)
@@ -243,9 +243,7 @@ def mean_loss(quadratic: Quadratic, theta: torch.Tensor, w: torch.Tensor, points
 
 @pytest.mark.parametrize(("points", "span"), SETS)
 @pytest.mark.parametrize("seed", range(3))
-def test_scores_of_several_points_are_the_derivative_of_the_mean_loss(
-    seed: int, points: int, span: float
-) -> None:
+def test_scores_of_points_are_derivative_of_mean_loss(seed: int, points: int, span: float) -> None:
     quadratic, theta, w = setting(seed)
     signal = mixwell.Hypergradient(mixwell.ExactCurvature(), points=points, span=span)
     chosen = signal.validation_points(T)
@@ -295,9 +293,7 @@ TRACES = {
 
 @pytest.mark.parametrize("kind", TRACES)
 @pytest.mark.parametrize(("points", "span"), [(3, 0.5), (8, 1.0)])
-def test_every_kind_of_traces_agrees_with_dense_ones_at_several_points(
-    kind: str, points: int, span: float
-) -> None:
+def test_all_traces_match_dense_at_several_points(kind: str, points: int, span: float) -> None:
     make, tolerance = TRACES[kind]
     batches, validation = regression_batches(3, steps=8)
     found = []
@@ -320,7 +316,7 @@ def test_every_kind_of_traces_agrees_with_dense_ones_at_several_points(
     assert relative(noise[1], noise[0]) < max(20 * tolerance, 1e-6)
 
 
-def test_the_literal_mean_of_isotropic_traces() -> None:
+def test_mean_of_isotropic_traces_matches_recursion() -> None:
     """Eq. 26 at every point, word by word, and the mean of them."""
     quadratic, theta, w = setting(1)
     signal = mixwell.Hypergradient(3.0, points=4)

@@ -170,7 +170,7 @@ TRACE_KINDS: dict[str, tuple[Callable[[], mixwell.Traces], float]] = {
     [(kind, mixed) for kind in TRACE_KINDS for mixed in (False, True) if not (mixed and kind == "sketched")],
 )
 @pytest.mark.parametrize("kind", ["two-sided", "orthogonalized"])
-def test_a_preconditioner_that_is_not_diagonal(kind: str, traces: str, mixed: bool) -> None:
+def test_nondiagonal_preconditioner(kind: str, traces: str, mixed: bool) -> None:
     """Scores against differences of real trainings."""
     make, tolerance = TRACE_KINDS[traces]
     model = new_model()
@@ -194,14 +194,14 @@ def test_a_preconditioner_that_is_not_diagonal(kind: str, traces: str, mixed: bo
     assert relative_error(found, differences(kind)) < tolerance
 
 
-def test_forward_mode_needs_the_derivative_of_a_step() -> None:
+def test_forward_mode_requires_step_derivative() -> None:
     model = new_model()
     signal = Hypergradient(traces=mixwell.ForwardModeTraces())
     with pytest.raises(ValueError, match="TwoSidedModel does not differentiate the steps of TwoSided"):
         mixwell.Mixer(model, TwoSided(model.parameters()), names(3), horizon=2, signal=signal)
 
 
-def test_coupled_weight_decay_needs_a_diagonal() -> None:
+def test_coupled_weight_decay_requires_diagonal() -> None:
     response = StepResponse(rate=RATE, preconditioner=Matrices, coupled=0.1)
     with pytest.raises(ValueError, match="use decoupled weight decay"):
         response.shrink(0.0, clip=1.0)
@@ -258,7 +258,7 @@ def both_forms(model: nn.Module, traces: mixwell.Traces) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("traces", [DenseTraces, lambda: ProjectedTraces(64)], ids=["dense", "projected"])
-def test_a_registered_layer(traces: Callable[[], mixwell.Traces], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_layer_rule(traces: Callable[[], mixwell.Traces], monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(ScaledLinear)
     with pytest.warns(UserWarning, match="belongs to a ScaledLinear, for which there is no rule"):
         both_forms(model, traces())
@@ -267,14 +267,14 @@ def test_a_registered_layer(traces: Callable[[], mixwell.Traces], monkeypatch: p
     np.testing.assert_allclose(mixed, apart, rtol=1e-9)
 
 
-def test_a_linear_layer_keeps_its_own_forward_pass() -> None:
+def test_linear_subclass_keeps_its_forward() -> None:
     model = network(lambda: DoubledLinear(16, 4))
     with pytest.warns(UserWarning, match=r"2.weight \(is used outside its own layer's forward pass\)"):
         apart, mixed = both_forms(model, DenseTraces())
     np.testing.assert_allclose(mixed, apart, rtol=1e-9)
 
 
-def test_kinds_of_traces_by_name() -> None:
+def test_traces_by_name() -> None:
     settings = {"projected": {"projection_rank": 5}, "sketched": {"sketch_size": 70}}
     made = {name: TRACES.get(name)(**settings.get(name, {})).build() for name in TRACES.names()}
     assert {name: repr(one) for name, one in made.items()} == {

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_a_row_that_is_not_finite_names_its_domain(policy: str, where: str) -> None:
+def test_nonfinite_row_names_its_domain(policy: str, where: str) -> None:
     model = SignalModel().double()
     mixer = new_mixer(model, on_nonfinite=policy)
     steps, validation = draw_steps(signals, 3)
@@ -58,7 +58,7 @@ def test_a_row_that_is_not_finite_names_its_domain(policy: str, where: str) -> N
     assert mixer.rounds[0].skipped == {"b": 1}
 
 
-def test_a_row_that_is_not_finite_costs_dense_traces_the_round() -> None:
+def test_nonfinite_row_loses_round_of_dense_traces() -> None:
     model = SignalModel().double()
     mixer = new_mixer(model, traces=mixwell.DenseTraces(), on_nonfinite="skip", horizon=3)
     steps, validation = draw_steps(signals, 3)

@@ -109,7 +109,7 @@ def test_a_compiled_model_is_captured(traces) -> None:
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
 
 
-def test_a_model_that_is_run_outside_the_block() -> None:
+def test_model_run_outside_block_raises() -> None:
     model = nn.Linear(4, 3)
     mixer = new_mixer(model, traces=ProjectedTraces(2))
     losses = model(torch.randn(6, 4)).square().mean(1)
@@ -118,7 +118,7 @@ def test_a_model_that_is_run_outside_the_block() -> None:
             batch.weighted_loss(losses).backward()
 
 
-def test_a_compiled_model_that_was_run_before_hooks_were_there() -> None:
+def test_compiled_model_run_before_hooks_raises() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(nn.Sequential(nn.Linear(4, 3)), backend="aot_eager")
     assert isinstance(compiled, nn.Module)
@@ -130,7 +130,7 @@ def test_a_compiled_model_that_was_run_before_hooks_were_there() -> None:
             batch.weighted_loss(compiled(x).square().mean(1)).backward()
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_model_is_not_modified() -> None:
     model = TokenModel()
     steps, _ = draw_steps(tokens, 1)
     train_steps(new_mixer(model), model, steps)
@@ -242,7 +242,7 @@ class Normalized(nn.Module):
         return self.last(self.norm(self.first(x)))
 
 
-def test_rows_in_the_second_dimension_are_refused() -> None:
+def test_rows_in_second_dimension_raise() -> None:
     model = LengthFirst()
     mixer = new_mixer(model)
     drawn = torch.randint(0, 11, (6, 7))
@@ -253,7 +253,7 @@ def test_rows_in_the_second_dimension_are_refused() -> None:
         rows.weighted_loss(row_losses(model, (drawn[:, :-1], drawn[:, 1:])))
 
 
-def test_rows_that_batch_norm_mixes_are_refused_unless_accepted() -> None:
+def test_batch_norm_raises_unless_accepted() -> None:
     model = Normalized()
     mixer = new_mixer(model)
     batch = torch.randn(6, 4), torch.randint(0, 3, (6,))
@@ -269,7 +269,7 @@ def test_rows_that_batch_norm_mixes_are_refused_unless_accepted() -> None:
         train_steps(mixer, model, [batch])
 
 
-def test_attention_of_pytorch_is_named() -> None:
+def test_multihead_attention_is_named() -> None:
     class Attends(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -294,7 +294,7 @@ def test_attention_of_pytorch_is_named() -> None:
     np.testing.assert_allclose(last_scores(right), last_scores(left), rtol=1e-9)
 
 
-def test_a_model_without_supported_layers_is_refused() -> None:
+def test_model_without_supported_layers_raises() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()

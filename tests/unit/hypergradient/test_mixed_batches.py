@@ -50,7 +50,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 @pytest.mark.parametrize(
     "make_traces", [lambda: ProjectedTraces(EXACT), mixwell.DenseTraces], ids=["projected", "dense"]
 )
-def test_a_mixed_batch_gives_what_one_batch_per_domain_gives(
+def test_mixed_batch_matches_one_batch_per_domain(
     make_traces, problem: str, kind: str, labels: Tensor
 ) -> None:
     make, draw = PROBLEMS[problem]
@@ -68,7 +68,7 @@ def test_a_mixed_batch_gives_what_one_batch_per_domain_gives(
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-def test_dense_traces_of_adam_from_mixed_batches() -> None:
+def test_dense_adam_traces_from_mixed_batches() -> None:
     model = TokenModel().double()
     twin = copy.deepcopy(model)
     steps, validation = draw_steps(tokens, 5)
@@ -78,7 +78,7 @@ def test_dense_traces_of_adam_from_mixed_batches() -> None:
     np.testing.assert_allclose(last_scores(right), last_scores(left), rtol=1e-6)
 
 
-def test_linear_layers_with_autocast_frozen_parts_and_blocks() -> None:
+def test_linear_layers_with_autocast_and_frozen_parameters() -> None:
     """Wider than one block of the fused linear layer; under autocast gradients are of that precision."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(700, 400), nn.Tanh(), nn.Linear(400, 3))
@@ -100,7 +100,7 @@ def test_linear_layers_with_autocast_frozen_parts_and_blocks() -> None:
     np.testing.assert_allclose(results[3], results[2], rtol=0.03, atol=0.01 * abs(results[2]).max())
 
 
-def test_clipping_is_that_of_the_step_itself() -> None:
+def test_clipping_matches_step() -> None:
     """With the clipping factors of all steps known, the trace is ``sum_t eta c_t g_t`` (gamma = 0)."""
     model = SignalModel().double()
     steps, validation = draw_steps(signals, 3)
@@ -136,7 +136,7 @@ def test_clipping_is_that_of_the_step_itself() -> None:
     np.testing.assert_allclose(last_scores(mixer), -(traces @ wanted).numpy(), rtol=1e-6)
 
 
-def test_adam_preconditions_the_validation_gradient_by_the_last_second_moments() -> None:
+def test_adam_preconditions_validation_gradient() -> None:
     """``h_j = -<P_T v, sum_t rate_t g_jt>``, with gamma = 0 and no momentum."""
     model = SignalModel().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.0, 0.9), weight_decay=0.0)
@@ -162,7 +162,7 @@ def test_adam_preconditions_the_validation_gradient_by_the_last_second_moments()
     np.testing.assert_allclose(last_scores(mixer), -(traces @ (precondition * wanted)).numpy(), rtol=1e-6)
 
 
-def test_given_one_batch_per_domain_the_result_is_the_same() -> None:
+def test_one_batch_per_domain_gives_same_result() -> None:
     model = TokenModel().double()
     twin = copy.deepcopy(model)
     steps, validation = draw_steps(tokens, 3)
@@ -180,7 +180,7 @@ def test_given_one_batch_per_domain_the_result_is_the_same() -> None:
     np.testing.assert_allclose(last_scores(right), last_scores(left), rtol=1e-9)
 
 
-def test_micro_batches_with_the_counts_of_the_step() -> None:
+def test_micro_batches_with_step_counts() -> None:
     model = TokenModel().double()
     twin = copy.deepcopy(model)
     steps, validation = draw_steps(tokens, 3)
@@ -204,7 +204,7 @@ def test_micro_batches_with_the_counts_of_the_step() -> None:
     assert mixer.rounds[0].losses == pytest.approx(left.rounds[0].losses)
 
 
-def test_rows_drawn_by_the_weights_are_an_ordinary_mean() -> None:
+def test_rows_drawn_by_weights_give_plain_mean() -> None:
     model = SignalModel().double()
     mixer = new_mixer(model, weights={"a": 0.5, "b": 0.25, "c": 0.25})
     batch = signals(6)
@@ -217,7 +217,7 @@ def test_rows_drawn_by_the_weights_are_an_ordinary_mean() -> None:
     mixer.step()
 
 
-def test_losses_are_divided_by_the_probability_of_a_domain() -> None:
+def test_losses_are_divided_by_domain_probability() -> None:
     model = SignalModel().double()
     mixer = new_mixer(model)
     with mixer.batch(labeled_batch("aab", DOMAINS, {"c": 0.25})) as rows:
@@ -234,7 +234,7 @@ def test_losses_are_divided_by_the_probability_of_a_domain() -> None:
         losses.sum().backward()
 
 
-def test_frozen_parameters_and_warm_up() -> None:
+def test_frozen_parameters_and_warmup() -> None:
     model = TokenModel().double()
     model.shared.weight.requires_grad_(False)
     model.first.weight.requires_grad_(False)
@@ -261,7 +261,7 @@ def test_frozen_parameters_and_warm_up() -> None:
     np.testing.assert_allclose(results[1], results[0], rtol=1e-9)
 
 
-def test_subset_of_the_parameters() -> None:
+def test_subset_of_parameters() -> None:
     model = TokenModel().double()
     twin = copy.deepcopy(model)
     steps, validation = draw_steps(tokens, 3)
@@ -288,7 +288,7 @@ def test_subset_of_the_parameters() -> None:
 @pytest.mark.parametrize(
     ("horizon", "rounds", "stop"), [(5, 1, 3), (5, 1, 4), (12, 0, 1), (12, 0, 5), (12, 0, 9)]
 )
-def test_resumed_in_mid_round_bit_for_bit(tmp_path, horizon, rounds, stop) -> None:
+def test_resume_in_mid_round_is_bit_for_bit(tmp_path, horizon, rounds, stop) -> None:
     steps, validation = draw_steps(tokens, horizon)
 
     def start() -> tuple[nn.Module, Mixer]:

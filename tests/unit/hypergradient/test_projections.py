@@ -32,7 +32,7 @@ from mixwell.training.models.gpt import Gpt
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def test_projections_are_unbiased_and_better_with_rank() -> None:
+def test_projections_are_unbiased_and_improve_with_rank() -> None:
     model = Gpt(11, context=8, layers=1, heads=2, width=24).double()
     steps, validation = draw_steps(tokens, 3)
     start = copy.deepcopy(model)
@@ -54,7 +54,7 @@ def test_projections_are_unbiased_and_better_with_rank() -> None:
     assert (large.std(axis=0) < small.std(axis=0) / 1.5).all()
 
 
-def test_projections_are_drawn_anew_for_every_round_and_for_every_parameter() -> None:
+def test_projections_are_resampled_per_round_and_parameter() -> None:
     model = nn.Linear(40, 40)
     traces = ProjectedTraces(4)
     Mixer(
@@ -76,7 +76,7 @@ def test_projections_are_drawn_anew_for_every_round_and_for_every_parameter() ->
     assert torch.equal(first, traces._projections.each[0].matrix("inputs", torch.float32))
 
 
-def test_leading_directions_of_the_last_validation_gradient_are_exact() -> None:
+def test_leading_validation_directions_are_exact() -> None:
     """Where the validation gradient is of low rank and stays the same, its inner products have no error."""
     torch.manual_seed(0)
     rank, size = 8, 60
@@ -97,7 +97,7 @@ def test_leading_directions_of_the_last_validation_gradient_are_exact() -> None:
     assert abs(errors[0].mean()) < 4 * errors[0].std() / 10
 
 
-def test_directions_that_are_exact_leave_the_rest_unbiased() -> None:
+def test_exact_directions_keep_the_rest_unbiased() -> None:
     torch.manual_seed(0)
     parameter = nn.Parameter(torch.zeros(30, 40, dtype=torch.float64))
     parameters = Parameters(("x",), (parameter,), (0,))
@@ -121,7 +121,7 @@ def test_any_rank_over_several_rounds(rank: int) -> None:
         assert np.isfinite(last_scores(mixer)).all()
 
 
-def test_the_first_step_of_a_long_round_only_says_which_directions_are_exact() -> None:
+def test_first_step_of_long_round_sets_exact_directions() -> None:
     # All gradients have rank one and the same directions, so that nothing is random from the second step on.
     x, y = torch.randn(1, 40).expand(len(LABELS), 40).double(), torch.rand(len(LABELS), 30).double()
     found = []

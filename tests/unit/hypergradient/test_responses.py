@@ -97,7 +97,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def test_every_model_is_in_the_table() -> None:
+def test_every_optimizer_is_in_contract_table() -> None:
     assert {type(view(kind, fresh)[2]) for kind in OPTIMIZERS} == {SgdModel, AdamModel, PlainModel}
     built_in = {k for k in OptimizerModel.__subclasses__() if k.__module__.startswith("mixwell.")}
     assert built_in == {SgdModel, AdamModel, PlainModel}
@@ -106,7 +106,7 @@ def test_every_model_is_in_the_table() -> None:
 @pytest.mark.parametrize("at", [0, 1, 4, STEPS - 1])
 @pytest.mark.parametrize("start", [fresh, stepped])
 @pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind not in NOT_DIFFERENTIATED])
-def test_differentiated_step_is_the_derivative_of_the_real_steps(kind: str, start: Start, at: int) -> None:
+def test_differentiated_step_matches_real_steps(kind: str, start: Start, at: int) -> None:
     """Of every step until the end, the optimizer's moments and a schedule of its learning rate included."""
     expected = difference(kind, start, at, decay=0.8)
     parameter, optimizer, model = view(kind, start)
@@ -145,7 +145,7 @@ STARTS = [
 
 @pytest.mark.parametrize("at", [0, 1, 4, STEPS - 1])
 @pytest.mark.parametrize(("kind", "start"), STARTS)
-def test_response_is_what_a_gradient_does_until_the_end(kind: str, start: Start, at: int) -> None:
+def test_response_is_effect_of_gradient_at_round_end(kind: str, start: Start, at: int) -> None:
     parameter, optimizer, model = view(kind, start)
     trace = torch.zeros_like(DIRECTION)
     for t, gradient in enumerate(gradients(STEPS)):

@@ -60,7 +60,7 @@ def scores_of(signal: mixwell.Signal, *, steps: int = 12, kind=torch.optim.SGD, 
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_bfloat16_is_near_dense_in_half_the_memory(kind) -> None:
+def test_bfloat16_is_close_to_dense_in_half_the_memory(kind) -> None:
     dense, compressed = mixwell.DenseTraces(), mixwell.DenseTraces(dtype=torch.bfloat16)
     reference = scores_of(mixwell.Hypergradient(traces=dense), kind=kind)
     estimate = scores_of(mixwell.Hypergradient(traces=compressed), kind=kind)
@@ -111,7 +111,7 @@ def test_memory_of_sketched_and_dense_traces() -> None:
     assert sketched.nbytes == 3 * 61 * 4 + 180
 
 
-def test_subset_counts_the_chosen_parameters_only() -> None:
+def test_subset_counts_only_chosen_parameters() -> None:
     chosen = scores_of(mixwell.Hypergradient(traces=mixwell.DenseTraces(only=["2.*"])))
     rest = scores_of(
         mixwell.Hypergradient(traces=mixwell.DenseTraces(only=lambda name: name.startswith("0.")))
@@ -121,7 +121,7 @@ def test_subset_counts_the_chosen_parameters_only() -> None:
     assert not np.allclose(chosen, whole)
 
 
-def test_groups_with_their_own_decay_are_sketched_apart() -> None:
+def test_groups_with_different_decay_are_sketched_separately() -> None:
     """Weight decay on matrices only, as usual with AdamW; a sketch of full size must equal dense traces."""
 
     def scores(signal: mixwell.Signal) -> np.ndarray:
@@ -174,7 +174,7 @@ def test_bfloat16_decays_without_bias() -> None:
     assert score(mixwell.DenseTraces(dtype=torch.bfloat16)) == pytest.approx(dense, rel=0.02)
 
 
-def test_a_parameter_that_the_optimizer_leaves_alone_keeps_its_trace() -> None:
+def test_parameter_without_update_keeps_trace() -> None:
     def score(traces: mixwell.Traces) -> float:
         model = torch.nn.ParameterDict({"a": torch.ones(2), "b": torch.ones(2)})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
@@ -209,7 +209,7 @@ def test_a_sketch_with_adamw_and_a_frozen_parameter() -> None:
 
 @pytest.mark.parametrize("warmup", [0, 4])
 @pytest.mark.parametrize("traces", [mixwell.DenseTraces, lambda: mixwell.SketchedTraces(2000)])
-def test_the_first_step_of_a_round_has_its_own_clipping_factor(warmup: int, traces) -> None:
+def test_first_step_of_round_has_own_clipping_factor(warmup: int, traces) -> None:
     """With one step to a round, first-order traces know the factor exactly; only its derivative is left out."""
     batches, validation = regression_batches(0, steps=5)
     model = two_layer(0)

@@ -148,7 +148,7 @@ def test_every_format_has_a_parser() -> None:
 @example(made=mixture({"a, b": 0.5, "c: 'd'": 0.5}))
 @example(made=mixture({"yes": 1 / 3, "é 字": 1 / 3, "=": 1 / 3}))
 @settings(deadline=None)
-def test_any_mixture_comes_back_or_is_refused(made: dict[str, Any], to: str) -> None:
+def test_mixture_round_trips_or_is_rejected(made: dict[str, Any], to: str) -> None:
     if (text := exported(made, to)) is None:
         return
     parsed = PARSERS[to](text)
@@ -168,7 +168,7 @@ def test_any_mixture_comes_back_or_is_refused(made: dict[str, Any], to: str) -> 
 
 @given(made=any_mixture(), data=st.data())
 @settings(deadline=None)
-def test_axolotl_takes_rows_as_the_mixture_says(made: dict[str, Any], data: st.DataObject) -> None:
+def test_axolotl_row_counts_match_mixture(made: dict[str, Any], data: st.DataObject) -> None:
     rows = {name: data.draw(st.integers(1, 10**7)) for name in made["domains"]}
     made["rows"]["available"] = rows
     if (text := exported(made, "axolotl")) is None:
@@ -184,14 +184,14 @@ def test_axolotl_takes_rows_as_the_mixture_says(made: dict[str, Any], data: st.D
 
 
 @given(st.floats(1e-9, 1))
-def test_fractions_are_near_and_short(value: float) -> None:
+def test_fractions_are_accurate_with_small_denominators(value: float) -> None:
     numerator, denominator = fraction(value)
     assert 1 <= numerator <= min(denominator, 20)
     assert numerator / denominator == pytest.approx(value, rel=TOLERANCE)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
-def test_shares_sum_to_one(weights: list[float]) -> None:
+def test_weights_sum_to_one(weights: list[float]) -> None:
     total = math.fsum(weights)
     assume(total > 1e-200)
     rounded = shares(weights)
@@ -201,7 +201,7 @@ def test_shares_sum_to_one(weights: list[float]) -> None:
         assert abs(share - weight / total) < UNIT * 1.001
 
 
-def test_datasets_draws_by_it() -> None:
+def test_interleave_datasets_samples_by_weights() -> None:
     mix = json.loads(
         export(mixture({**WEIGHTS, "code": 0.4999999, "unused": 1e-7}), to="datasets", note=quiet)
     )
@@ -217,7 +217,7 @@ def test_datasets_draws_by_it() -> None:
         assert found == pytest.approx(list(WEIGHTS.values()), abs=0.024)
 
 
-def test_datasets_has_paths_where_some_are_given() -> None:
+def test_datasets_format_includes_given_paths() -> None:
     assert set(json.loads(export(mixture(WEIGHTS), to="datasets"))) == {"domains", "probabilities"}
     with pytest.warns(UserWarning, match="no path was given for code, books"):
         mix = json.loads(export(mixture(WEIGHTS), to="datasets", paths={"web": "org/web"}))
@@ -238,11 +238,11 @@ def test_datasets_has_paths_where_some_are_given() -> None:
         ("yaml", "/data/web: 0.2\n/data/code: 0.5\n/data/books: 0.3\n"),
     ],
 )
-def test_what_is_written(to: str, text: str) -> None:
+def test_output_of_every_format(to: str, text: str) -> None:
     assert export(mixture(WEIGHTS), to=to, paths=PATHS) == text
 
 
-def test_axolotl_cuts_what_there_is_too_much_of() -> None:
+def test_axolotl_reduces_large_domains() -> None:
     rows = {"web": 1000, "code": 1000, "books": 300}
     with pytest.warns(UserWarning, match="right for the data that the run had"):
         text = export(mixture(WEIGHTS, rows=rows), to="axolotl", paths=PATHS)
@@ -256,14 +256,14 @@ def test_axolotl_cuts_what_there_is_too_much_of() -> None:
         export(mixture(WEIGHTS, rows={**rows, "books": 0}), to="axolotl", note=quiet)
 
 
-def test_streams_do_not_say_how_many_rows_they_have() -> None:
+def test_axolotl_rejects_streams() -> None:
     made = mixture(WEIGHTS, rows={"web": 1000})
     assert json.loads(export(made, to="json")) == WEIGHTS
     with pytest.raises(ValueError, match="'code' has rows that nobody has counted; take --to datasets"):
         export(made, to="axolotl", note=quiet)
 
 
-def test_which_weights() -> None:
+def test_average_or_last_weights() -> None:
     last = {"web": 0.0, "code": 1.0, "books": 0.0}
     made = mixture(WEIGHTS, last=last)
     assert json.loads(export(made, to="json")) == WEIGHTS
@@ -287,13 +287,13 @@ def test_which_weights() -> None:
         ("yaml", "\ud800", "has half a character"),
     ],
 )
-def test_names_that_cannot_be_are_refused(to: str, name: str, message: str) -> None:
+def test_invalid_names_raise(to: str, name: str, message: str) -> None:
     for made, paths in ((mixture({name: 1.0}), {}), (mixture({"web": 1.0}), {"web": name})):
         with pytest.raises(ValueError, match=message.replace("$", r"\$")):
             export(made, to=to, paths=paths, note=quiet)
 
 
-def test_two_domains_need_two_paths() -> None:
+def test_invalid_paths_raise() -> None:
     with pytest.raises(ValueError, match="'web' and 'books' have the same path, '/data'"):
         export(mixture(WEIGHTS), to="json", paths={"web": "/data", "books": "/data"})
     with pytest.raises(ValueError, match="must not be empty"):
@@ -333,7 +333,7 @@ def broken(**changes: Any) -> dict[str, Any]:
         (broken(rows=[]), "rows.available must have whole numbers by domain, got None"),
     ],
 )
-def test_what_is_not_a_mixture_is_said(content: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_mixture_is_rejected(content: Any, message: str, tmp_path: Path) -> None:
     file = tmp_path / "mixture.json"
     text = json.dumps(content) if isinstance(content, dict) else content
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -343,7 +343,7 @@ def test_what_is_not_a_mixture_is_said(content: Any, message: str, tmp_path: Pat
     assert len(err.strip().splitlines()) == 1
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_files_read_back(tmp_path: Path) -> None:
     made = mixture(WEIGHTS)
     jsonschema.validate(made, mixture_file.schema())
     mixture_file.write_mixture(tmp_path, made)
@@ -393,7 +393,7 @@ def run(tmp_path: Path) -> Path:
         (["run", "--to", "json", "--out", "empty", "--force"], "empty"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(args: list[str], message: str, run: Path) -> None:
+def test_invalid_input_prints_one_line_with_status_2(args: list[str], message: str, run: Path) -> None:
     (run / "empty").mkdir()
     for name, text in {"list": "[web]", "bad": "{", "wrong": "web: 1", "other": "cod: /x"}.items():
         (run / f"{name}.yaml").write_text(text)
@@ -408,7 +408,7 @@ def test_bad_input_is_one_line_and_status_2(args: list[str], message: str, run: 
     assert (run / "list.yaml").read_text() == "[web]"
 
 
-def test_it_prints_or_writes(run: Path) -> None:
+def test_prints_or_writes_file(run: Path) -> None:
     mixture_file.write_mixture(run / "run", mixture(WEIGHTS))
     words = ("export", "run", "--to", "megatron", "--path", "web=/w", "--path", "code=/c")
     out, err = mixwell(*words, cwd=run)
@@ -424,7 +424,7 @@ def test_it_prints_or_writes(run: Path) -> None:
     assert (run / "new" / "mix.txt").read_text() == out
 
 
-def test_an_unfinished_run_is_exported_and_said(run: Path) -> None:
+def test_unfinished_run_is_exported_with_note(run: Path) -> None:
     out, err = mixwell("export", "run/mixture.json", "--to", "json", cwd=run)
     assert json.loads(out) == WEIGHTS
     assert err == "mixwell: the run is not finished (120 of 1000 steps): these are its weights so far\n"
@@ -445,7 +445,7 @@ def test_paths_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
     assert json.loads(out) == {"/line/a": 0.5, "/x=y": 0.25, "/file/c": 0.25}
 
 
-def test_the_formats_are_listed(tmp_path: Path) -> None:
+def test_formats_are_listed(tmp_path: Path) -> None:
     out, _ = mixwell("export", "--list", cwd=tmp_path)
     assert [line.split()[0] for line in out.splitlines()] == list(EXPORTERS.names())
     assert all(len(line.split()) > 1 for line in out.splitlines())
@@ -463,7 +463,7 @@ assert "torch" not in sys.modules
 """
 
 
-def test_no_torch_is_needed(run: Path) -> None:
+def test_export_does_not_import_torch(run: Path) -> None:
     words = [sys.executable, "-c", NO_TORCH, "export", "run", "--to", "yaml"]
     done = subprocess.run(words, cwd=run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

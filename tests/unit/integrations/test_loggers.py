@@ -207,7 +207,7 @@ def test_names_are_stable() -> None:
     }
 
 
-def test_no_two_numbers_of_a_step_have_the_same_name() -> None:
+def test_metric_names_of_a_step_are_unique() -> None:
     """A step, a round and an evaluation at once, with a domain that is called like a set of rows."""
     domains = {"web": 1, "test": 1, "learning_rate": 1}
     record = RoundRecord(
@@ -238,7 +238,7 @@ def original(portable_name: str) -> str:
 @example("")
 @example("a" * 300)
 @example("é" * 200)
-def test_portable_names_are_allowed_by_mlflow_and_tell_the_domain(domain: str) -> None:
+def test_portable_names_are_valid_in_mlflow(domain: str) -> None:
     validation = pytest.importorskip("mlflow.utils.validation")
     name = portable(f"mixwell/weight/{domain}")
     validation._validate_metric_name(name)
@@ -250,7 +250,7 @@ def test_portable_names_are_allowed_by_mlflow_and_tell_the_domain(domain: str) -
         assert original(safe) == domain
 
 
-def test_ordinary_names_are_portable_as_they_are_and_long_ones_differ() -> None:
+def test_plain_names_are_unchanged_and_long_ones_unique() -> None:
     for name in [*VALUES, "train/accuracy", "mixwell/rows/wiki_xl v2-en"]:
         assert ODD in name or portable(name) == name
     long = ["mixwell/weight/" + "a" * 400 + end for end in ("b", "c")]
@@ -260,7 +260,7 @@ def test_ordinary_names_are_portable_as_they_are_and_long_ones_differ() -> None:
 # ------------------------------------------------------------------------------------------- one by one
 
 
-def test_two_lines_in_a_loop_of_ones_own(tmp_path: Path) -> None:
+def test_logger_in_custom_loop(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mixer = package.Mixer(model, optimizer, ["web", "code"], horizon=2)
@@ -285,7 +285,7 @@ def test_two_lines_in_a_loop_of_ones_own(tmp_path: Path) -> None:
     logger.close()
 
 
-def test_jsonl_goes_on_from_a_step(tmp_path: Path) -> None:
+def test_jsonl_continues_from_step(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with JsonlLogger(path) as logger:
         for step in range(5):
@@ -302,7 +302,7 @@ def test_jsonl_goes_on_from_a_step(tmp_path: Path) -> None:
     assert of_jsonl(path)["a"][-1] == (4, 40.0)
 
 
-def test_jsonl_leaves_files_of_others_alone(tmp_path: Path) -> None:
+def test_jsonl_does_not_change_other_files(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "precious"}\n')
     with pytest.raises(ValueError, match=r"mine.jsonl:1 is not a line of this logger"):
@@ -310,13 +310,13 @@ def test_jsonl_leaves_files_of_others_alone(tmp_path: Path) -> None:
     assert path.read_text() == '{"text": "precious"}\n'
 
 
-def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
+def test_tensorboard_round_trip(tmp_path: Path) -> None:
     with TensorBoardLogger(tmp_path) as logger:
         logger.round(RECORD)
     assert of_tensorboard(tmp_path) == {name: [(15, value)] for name, value in VALUES.items()}
 
 
-def test_tensorboard_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+def test_tensorboard_drops_events_after_checkpoint(tmp_path: Path) -> None:
     killed = TensorBoardLogger(tmp_path)
     for step in range(6):
         killed.log(step, {"a": float(step)})
@@ -328,7 +328,7 @@ def test_tensorboard_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> N
     killed.close()
 
 
-def test_wandb_offline_reads_back_what_was_logged(wandb: Any, tmp_path: Path) -> None:
+def test_wandb_offline_round_trip(wandb: Any, tmp_path: Path) -> None:
     before = set(tmp_path.iterdir())
     options: dict[str, Any] = {"project": "mixtures", "mode": "offline", "folder": tmp_path}
     with WandbLogger(**options, name="first", settings={"steps": 20}) as logger:
@@ -352,7 +352,7 @@ def test_wandb_offline_reads_back_what_was_logged(wandb: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("error", "code"), [(InterruptedError, 255), (ZeroDivisionError, 1)])
-def test_wandb_knows_how_it_ended(error: type[Exception], code: int, wandb: Any, tmp_path: Path) -> None:
+def test_wandb_records_outcome(error: type[Exception], code: int, wandb: Any, tmp_path: Path) -> None:
     with pytest.raises(error):
         with WandbLogger(mode="offline", folder=tmp_path):
             raise error
@@ -360,7 +360,7 @@ def test_wandb_knows_how_it_ended(error: type[Exception], code: int, wandb: Any,
     assert [r.exit.exit_code for r in records(path) if r.HasField("exit")] == [code]
 
 
-def test_a_run_of_wandb_that_is_open_stays_so_and_counts_its_own_steps(wandb: Any, tmp_path: Path) -> None:
+def test_open_wandb_run_stays_open(wandb: Any, tmp_path: Path) -> None:
     run = wandb.init(mode="offline", dir=str(tmp_path), reinit="create_new")
     with pytest.raises(ValueError, match="which has its own project; give only the run"):
         WandbLogger(run=run, project="other")
@@ -376,14 +376,14 @@ def test_a_run_of_wandb_that_is_open_stays_so_and_counts_its_own_steps(wandb: An
     assert read["mixwell/step"] == [(30, 15)]
 
 
-def test_wandb_that_cannot_begin_says_what_to_do(wandb: Any, tmp_path: Path) -> None:
+def test_wandb_start_failure_explains_fix(wandb: Any, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="Weights & Biases cannot begin a run .*`wandb login`, or mode: offline"
     ):
         WandbLogger(mode="online", folder=tmp_path)  # nobody is logged in
 
 
-def test_mlflow_reads_back_what_was_logged(store: str) -> None:
+def test_mlflow_round_trip(store: str) -> None:
     with MlflowLogger(
         uri=store, experiment="mixtures", name="first", settings={"a": {ODD: 1, "b": None}}
     ) as logger:
@@ -413,7 +413,7 @@ def test_mlflow_reads_back_what_was_logged(store: str) -> None:
     assert of_mlflow(store, identity["id"], [name]) == {name: [(15, 0.75), (20, 0.5)]}
 
 
-def test_a_run_of_mlflow_that_is_open_stays_so(store: str) -> None:
+def test_open_mlflow_run_stays_open(store: str) -> None:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=store)
@@ -439,9 +439,7 @@ def test_a_run_of_mlflow_that_is_open_stays_so(store: str) -> None:
         ("mlflow", "MlflowLogger()", "mlflow"),
     ],
 )
-def test_a_missing_tool_is_named_with_what_to_install(
-    module: str, logger: str, extra: str, tmp_path: Path
-) -> None:
+def test_missing_package_names_install_command(module: str, logger: str, extra: str, tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{module!r}] = None\nfrom mixwell.integrations.loggers import *\n{logger}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     last = done.stderr.splitlines()[-1]
@@ -450,7 +448,7 @@ def test_a_missing_tool_is_named_with_what_to_install(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_with_a_missing_tool_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_missing_package_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = write_config(tmp_path, loggers={"tensorboard": True, "wandb": True})
     _, err = mixwell("run", config, "--out", "run", cwd=tmp_path, status=2)
@@ -460,7 +458,7 @@ def test_a_run_with_a_missing_tool_does_not_begin(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "run").exists()
 
 
-def test_loggers_are_light_until_they_are_used() -> None:
+def test_loggers_import_packages_lazily() -> None:
     code = "import mixwell.integrations.loggers, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "tensorboard", "wandb", "mlflow"} & set(done.stdout.split())
@@ -534,7 +532,7 @@ def expect_the_same_everywhere(run: Path, tmp_path: Path) -> None:
     assert reference["mixwell/evaluation/validation"] == evaluations
 
 
-def test_a_run_logs_everywhere_and_is_the_same_as_without(config: Path, tmp_path: Path) -> None:
+def test_loggers_do_not_change_run(config: Path, tmp_path: Path) -> None:
     out, _ = mixwell("run", config, "--out", "logged", "--no-report", cwd=tmp_path)
     assert "logging to tensorboard --logdir logged/tensorboard" in out
     expect_the_same_everywhere(tmp_path / "logged", tmp_path)
@@ -559,7 +557,7 @@ def test_a_run_logs_everywhere_and_is_the_same_as_without(config: Path, tmp_path
     assert "tensorboard already exists" in err
 
 
-def test_a_stopped_run_goes_on_in_the_same_records(config: Path, tmp_path: Path) -> None:
+def test_resumed_run_continues_same_logs(config: Path, tmp_path: Path) -> None:
     """Stopped in the middle; then its last checkpoint is lost, as where a process is killed; then to the end."""
     folder = tmp_path / "run"
     asked = iter([False] * 17 + [True])
@@ -583,7 +581,7 @@ def test_a_stopped_run_goes_on_in_the_same_records(config: Path, tmp_path: Path)
     expect_the_same_everywhere(folder, tmp_path)
 
 
-def test_loggers_may_be_added_when_a_run_goes_on(config: Path, tmp_path: Path) -> None:
+def test_loggers_can_be_added_on_resume(config: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     plain = yaml.safe_load(config.read_text())
     chosen = plain.pop("loggers")
@@ -600,7 +598,7 @@ def test_loggers_may_be_added_when_a_run_goes_on(config: Path, tmp_path: Path) -
         assert [step for step, _ in found["mixwell/learning_rate"]] == [12, 16, 20, 24]
 
 
-def test_a_logger_that_cannot_begin_stops_the_run_before_it_trains(config: Path, tmp_path: Path) -> None:
+def test_logger_start_failure_stops_run_before_training(config: Path, tmp_path: Path) -> None:
     bad = ("--set", "loggers.mlflow.uri=nonsense://nowhere")
     _, err = mixwell("run", config, "--out", "run", *bad, cwd=tmp_path, status=2)
     assert len(err.splitlines()) == 1
@@ -614,9 +612,7 @@ def test_a_logger_that_cannot_begin_stops_the_run_before_it_trains(config: Path,
     mixwell("run", config, "--out", "run", "--no-report", cwd=tmp_path)
 
 
-def test_a_local_store_of_mlflow_is_found_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_mlflow_store_is_independent_of_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mlflow", "sqlalchemy", "alembic"):
         pytest.importorskip(name)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -683,7 +679,7 @@ def train(out: Path, loggers: Any = ()) -> Any:
     return package.train(rows, validation, model=model, loss=loss, out=out, loggers=loggers, **options)
 
 
-def test_a_logger_that_draws_and_fails_changes_nothing(tmp_path: Path) -> None:
+def test_failing_logger_does_not_change_run(tmp_path: Path) -> None:
     without = train(tmp_path / "without")
     awkward, steady = Awkward(fails_at=9), Awkward(fails_at=99)
     with pytest.warns(UserWarning, match=r"the logger Awkward 1 failed \(the wire is cut\) and is dropped"):
@@ -698,7 +694,7 @@ def test_a_logger_that_draws_and_fails_changes_nothing(tmp_path: Path) -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_train_takes_loggers_as_a_config_has_them(tmp_path: Path) -> None:
+def test_train_accepts_logger_config(tmp_path: Path) -> None:
     done = train(tmp_path / "run", {"tensorboard": True, "jsonl": {"path": str(tmp_path / "log.jsonl")}})
     read = of_tensorboard(tmp_path / "run" / "tensorboard")
     assert read["mixwell/weight/a"][-1] == (20, float(np.float32(done.mixer.weights.last["a"])))
@@ -724,12 +720,12 @@ def test_train_takes_loggers_as_a_config_has_them(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_messages_of_settings(change: str, message: str, tmp_path: Path) -> None:
+def test_error_messages_of_settings(change: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         config_io.read_config(write_config(tmp_path), [change])
 
 
-def test_settings_switch_loggers_on_and_off(tmp_path: Path) -> None:
+def test_settings_enable_and_disable_loggers(tmp_path: Path) -> None:
     path = write_config(tmp_path, loggers={"tensorboard": True, "wandb": True, "mlflow": {"uri": "http://x"}})
     read = config_io.read_config(
         path, ["loggers.wandb.mode=offline", "loggers.mlflow=false", "loggers.jsonl=true"]

@@ -37,7 +37,7 @@ def torch_losses(problem: BilevelProblem, theta: torch.Tensor) -> tuple[torch.Te
 
 
 @pytest.mark.parametrize("problem", EVERY, ids=names)
-def test_gradients_and_hessians_against_autograd(problem: BilevelProblem) -> None:
+def test_gradients_and_hessians_match_autograd(problem: BilevelProblem) -> None:
     point = torch.randn(problem.dimension, dtype=torch.float64)
     theta = point.numpy()[None]
     jacobian = torch.func.jacrev(lambda t: torch_losses(problem, t)[0])(point)
@@ -51,7 +51,7 @@ def test_gradients_and_hessians_against_autograd(problem: BilevelProblem) -> Non
 
 
 @pytest.mark.parametrize("problem", EVERY, ids=names)
-def test_hypergradient_against_differences_of_the_outer_loss(problem: BilevelProblem) -> None:
+def test_hypergradient_matches_finite_differences(problem: BilevelProblem) -> None:
     weights = np.array([[0.2, 0.5, 0.3]])
     assert (
         np.abs(np.einsum("bm,bmd->bd", weights, problem.gradients(problem.minimizer(weights)))).max() < 1e-12
@@ -61,7 +61,7 @@ def test_hypergradient_against_differences_of_the_outer_loss(problem: BilevelPro
     np.testing.assert_allclose(along @ problem.hypergradient(weights)[0], differences, rtol=1e-6, atol=1e-9)
 
 
-def test_shared_quadratics_against_the_closed_forms() -> None:
+def test_shared_quadratics_match_closed_forms() -> None:
     problem = SharedQuadratics(3)
     twin = Quadratic(
         torch.from_numpy(problem.matrix).repeat(3, 1, 1),
@@ -93,7 +93,7 @@ def test_noise_is_unbiased_and_within_its_constants(problem: BilevelProblem) -> 
 
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("problem", EVERY, ids=names)
-def test_constants_bound_what_a_run_sees(problem: BilevelProblem, noisy: bool) -> None:
+def test_constants_bound_observed_values(problem: BilevelProblem, noisy: bool) -> None:
     c: Constants = problem.constants(noisy=noisy)
     random = np.random.default_rng(1)
     theta = np.repeat(problem.start[None], 50, 0)
@@ -111,7 +111,7 @@ def test_constants_bound_what_a_run_sees(problem: BilevelProblem, noisy: bool) -
 
 
 @pytest.mark.parametrize("problem", EVERY, ids=names)
-def test_best_weights_against_a_grid(problem: BilevelProblem) -> None:
+def test_best_weights_match_grid(problem: BilevelProblem) -> None:
     weights, value = problem.best()
     assert value == pytest.approx(float(problem.outer(weights[None])[0]))
     grid = problem.outer(simplex_grid(3, 60)).min()
@@ -121,7 +121,7 @@ def test_best_weights_against_a_grid(problem: BilevelProblem) -> None:
 
 
 @pytest.mark.parametrize("curvature", ["isotropic", "diagonal", "exact"])
-def test_the_fast_loop_is_the_mixer(curvature: str) -> None:
+def test_fast_loop_matches_mixer(curvature: str) -> None:
     problem, horizon, rounds, eta, alpha = SharedQuadratics(4), 7, 5, 0.05, 0.3
     outcome = simulate(
         problem,
@@ -182,7 +182,7 @@ def test_theorem_holds(kind: str, curvature: str) -> None:
         assert errors[-1] > 1e-4  # ... and delta's part does not
 
 
-def test_whole_rounds_at_once_are_the_steps() -> None:
+def test_vectorized_rounds_match_steps() -> None:
     problem = SharedQuadratics(6)
     settings = {
         "budget": 300,
@@ -211,7 +211,7 @@ def test_curvature_constants_bound_a_fine_grid(problem: BilevelProblem, curvatur
     assert np.abs(np.linalg.eigvalsh(used - exact)).max() <= c.curvature_error + 1e-12
 
 
-def test_fit_recovers_a_law() -> None:
+def test_fit_recovers_power_law() -> None:
     budgets = [100, 1000, 10_000]
 
     def best(seed: int, budget: int, horizon: float) -> BestHorizon:
@@ -251,7 +251,7 @@ def theorem_row(**changes: object) -> dict[str, object]:
         {"horizon": 300, "error": 0.099},  # hardly less after 270 more steps
     ],
 )
-def test_a_broken_inequality_is_seen(broken: dict[str, object]) -> None:
+def test_violated_inequality_is_detected(broken: dict[str, object]) -> None:
     right = [theorem_row(), theorem_row(horizon=300, error=1e-6)]
     (found,) = compare_with_bounds(right)
     assert found.holds

@@ -76,7 +76,7 @@ def test_all_variants_are_printed_and_drawn(compared: tuple[Path, str]) -> None:
     assert kept == pytest.approx({"letters": 0.5, "numbers": 0.25, "marks": 0.25})
 
 
-def test_everything_that_is_computed_is_charged(compared: tuple[Path, str]) -> None:
+def test_all_compute_is_charged(compared: tuple[Path, str]) -> None:
     """Worked out by hand for 24 steps: what each variant may train for, and what it computed in all."""
     found = {str(row["variant"]): row for row in tables.read(compared[0] / results.RUNS)}
     # T = 1: a validation gradient of one batch in each step. T = 5: of five batches (40 of the 40 rows or more).
@@ -91,7 +91,7 @@ def test_everything_that_is_computed_is_charged(compared: tuple[Path, str]) -> N
         assert 0.8 * 24 < float(row["compute"]) <= 24
 
 
-def test_runs_of_a_seed_begin_alike_and_see_the_same_rows_first(compared: tuple[Path, str]) -> None:
+def test_runs_of_a_seed_share_initialization_and_rows(compared: tuple[Path, str]) -> None:
     runs = compared[0] / "runs"
 
     def first_loss(folder: Path) -> float:
@@ -106,7 +106,7 @@ def test_runs_of_a_seed_begin_alike_and_see_the_same_rows_first(compared: tuple[
     assert first_loss(runs / "uniform-0") != first_loss(runs / "uniform-1")
 
 
-def test_a_finished_comparison_is_told_again_and_not_trained_again(compared: tuple[Path, str]) -> None:
+def test_finished_comparison_is_not_retrained(compared: tuple[Path, str]) -> None:
     out, _ = compared
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("metrics.jsonl")}
     rows = tables.read(out / results.RUNS)
@@ -117,7 +117,7 @@ def test_a_finished_comparison_is_told_again_and_not_trained_again(compared: tup
     assert tables.read(out / results.RUNS) == rows
 
 
-def test_a_killed_comparison_goes_on_to_the_same_numbers(compared: tuple[Path, str], tmp_path: Path) -> None:
+def test_killed_comparison_resumes_to_same_results(compared: tuple[Path, str], tmp_path: Path) -> None:
     def losses(out: Path) -> list[Row]:
         keep = ("variant", "seed", "steps", "compute", "test_loss")
         return [
@@ -151,7 +151,7 @@ def test_equal_steps(tmp_path: Path) -> None:
     assert rows["doge"]["budget"] == ""
 
 
-def test_without_a_validation_set_the_test_set_is_compared_by(tmp_path: Path) -> None:
+def test_comparison_uses_test_set_without_validation_set(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     plain = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**plain, "validation": None, "mixer": {"method": "uniform"}}))
@@ -165,7 +165,7 @@ def test_without_a_validation_set_the_test_set_is_compared_by(tmp_path: Path) ->
     assert not (tmp_path / "out" / results.CURVES).exists()
 
 
-def test_what_fails_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_failed_runs_are_reported_with_reason(tmp_path: Path) -> None:
     write_config(tmp_path, optimizer={"lr": 1e30, "clip_norm": None, "kind": "sgd"})
     _, error = commands.mixwell(
         "compare", "tiny.yaml", "--methods", "uniform", "--seeds", "1", "--out", "out", cwd=tmp_path, status=2
@@ -190,7 +190,7 @@ def test_variants_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
     assert "would share runs/pike-long-0; rename it in `compare`" in error
 
 
-def test_the_directory_of_a_run_is_not_written_into(compared: tuple[Path, str]) -> None:
+def test_run_directory_is_not_overwritten(compared: tuple[Path, str]) -> None:
     out, _ = compared
     _, error = commands.mixwell(*arguments(seeds=1)[:-4], "--out", "out/runs/own-0", cwd=out.parent, status=2)
     assert "is the directory of a training run; choose another --out" in error
@@ -203,7 +203,7 @@ def read(folder: Path, **changes: Any) -> Any:
     return config_io.read_config(write_config(folder, **changes))
 
 
-def test_all_are_the_methods_and_the_variants(tmp_path: Path) -> None:
+def test_all_includes_methods_and_variants(tmp_path: Path) -> None:
     chosen, refused = choose(read(tmp_path, compare=COMPARE), ["all"])
     names = [one.name for one in chosen]
     assert {"uniform", "regmix", "tandem", "own"} <= set(names)
@@ -211,7 +211,7 @@ def test_all_are_the_methods_and_the_variants(tmp_path: Path) -> None:
     assert not refused
 
 
-def test_a_horizon_that_is_the_methods_own_is_run_once(tmp_path: Path) -> None:
+def test_default_horizon_is_run_once(tmp_path: Path) -> None:
     chosen, _ = choose(read(tmp_path), ["group-dro", "mixwell"], parse_horizons("own, 1, long"))
     # The horizon of the config is of its method, mixwell; others have their authors'.
     assert [(one.name, one.config.mixer.horizon) for one in chosen] == [
@@ -220,9 +220,7 @@ def test_a_horizon_that_is_the_methods_own_is_run_once(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_those_of_all_that_lack_something_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_skips_methods_with_missing_requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = read(tmp_path, mixer={"method": "uniform", "horizon": "auto"})
     plain = config.model_dump(mode="json")
     plain["validation"] = None
@@ -255,7 +253,7 @@ def test_those_of_all_that_lack_something_are_left_out(
         ({"domains": {"a": "letters.txt"}, "mixer": {"method": "fixed"}}, ["--methods", "pike"], "2 domains or"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line_and_nothing_is_trained(
+def test_invalid_input_prints_one_line_without_training(
     changes: dict[str, Any], args: list[str], said: str, tmp_path: Path
 ) -> None:
     path = write_config(tmp_path)
@@ -267,7 +265,7 @@ def test_bad_input_is_one_line_and_nothing_is_trained(
     assert not (tmp_path / "out" / "runs").exists()
 
 
-def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_config_fails(tmp_path: Path) -> None:
     _, error = commands.mixwell("compare", "nothing.yaml", cwd=tmp_path, status=2)
     assert "there is no config nothing.yaml" in error
     assert ", ".join(problems.PROBLEMS) in error
@@ -278,7 +276,7 @@ def test_a_config_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["uniform", "mixwell", "doge", "doremi", "tandem", "implicit-neumann"])
 @pytest.mark.parametrize("budget", [30, 57.5])
-def test_a_budget_pays_for_no_step_more(method: str, budget: float, tmp_path: Path) -> None:
+def test_budget_is_not_exceeded(method: str, budget: float, tmp_path: Path) -> None:
     config = read(tmp_path, mixer={"method": method, "horizon": 5}, steps=60)
     sizes = {"letters": 100, "numbers": 100, "marks": 100}
     found = budgets.affordable(config, sizes, 50, budget=budget)
@@ -289,7 +287,7 @@ def test_a_budget_pays_for_no_step_more(method: str, budget: float, tmp_path: Pa
         assert budgets.cost(more, sizes, 50) > budget
 
 
-def test_what_is_left_of_runs_that_are_found_again(compared: tuple[Path, str]) -> None:
+def test_run_of_comparison_has_mixture_and_checkpoint(compared: tuple[Path, str]) -> None:
     """A run of a comparison is a run like any other: it has its artifact and a checkpoint."""
     run = compared[0] / "runs" / "mixwell-0"
     assert mixture_file.read_mixture(run)["finished"]

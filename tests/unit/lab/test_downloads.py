@@ -44,7 +44,7 @@ def mirror(url: str) -> dict[str, Fetch]:
     return {url: lambda names: mnist_data._from_mirror(url, names)}
 
 
-def test_fetched_once_then_from_the_cache(server: str, tmp_path: Path) -> None:
+def test_downloaded_once_then_cached(server: str, tmp_path: Path) -> None:
     said: list[str] = []
     assert fetch_verified(SUMS, tmp_path / "cache", mirror(server), say=said.append) == CONTENT
     assert any(server in line for line in said)
@@ -53,7 +53,7 @@ def test_fetched_once_then_from_the_cache(server: str, tmp_path: Path) -> None:
     assert said == []
 
 
-def test_the_next_source_is_asked_and_wrong_bytes_are_not_kept(server: str, tmp_path: Path) -> None:
+def test_falls_back_to_next_source_on_wrong_checksum(server: str, tmp_path: Path) -> None:
     said: list[str] = []
     sources = mirror("http://127.0.0.1:9")  # does not answer
     sources |= {"forger": lambda names: dict.fromkeys(names, b"forged")} | mirror(server)
@@ -64,7 +64,7 @@ def test_the_next_source_is_asked_and_wrong_bytes_are_not_kept(server: str, tmp_
     assert sorted(p.name for p in cache.iterdir()) == sorted(CONTENT)
 
 
-def test_a_damaged_file_is_fetched_again(server: str, tmp_path: Path) -> None:
+def test_damaged_file_is_downloaded_again(server: str, tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "a.idx").write_bytes(b"damaged")
     assert fetch_verified(SUMS, tmp_path, mirror(server), say=said.append) == CONTENT
@@ -72,13 +72,13 @@ def test_a_damaged_file_is_fetched_again(server: str, tmp_path: Path) -> None:
     assert (tmp_path / "a.idx").read_bytes() == CONTENT["a.idx"]
 
 
-def test_no_source_says_what_to_do(tmp_path: Path) -> None:
+def test_no_available_source_explains_fix(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no source gave a.idx, b.idx. Put the raw files .* MIXWELL_CACHE"):
         fetch_verified(SUMS, tmp_path, mirror("http://127.0.0.1:9"), say=lambda _: None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_idx() -> None:
+def test_idx_parsing() -> None:
     assert torch.equal(parse_idx(CONTENT["a.idx"]), torch.tensor([5, 6], dtype=torch.uint8))
     with pytest.raises(ValueError, match="not an IDX file"):
         parse_idx(b"second")

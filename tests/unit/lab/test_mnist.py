@@ -40,7 +40,7 @@ def images() -> Mnist:
     return Mnist(*part(300), *part(100))
 
 
-def test_rotation_turns_counter_clockwise() -> None:
+def test_rotation_is_counterclockwise() -> None:
     image = torch.zeros(1, 1, 28, 28)
     image[0, 0, 13:15, 24:27] = 1.0  # a mark at the right ...
     turned = rotate(image, torch.tensor([90.0]))
@@ -49,7 +49,7 @@ def test_rotation_turns_counter_clockwise() -> None:
     torch.testing.assert_close(rotate(image, torch.tensor([0.0])), image)
 
 
-def test_noise_rate_is_the_share_of_wrong_labels() -> None:
+def test_noise_rate_is_fraction_of_wrong_labels() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 10, (20_000,), generator=generator)
     for rate in (0.0, 0.5, 1.0):
@@ -61,7 +61,7 @@ def test_noise_rate_is_the_share_of_wrong_labels() -> None:
     assert shares[1:].min() > 0.09
 
 
-def test_domains_do_not_share_images_and_streams_do_not_disturb_each_other(images: Mnist) -> None:
+def test_domains_are_disjoint_and_streams_independent(images: Mnist) -> None:
     one, other = Domains(images, TINY), Domains(images, TINY)
     for _ in range(3):
         other.draw(VALIDATION)
@@ -75,7 +75,7 @@ def test_domains_do_not_share_images_and_streams_do_not_disturb_each_other(image
     assert (len(validation[1]), len(rest[1])) == (40, 60)
 
 
-def test_rotated_images_get_a_new_angle_whenever_they_are_drawn(images: Mnist) -> None:
+def test_rotated_images_get_new_angle_per_draw(images: Mnist) -> None:
     domains = Domains(images, replace(TINY, train_size=1))
     pixels, _ = domains.draw(ROTATED, 2)
     assert not torch.equal(pixels[0], pixels[1])
@@ -87,7 +87,7 @@ def run(settings: MnistSettings, images: Mnist, **options: Any) -> MnistResult:
     return train(*build(settings), Domains(images, settings), budget=settings.budget, **options)
 
 
-def test_a_run_reports_its_steps_can_be_stopped_and_is_the_same_again(images: Mnist) -> None:
+def test_run_reports_steps_stops_and_is_deterministic(images: Mnist) -> None:
     steps: list[int] = []
     whole = run(TINY, images, report=steps.append)
     assert steps == list(range(1, TINY.budget + 1))
@@ -109,23 +109,23 @@ def test_a_run_reports_its_steps_can_be_stopped_and_is_the_same_again(images: Mn
         ({"rotation": float("nan")}, "rotation must be finite"),
     ],
 )
-def test_bad_settings_are_refused(changes: dict[str, float], message: str) -> None:
+def test_invalid_settings_raise(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(TINY, **changes)
 
 
-def test_default_horizons_have_the_theorys_among_them() -> None:
+def test_default_horizons_include_theoretical() -> None:
     assert default_horizons(1000) == [1, 2, 5, 10, 20, 50, 84, 100, 200, 500, 1000]
     assert default_horizons(5000) == [1, 2, 5, 10, 20, 50, 100, 207, 500, 1000, 2000, 5000]
     assert default_horizons(1) == [1]
 
 
-def test_names_tell_settings_apart() -> None:
+def test_names_depend_on_settings() -> None:
     settings = [TINY, replace(TINY, seed=1), replace(TINY, rotation=30.0), replace(TINY, noise_rate=0.1)]
     assert len({name_of(setting) for setting in settings}) == 4
 
 
-def test_results_are_kept_once_and_read_back(images: Mnist, tmp_path: Path) -> None:
+def test_results_are_saved_once_and_read_back(images: Mnist, tmp_path: Path) -> None:
     settings = settings_of(
         budgets=[4],
         horizons=[1, 4, 9],
@@ -160,7 +160,7 @@ def test_results_are_kept_once_and_read_back(images: Mnist, tmp_path: Path) -> N
     assert "N = 4" in verdict(curve)
 
 
-def test_curves_are_told_apart_by_what_differs(images: Mnist, tmp_path: Path) -> None:
+def test_curve_labels_show_differing_settings(images: Mnist, tmp_path: Path) -> None:
     results = Results(tmp_path)
     for changes in ({}, {"rotation": 30.0}, {"rotation": 30.0, "batch_size": 8}):
         setting = replace(TINY, **changes)
@@ -186,7 +186,7 @@ def test_runs_with_other_validation_sets_are_other_curves(images: Mnist, tmp_pat
     assert [curve.seeds for curve in curves] == [1, 1]
 
 
-def test_no_runs_and_no_horizons_are_said() -> None:
+def test_missing_runs_or_horizons_raise() -> None:
     with pytest.raises(ValueError, match="no finished runs"):
         curves_of([])
     with pytest.raises(ValueError, match="within a budget of"):

@@ -42,7 +42,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
     return Package("npm", "@some/words", "1.0", hashlib.sha256(archive.read_bytes()).hexdigest())
 
 
-def test_fetched_once_and_told(registry: Package, tmp_path: Path) -> None:
+def test_downloaded_once_with_message(registry: Package, tmp_path: Path) -> None:
     said: list[str] = []
     path = packages.fetch(registry, say=said.append)
     assert path.is_relative_to(tmp_path / "cache")
@@ -55,9 +55,7 @@ def test_fetched_once_and_told(registry: Package, tmp_path: Path) -> None:
     assert list(found.items()) == [("package/a.txt", b"first"), ("package/b.txt", b"second")]
 
 
-def test_pip_runs_nothing_of_an_archive_with_another_checksum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_rejects_wrong_checksum_before_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip runs setup.py of a source distribution, so the checksum must be compared before that."""
     served, ran = tmp_path / "served", tmp_path / "ran"
     served.mkdir()
@@ -76,7 +74,7 @@ def test_pip_runs_nothing_of_an_archive_with_another_checksum(
     assert not ran.exists()
 
 
-def test_a_damaged_archive_is_fetched_again(registry: Package) -> None:
+def test_damaged_archive_is_downloaded_again(registry: Package) -> None:
     said: list[str] = []
     path = packages.fetch(registry, say=said.append)
     good = path.read_bytes()
@@ -85,14 +83,14 @@ def test_a_damaged_archive_is_fetched_again(registry: Package) -> None:
     assert "is damaged" in said[1]
 
 
-def test_another_checksum_is_refused_and_not_kept(registry: Package, tmp_path: Path) -> None:
+def test_wrong_checksum_raises_and_is_not_cached(registry: Package, tmp_path: Path) -> None:
     other = Package("npm", registry.name, registry.version, "0" * 64)
     with pytest.raises(OSError, match=r"@some/words@1\.0 from npm has another checksum than expected"):
         packages.fetch(other, say=lambda _: None)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-def test_no_tool_and_no_answer_are_one_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tool_or_network_gives_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIXWELL_CACHE", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     pinned = Package("PyPI", "no-such-package-of-words", "1.0", "0" * 64)
@@ -109,7 +107,7 @@ def test_no_tool_and_no_answer_are_one_clear_message(tmp_path: Path, monkeypatch
         packages.fetch(Package("Debian", "words"), say=lambda _: None)
 
 
-def test_an_archive_that_is_put_into_the_cache_by_hand_is_enough(
+def test_manually_cached_archive_is_used(
     registry: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "cache" / "packages" / "npm" / "@some-words@1.0"
@@ -129,6 +127,6 @@ def test_wheels_and_broken_archives(tmp_path: Path) -> None:
         packages.members(tmp_path / "b.tgz", lambda _: True)
 
 
-def test_a_version_has_a_checksum() -> None:
+def test_pinned_versions_have_checksums() -> None:
     with pytest.raises(ValueError, match="words: give a version and its checksum, or neither"):
         Package("npm", "words", "1.0")

@@ -33,7 +33,7 @@ MODULES = [
 # ---------------------------------------------------------------------------------------------------- all of them
 
 
-def test_all_are_listed(tmp_path: Path) -> None:
+def test_all_problems_are_listed(tmp_path: Path) -> None:
     assert list(problems.PROBLEMS) == NAMES
     printed, _ = commands.mixwell("compare", "--help", cwd=tmp_path)
     assert all(name in printed and one.description in printed for name, one in problems.PROBLEMS.items())
@@ -49,7 +49,7 @@ def test_configs_are_valid_and_have_a_test_set(name: str) -> None:
     assert callable(getattr(import_module(f"{problems.__name__}.{module}"), function))
 
 
-def test_a_problem_that_needs_no_data_is_compared(tmp_path: Path) -> None:
+def test_problem_without_data_is_compared(tmp_path: Path) -> None:
     printed, _ = commands.mixwell(
         *("compare", "synthetic", "--methods", "uniform", "--seeds", "1", "--workers", "1", "--no-figures"),
         *("--set", "steps=4", "--out", "out"),
@@ -62,7 +62,7 @@ def test_a_problem_that_needs_no_data_is_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tool"), [("fashion", "npm"), ("drama", "npm"), ("repetition", "npm"), ("manuals", "apt-get")]
 )
-def test_no_registry_is_one_line(
+def test_unreachable_registry_prints_one_line(
     name: str, tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -73,7 +73,7 @@ def test_no_registry_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_text_problem_is_written_with_its_variants(tmp_path: Path) -> None:
+def test_text_problem_includes_variants(tmp_path: Path) -> None:
     config = config_io.read_config(problems.find("demo", tmp_path, Console(quiet=True)))
     assert config.compare["doge-online"] == {"method": "doge", "options": {"transfer": False}}
     chosen, refused = choose(config, ["all"])
@@ -84,7 +84,7 @@ def test_the_text_problem_is_written_with_its_variants(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- images
 
 
-def test_images_of_the_quick_mnist_problem(mnist_images: Any) -> None:
+def test_images_of_small_mnist_problem(mnist_images: Any) -> None:
     mnist.digits.cache_clear()
     images, labels = mnist.digits("vanilla", 8)
     again, noisy = mnist.digits("noisy", 8, wrong=0.5)
@@ -96,7 +96,7 @@ def test_images_of_the_quick_mnist_problem(mnist_images: Any) -> None:
     mnist.digits.cache_clear()
 
 
-def test_clothes_are_parsed_and_copies_left_out() -> None:
+def test_fashion_images_are_parsed_and_deduplicated() -> None:
     first, second = [0] * 783 + [1], [7] * 784
     contents = [json.dumps({"data": data}).encode() for data in ([first, [], first], [second, first])]
     images, labels = fashion.parse(contents)
@@ -107,7 +107,7 @@ def test_clothes_are_parsed_and_copies_left_out() -> None:
         fashion.parse([b'{"data": [[1, 2, 3]]}'])
 
 
-def test_clothes_are_spoiled_as_asked_and_no_image_is_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fashion_domains_are_corrupted_and_disjoint(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = dict.fromkeys(fashion.PARTS, 20)
     pixels = torch.randint(0, 256, (140, 28, 28), dtype=torch.uint8)
     labels = torch.arange(140) % 10
@@ -134,7 +134,7 @@ def test_clothes_are_spoiled_as_asked_and_no_image_is_in_two_parts(monkeypatch: 
 # ---------------------------------------------------------------------------------------------------- text
 
 
-def test_chapters_are_in_one_part_only() -> None:
+def test_chapters_are_in_one_split() -> None:
     verses = {f"Book {c}:{v}": f"verse {v} of {c:04}" for c in range(12) for v in range(3)}
     parts = text.split_chapters(verses, train=100, held_out=150)
     assert parts == text.split_chapters(verses, train=100, held_out=150)
@@ -191,7 +191,7 @@ testo
     ]
 
 
-def test_pages_are_read_without_those_that_only_refer_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redirect_pages_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     body = "una riga di testo che basta per essere tenuta\n" * 3
     contents = {
         "./usr/share/man/it/man1/ls.1.gz": f".SH NOME\n{body}.SH TRADUZIONE\nQualcuno\n",
@@ -207,7 +207,7 @@ def test_pages_are_read_without_those_that_only_refer_to_others(monkeypatch: pyt
     assert manuals.pages(Path("any.deb"), "de") == {}
 
 
-def test_no_page_and_no_line_is_in_two_parts() -> None:
+def test_splits_share_no_page_or_line() -> None:
     license = "every page of this manual has the very same license"
     found = {
         f"page{n}.1": f"NAME\npage {n} is a page like no other, and is long\n{license}" for n in range(30)
@@ -241,7 +241,7 @@ def small_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_library")
-def test_questions_are_in_one_part_only_and_wrong_answers_are_wrong() -> None:
+def test_questions_are_in_one_split_and_wrong_answers_differ() -> None:
     sources = finetune.sources()
     assert sources == finetune.sources()
     assert list(sources) == ["docs", "spelling", "sums", "characters", "wrong", "validation", "test"]
@@ -264,7 +264,7 @@ def test_questions_are_in_one_part_only_and_wrong_answers_are_wrong() -> None:
 
 
 @pytest.mark.usefixtures("small_library")
-def test_the_base_model_is_trained_once_and_disturbs_no_random_numbers() -> None:
+def test_base_model_is_trained_once_without_changing_rng() -> None:
     said: list[str] = []
     before = torch.get_rng_state()
     model, loss, row_losses = finetune.base_model(say=said.append)
@@ -285,7 +285,7 @@ def test_the_base_model_is_trained_once_and_disturbs_no_random_numbers() -> None
 # ---------------------------------------------------------------------------------------------------- closed form
 
 
-def test_the_rows_have_the_moments_of_the_closed_form() -> None:
+def test_row_moments_match_closed_form() -> None:
     inputs, labels = synthetic.regression("2", 500)
     inputs, labels = inputs.double(), labels.double()
     torch.testing.assert_close(inputs.T @ inputs / 500, synthetic.covariance(), atol=1e-5, rtol=1e-5)
@@ -299,7 +299,7 @@ def test_the_rows_have_the_moments_of_the_closed_form() -> None:
 
 
 @pytest.mark.parametrize("weights", [synthetic.WEIGHTS, (1 / 6,) * 6, (0.5, 0.5, 0, 0, 0, 0)])
-def test_the_excess_validation_loss_is_the_closed_form(weights: tuple[float, ...]) -> None:
+def test_excess_validation_loss_matches_closed_form(weights: tuple[float, ...]) -> None:
     """By the normal equations of the weighted rows, which know nothing of the formula."""
     moment = torch.zeros(synthetic.DIMENSION, synthetic.DIMENSION, dtype=torch.float64)
     right = torch.zeros(synthetic.DIMENSION, dtype=torch.float64)
@@ -320,7 +320,7 @@ def test_the_excess_validation_loss_is_the_closed_form(weights: tuple[float, ...
         assert expected > 0.1
 
 
-def test_gradient_descent_at_the_optimum_reaches_the_least_loss() -> None:
+def test_training_at_optimum_reaches_minimum_loss() -> None:
     model, loss, row_losses = synthetic.linear()
     domains = [synthetic.regression(str(domain), 200) for domain in range(6)]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -31,12 +31,12 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[i
     assert tables.read(path) == written
 
 
-def test_nan_survives(tmp_path: Path) -> None:
+def test_nan_round_trips(tmp_path: Path) -> None:
     tables.write(tmp_path / "t.csv", [{"x": math.nan}])
     assert math.isnan(tables.column(tables.read(tmp_path / "t.csv"), "x")[0])
 
 
-def test_bad_tables_are_said(tmp_path: Path) -> None:
+def test_invalid_tables_raise(tmp_path: Path) -> None:
     assert tables.read(tmp_path / "none.csv") == []
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n3\n")
     with pytest.raises(ValueError, match="line 3 has 1 values for 2 columns"):
@@ -47,7 +47,7 @@ def test_bad_tables_are_said(tmp_path: Path) -> None:
         tables.write(tmp_path / "t.csv", [])
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     files.write_atomically(path, "old")
     with pytest.raises(RuntimeError), files.replacing(path) as temporary:
@@ -57,7 +57,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]
 
 
-def test_environment_names_the_command_and_no_path() -> None:
+def test_environment_has_command_without_paths() -> None:
     described = environment.describe(["mixwell", "reproduce", "mnist", "--out", str(Path.home() / "a b")])
     assert described["commands"] == ["mixwell reproduce mnist --out 'a b'"]
     assert str(Path.home()) not in str(described)

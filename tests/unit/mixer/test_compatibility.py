@@ -126,7 +126,7 @@ def test_bfloat16_parameters_have_float32_traces() -> None:
 
 
 @pytest.mark.parametrize("in_optimizer", [True, False])
-def test_frozen_parameters_stay_and_do_not_count(in_optimizer: bool) -> None:
+def test_frozen_parameters_are_unchanged_and_ignored(in_optimizer: bool) -> None:
     model = seeded()
     model.embedding.weight.requires_grad_(False)
     before = model.embedding.weight.clone()

@@ -54,7 +54,7 @@ WRONG_SETTINGS = {
 
 
 @pytest.mark.parametrize("message", WRONG_SETTINGS)
-def test_wrong_settings(message: str) -> None:
+def test_invalid_settings_raise(message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**WRONG_SETTINGS[message])
 
@@ -69,7 +69,7 @@ def test_wrong_settings(message: str) -> None:
         (r"size of at least 1, got 0", lambda: mixwell.SketchedTraces(0)),
     ],
 )
-def test_wrong_parts(message: str, curvature) -> None:
+def test_invalid_components_raise(message: str, curvature) -> None:
     def build() -> mixwell.Mixer:
         part = curvature()
         if isinstance(part, mixwell.Traces):
@@ -80,7 +80,7 @@ def test_wrong_parts(message: str, curvature) -> None:
         build()
 
 
-def test_exact_curvature_says_what_it_needs() -> None:
+def test_exact_curvature_requirements() -> None:
     with pytest.raises(ValueError, match="ExactCurvature needs ForwardModeTraces"):
         mixwell.Hypergradient(mixwell.ExactCurvature(), mixwell.DenseTraces())
     model = two_layer(0)
@@ -89,18 +89,18 @@ def test_exact_curvature_says_what_it_needs() -> None:
         give(mixer, model, "d0")
 
 
-def test_an_optimizer_of_another_model() -> None:
+def test_optimizer_of_other_model_raises() -> None:
     with pytest.raises(ValueError, match="no parameter of the model"):
         mixwell.Mixer(two_layer(0), torch.optim.SGD(two_layer(1).parameters(), lr=0.1), names(3), horizon=2)
 
 
-def test_unknown_domain() -> None:
+def test_unknown_domain_raises() -> None:
     model = two_layer(0)
     with pytest.raises(ValueError, match="unknown domain 'sea'; the domains are d0, d1, d2"):
         give(make(model), model, "sea")
 
 
-def test_domain_given_twice() -> None:
+def test_repeated_domain_raises() -> None:
     model = two_layer(0)
     mixer = make(model)
     give(mixer, model, "d1")
@@ -110,7 +110,7 @@ def test_domain_given_twice() -> None:
         give(mixer, model, "d0", fraction=0)
 
 
-def test_missing_domain_and_missing_share() -> None:
+def test_missing_domain_or_fraction_raises() -> None:
     model = two_layer(0)
     mixer = make(model)
     give(mixer, model, "d0")
@@ -124,7 +124,7 @@ def test_missing_domain_and_missing_share() -> None:
     mixer.step()
 
 
-def test_empty_domain() -> None:
+def test_domain_without_gradient_raises() -> None:
     model = two_layer(0)
     mixer = make(model)
     with (
@@ -150,7 +150,7 @@ def test_empty_batch_names_its_domain() -> None:
         loss.backward()
 
 
-def test_nonfinite_names_domain_and_step_and_nothing_is_folded_in() -> None:
+def test_nonfinite_gradient_names_domain_and_is_not_added() -> None:
     model = two_layer(0)
     mixer = make(model, horizon=3)
     batches, validation = regression_batches(0, steps=2)
@@ -167,7 +167,7 @@ def test_nonfinite_names_domain_and_step_and_nothing_is_folded_in() -> None:
     train(mixer, model, batches[1:], validation)  # the run can go on with another batch
 
 
-def test_nonfinite_loss_is_caught_where_it_is_told() -> None:
+def test_nonfinite_recorded_loss_raises() -> None:
     model = two_layer(0)
     mixer = make(model)
     with (
@@ -187,7 +187,7 @@ def test_huge_but_finite_gradients_are_accepted() -> None:
     mixer.step()
 
 
-def test_a_norm_that_overflows_under_clipping() -> None:
+def test_overflowing_norm_with_clipping() -> None:
     model = Point(torch.zeros(3))
     for policy in ("raise", "skip"):
         mixer = make(model, names(1), horizon=1, clip_norm=1.0, on_nonfinite=policy)
@@ -206,7 +206,7 @@ def test_a_norm_that_overflows_under_clipping() -> None:
             assert mixer.skipped == {"combined gradient": 1}
 
 
-def test_wrong_order() -> None:
+def test_calls_out_of_order_raise() -> None:
     model = two_layer(0)
     mixer = make(model)
     batches, validation = regression_batches(0, steps=2)
@@ -253,7 +253,7 @@ def test_wrong_order() -> None:
         pass
 
 
-def test_no_validation_gradient_is_due_for_a_signal_that_needs_none() -> None:
+def test_validation_is_never_due_without_requirement() -> None:
     model = two_layer(0)
     mixer = make(model, signal=mixwell.ConstantWeights())
     batches, validation = regression_batches(0, steps=2)
@@ -265,7 +265,7 @@ def test_no_validation_gradient_is_due_for_a_signal_that_needs_none() -> None:
             pass
 
 
-def test_gradients_from_elsewhere() -> None:
+def test_stray_gradients_raise() -> None:
     model = two_layer(0)
     mixer = make(model)
     batches, _ = regression_batches(0, steps=1)
@@ -276,7 +276,7 @@ def test_gradients_from_elsewhere() -> None:
     give(mixer, model, "d0")
 
 
-def test_an_exception_inside_a_block_leaves_no_gradient() -> None:
+def test_exception_in_block_leaves_no_gradient() -> None:
     model = two_layer(0)
     mixer = make(model)
     batches, _ = regression_batches(0, steps=1)
@@ -287,14 +287,14 @@ def test_an_exception_inside_a_block_leaves_no_gradient() -> None:
     give(mixer, model, "d0")
 
 
-def test_sparse_gradients_are_refused_by_name() -> None:
+def test_sparse_gradients_raise_with_name() -> None:
     model = nn.Embedding(10, 3, sparse=True)
     mixer = make(model, names(1))
     with pytest.raises(ValueError, match="parameter weight has a sparse gradient"), mixer.domain("d0"):
         model(torch.tensor([1, 2])).sum().backward()
 
 
-def test_unknown_optimizer_warns_once_and_is_treated_as_its_lr_says() -> None:
+def test_unknown_optimizer_warns_once_and_uses_lr() -> None:
     class Strange(torch.optim.Optimizer):
         def __init__(self, params, lr: float) -> None:
             super().__init__(params, {"lr": lr})
@@ -327,7 +327,7 @@ def test_unknown_optimizer_warns_once_and_is_treated_as_its_lr_says() -> None:
     assert scores[0] == scores[1]
 
 
-def test_a_subclass_with_its_own_step_is_not_taken_for_adam() -> None:
+def test_adam_subclass_with_own_step_is_unknown() -> None:
     class Mine(torch.optim.AdamW):
         def step(self, closure=None):
             return super().step(closure)
@@ -337,7 +337,7 @@ def test_a_subclass_with_its_own_step_is_not_taken_for_adam() -> None:
         mixwell.Mixer(model, Mine(model.parameters(), lr=0.1), names(2), horizon=2)
 
 
-def test_what_cannot_work_is_refused_before_training() -> None:
+def test_unsupported_setups_raise_before_training() -> None:
     model = two_layer(0)
     sketched = mixwell.Hypergradient(GivenCurvature({"0.weight": 1.0}), mixwell.SketchedTraces(16))
     with pytest.raises(ValueError, match="sketched traces need one decay per parameter group"):
@@ -354,7 +354,7 @@ def test_what_cannot_work_is_refused_before_training() -> None:
         mixwell.Mixer(model, torch.optim.LBFGS(model.parameters()), names(3), horizon=2)
 
 
-def test_momentum_switched_on_later_is_said() -> None:
+def test_changed_momentum_raises() -> None:
     model = two_layer(0)
     mixer = make(model, signal=mixwell.Hypergradient(traces=mixwell.ForwardModeTraces()))
     mixer._optimizer.param_groups[0]["momentum"] = 0.9
@@ -362,7 +362,7 @@ def test_momentum_switched_on_later_is_said() -> None:
         give(mixer, model, "d0")
 
 
-def test_parameters_added_later_are_said() -> None:
+def test_added_parameters_raise() -> None:
     model = nn.ModuleDict({"a": two_layer(0), "b": nn.Linear(2, 2)})
     optimizer = torch.optim.SGD(model["a"].parameters(), lr=0.1)
     mixer = mixwell.Mixer(model, optimizer, names(1), horizon=2)
@@ -372,14 +372,14 @@ def test_parameters_added_later_are_said() -> None:
         mixer.step()
 
 
-def test_a_signal_serves_one_mixer() -> None:
+def test_signal_cannot_be_shared_by_mixers() -> None:
     signal = mixwell.Hypergradient()
     make(signal=signal)
     with pytest.raises(ValueError, match="in use by another mixer"):
         make(signal=signal)
 
 
-def test_observing_something_else_than_a_number() -> None:
+def test_invalid_recorded_loss_raises() -> None:
     model = two_layer(0)
     mixer = make(model)
     with pytest.raises(ValueError, match=r"record_loss takes the mean loss or the losses of rows; got none"):
@@ -394,7 +394,7 @@ def test_observing_something_else_than_a_number() -> None:
         loss.backward()
 
 
-def test_an_overflowing_hypergradient_can_be_skipped() -> None:
+def test_overflowing_hypergradient_can_be_skipped() -> None:
     model = Point(torch.tensor([1.0, 1.0], dtype=torch.float64))
     for policy in ("raise", "skip"):
         mixer = mixwell.Mixer(

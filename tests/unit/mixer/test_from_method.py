@@ -23,7 +23,7 @@ def made(method: str, *, domains: list[str] = NAMES, **settings: Any) -> mixwell
     return mixwell.Mixer.from_method(method, model, optimizer, domains, budget=100, **settings)
 
 
-def test_it_has_the_signal_horizon_and_weights_of_the_method() -> None:
+def test_uses_signal_horizon_and_weights_of_method() -> None:
     mixer = made("group-dro")
     assert isinstance(mixer.signal, DomainLosses)
     assert (mixer.horizon, mixer.budget) == (1, 100)
@@ -48,7 +48,7 @@ def test_error_messages(method: str, settings: dict[str, Any], message: str) -> 
         made(method, **settings)
 
 
-def test_a_method_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_method_of_plugin_package(monkeypatch: pytest.MonkeyPatch) -> None:
     methods.every()
     monkeypatch.setattr(METHODS, "_found", dict(METHODS._found))
     own = base.register(

@@ -21,7 +21,7 @@ def make(model: nn.Module, domains: int = 3, *, lr: float = 0.05, **settings) ->
     return mixwell.Mixer(model, torch.optim.SGD(model.parameters(), lr=lr), names(domains), **settings)
 
 
-def test_a_step_is_plain_training_on_the_weighted_loss() -> None:
+def test_step_equals_training_on_weighted_loss() -> None:
     batches, validation = regression_batches(0, steps=6)
     model = two_layer(0)
     plain = copy.deepcopy(model)
@@ -38,7 +38,7 @@ def test_a_step_is_plain_training_on_the_weighted_loss() -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
-def test_weight_moves_to_the_domain_that_validation_is_like() -> None:
+def test_weight_moves_to_domain_like_validation_set() -> None:
     batches, validation = regression_batches(1, steps=200, rows=32)
     model = two_layer(1)
     mixer = make(model, budget=200, horizon=None)
@@ -52,7 +52,7 @@ def test_weight_moves_to_the_domain_that_validation_is_like() -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("shares", [[0.25] * 4, [0.5, 0.125, 0.125, 0.25]])
-def test_micro_batches_average_to_the_whole_batch(shares: list[float], kind) -> None:
+def test_micro_batches_average_to_full_batch(shares: list[float], kind) -> None:
     batches, validation = regression_batches(2, steps=4)
     whole, parts = two_layer(2), two_layer(2)
     reference, mixer = (
@@ -79,7 +79,7 @@ def test_micro_batches_average_to_the_whole_batch(shares: list[float], kind) -> 
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
-def test_an_absent_domain_stays_unbiased() -> None:
+def test_absent_domain_is_unbiased() -> None:
     """With learning rate zero the trace is the plain sum of gradients, so its mean is known exactly."""
     model = Point(torch.tensor([1.0, -2.0], dtype=torch.float64))
     probability, steps = 0.3, 4000
@@ -105,7 +105,7 @@ def _no_decay() -> mixwell.Hypergradient:
     return mixwell.Hypergradient(0.0, points=1)
 
 
-def test_warm_up_leaves_the_weights_and_no_trace() -> None:
+def test_warmup_keeps_weights_and_traces_empty() -> None:
     batches, validation = regression_batches(3, steps=14)
     model, late = two_layer(3), two_layer(3)
     mixer = make(model, horizon=4, warmup=6, budget=14)
@@ -144,7 +144,7 @@ def test_learning_rate_schedules_are_followed() -> None:
     assert list(scores.values()) == pytest.approx([-2 * total, -5 * total])
 
 
-def test_skipping_leaves_a_contribution_out_and_counts_it() -> None:
+def test_skipped_contribution_is_counted() -> None:
     batches, validation = regression_batches(4, steps=4)
     model, clean = two_layer(4), two_layer(4)
     broken = {**batches[1], "d2": (torch.full_like(batches[1]["d2"][0], torch.nan), batches[1]["d2"][1])}
@@ -168,7 +168,7 @@ def test_skipping_leaves_a_contribution_out_and_counts_it() -> None:
     assert mixer.rounds[0].skipped == {"d2": 1}
 
 
-def test_a_step_in_which_everything_is_skipped_does_not_move_the_model() -> None:
+def test_fully_skipped_step_does_not_change_model() -> None:
     model = two_layer(5)
     before = copy.deepcopy(model.state_dict())
     batches, _ = regression_batches(5, steps=1)
@@ -183,7 +183,7 @@ def test_a_step_in_which_everything_is_skipped_does_not_move_the_model() -> None
         assert torch.equal(value, before[name])
 
 
-def test_a_non_finite_validation_gradient_leaves_the_weights() -> None:
+def test_nonfinite_validation_gradient_keeps_weights() -> None:
     model = two_layer(6)
     batches, validation = regression_batches(6, steps=8)
     mixer = make(model, on_nonfinite="skip", signal=mixwell.Hypergradient(points=1))
@@ -197,7 +197,7 @@ def test_a_non_finite_validation_gradient_leaves_the_weights() -> None:
     assert mixer.weights.values != pytest.approx(1 / 3)
 
 
-def test_a_lost_point_leaves_the_mean_of_the_others() -> None:
+def test_skipped_point_uses_mean_of_others() -> None:
     """Of the points after steps 2, 3 and 4 the second is not finite."""
     batches, validation = regression_batches(6, steps=8)
     found = {}
@@ -234,7 +234,7 @@ def test_a_lost_point_leaves_the_mean_of_the_others() -> None:
     assert none.step_size == 0
 
 
-def test_observed_losses_are_recorded() -> None:
+def test_recorded_losses_are_in_records() -> None:
     model = two_layer(7)
     batches, validation = regression_batches(7, steps=4)
     mixer = make(model)
@@ -260,7 +260,7 @@ def test_observed_losses_are_recorded() -> None:
     assert record.losses["validation"] == pytest.approx(np.mean(wanted))
 
 
-def test_no_more_than_one_domains_gradient_is_alive() -> None:
+def test_at_most_one_domain_gradient_is_alive() -> None:
     gc.freeze()  # so that the objects of the test session are not gone through each time
     size = 4099
     model = Point(torch.randn(size))
@@ -284,7 +284,7 @@ def test_no_more_than_one_domains_gradient_is_alive() -> None:
     assert 2 <= max(counts) <= 3
 
 
-def test_validation_does_not_touch_running_statistics() -> None:
+def test_validation_keeps_running_statistics() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
     batches, validation = regression_batches(8, steps=1)
     mixer = make(model, horizon=1)
@@ -302,7 +302,7 @@ def test_validation_does_not_touch_running_statistics() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_training_beyond_the_budget_warns_once_and_goes_on() -> None:
+def test_training_beyond_budget_warns_once() -> None:
     model = two_layer(9)
     batches, validation = regression_batches(9, steps=9)
     mixer = make(model, horizon=2, budget=5)
@@ -313,7 +313,7 @@ def test_training_beyond_the_budget_warns_once_and_goes_on() -> None:
     assert [r.steps for r in mixer.rounds] == [2, 2, 1, 2, 2]
 
 
-def test_one_domain_is_plain_training() -> None:
+def test_single_domain_is_plain_training() -> None:
     batches, validation = regression_batches(10, steps=8, domains=1)
     model = two_layer(10)
     plain = copy.deepcopy(model)
@@ -329,7 +329,7 @@ def test_one_domain_is_plain_training() -> None:
         assert torch.equal(a, b)
 
 
-def test_memory_is_told() -> None:
+def test_nbytes_reports_memory() -> None:
     model = two_layer(11)
     count = sum(p.numel() for p in model.parameters())
     mixer = make(model)
@@ -344,7 +344,7 @@ def test_memory_is_told() -> None:
     assert sketched.nbytes == 3 * 11 * 8 + count + count * 8
 
 
-def test_self_tuned_steps_recover_from_a_large_first_round() -> None:
+def test_auto_step_size_recovers_from_large_first_round() -> None:
     """A first hypergradient 1000 times the later ones, pointing the wrong way, must not be the last word."""
     update = mixwell.MirrorDescent("auto")
     log = np.log(np.full(3, 1 / 3))
@@ -355,7 +355,7 @@ def test_self_tuned_steps_recover_from_a_large_first_round() -> None:
     assert np.exp(log - np.logaddexp.reduce(log))[1] > 0.9
 
 
-def test_a_short_last_round_moves_the_weights_proportionally_less() -> None:
+def test_short_last_round_moves_weights_less() -> None:
     update = mixwell.MirrorDescent("auto")
     scores = np.array([1.0, -1.0])
     whole = update.next_step_size(scores, RoundContext(0, 3)) * 2
@@ -364,7 +364,7 @@ def test_a_short_last_round_moves_the_weights_proportionally_less() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_a_trainer_may_call_the_optimizer_itself(clip: float | None) -> None:
+def test_before_and_after_step_equal_step(clip: float | None) -> None:
     batches, validation = regression_batches(3, steps=4)
     scores: list[dict[str, float]] = []
     models = two_layer(3), two_layer(3)
@@ -394,7 +394,7 @@ def test_a_trainer_may_call_the_optimizer_itself(clip: float | None) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
 
 
-def test_the_halves_of_a_step_must_be_in_order() -> None:
+def test_before_and_after_step_order() -> None:
     batches, _ = regression_batches(0, steps=1)
     model = two_layer(0)
     mixer = make(model, clip_norm=1.0)
@@ -412,7 +412,7 @@ def test_the_halves_of_a_step_must_be_in_order() -> None:
     assert mixer.steps_done == 1
 
 
-def test_a_step_that_is_left_out_leaves_the_optimizer_nothing_to_do() -> None:
+def test_skipped_step_leaves_optimizer_without_gradients() -> None:
     model = two_layer(0)
     before = copy.deepcopy(list(model.parameters()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

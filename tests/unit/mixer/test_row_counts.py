@@ -41,7 +41,7 @@ def train(rows: Callable[[mixwell.Mixer, str], int], *, steps: int = 40, told: b
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_equal_rows_with_concentrated_weights_warn_once_with_the_loss(told: bool) -> None:
+def test_equal_rows_with_concentrated_weights_warn_once(told: bool) -> None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         mixer = train(lambda mixer, name: 8, told=told)
@@ -80,7 +80,7 @@ def test_equal_rows_with_even_weights_do_not_warn() -> None:
     train(lambda mixer, name: 8, steps=2)
 
 
-def test_mixed_batches_are_counted_too() -> None:
+def test_mixed_batches_are_counted() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     mixer = mixwell.Mixer(model, optimizer, ["a", "b", "c"], horizon=2, signal=Scripted(), update=1.0)
@@ -96,9 +96,7 @@ def test_mixed_batches_are_counted_too() -> None:
     st.lists(st.floats(0.01, 1), min_size=2, max_size=6),
     st.integers(1, 64),
 )
-def test_effective_rows_are_all_rows_where_they_follow_the_weights_and_fewer_elsewhere(
-    raw: list[float], batch: int
-) -> None:
+def test_effective_rows_are_maximal_if_they_follow_weights(raw: list[float], batch: int) -> None:
     weights = np.array(raw) / np.sum(raw)
     assert effective_rows(weights, batch * weights) == pytest.approx(batch)
     equal = np.full(len(weights), batch / len(weights))
@@ -106,14 +104,14 @@ def test_effective_rows_are_all_rows_where_they_follow_the_weights_and_fewer_els
     assert effective_rows(weights, equal) == pytest.approx(batch / len(weights) / (weights**2).sum())
 
 
-def test_effective_rows_are_the_variance_of_a_weighted_gradient() -> None:
+def test_effective_rows_match_gradient_variance() -> None:
     weights, rows = np.array([0.7, 0.2, 0.1]), np.array([4, 8, 2])
     draws = np.random.default_rng(0).standard_normal((50_000, rows.sum()))
     means = np.stack([one.mean(axis=1) for one in np.split(draws, np.cumsum(rows)[:-1], axis=1)], axis=1)
     assert 1 / (means @ weights).var() == pytest.approx(effective_rows(weights, rows.astype(float)), rel=0.03)
 
 
-def test_counting_leaves_no_hook_and_sees_keyword_inputs() -> None:
+def test_counting_removes_hooks_and_handles_keywords() -> None:
     class Model(nn.Module):
         def forward(self, *, input_ids: torch.Tensor) -> torch.Tensor:
             return input_ids.float()

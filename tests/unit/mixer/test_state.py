@@ -117,7 +117,7 @@ def test_resume_between_the_end_of_a_round_and_its_update() -> None:
 
 @pytest.mark.parametrize(("estimator", "form"), FORMS)
 @pytest.mark.parametrize("validated", [False, True])
-def test_resume_between_two_validation_points_bit_for_bit(
+def test_resume_between_validation_points_is_bit_for_bit(
     estimator: str, form: str, validated: bool, tmp_path: Path
 ) -> None:
     """After step 3 of a round of 4, before or after its validation gradient; steps 2 and 4 have others."""
@@ -155,7 +155,7 @@ def test_resume_between_two_validation_points_bit_for_bit(
         assert torch.equal(a, b)
 
 
-def test_a_lost_point_is_still_lost_after_a_resume() -> None:
+def test_skipped_point_is_restored() -> None:
     batches, validation = data()
     model, _, mixer = build("momentum", ESTIMATORS["dense"], on_nonfinite="skip")
     train(mixer, model, batches[:3], validation)
@@ -171,7 +171,7 @@ def test_a_lost_point_is_still_lost_after_a_resume() -> None:
         assert one.rounds[0].skipped == {"validation": 1}
 
 
-def test_a_file_of_the_format_before_is_refused(tmp_path: Path) -> None:
+def test_old_format_raises(tmp_path: Path) -> None:
     _, _, mixer = build("momentum", ESTIMATORS["dense"])
     old = {**mixer.state_dict(), "format": 1}
     state.write_file(tmp_path / "old", old)
@@ -182,7 +182,7 @@ def test_a_file_of_the_format_before_is_refused(tmp_path: Path) -> None:
         mixer.load(tmp_path / "old")
 
 
-def test_no_state_between_the_parts_of_a_validation_gradient() -> None:
+def test_state_between_validation_parts_raises() -> None:
     batches, validation = data()
     model, _, mixer = build("momentum", ESTIMATORS["dense"])
     train(mixer, model, batches[:3], validation)
@@ -210,7 +210,7 @@ def test_state_survives_torch_save_without_code(tmp_path: Path) -> None:
     assert resumed.steps_done == 6
 
 
-def test_the_last_state_can_be_loaded_after_a_failure_in_mid_step() -> None:
+def test_load_after_failure_in_mid_step() -> None:
     batches, validation = data()
     model, _, mixer = build("momentum", ESTIMATORS["dense"])
     train(mixer, model, batches[:3], validation)
@@ -226,7 +226,7 @@ def test_the_last_state_can_be_loaded_after_a_failure_in_mid_step() -> None:
     train(mixer, model, batches[3:], validation)
 
 
-def test_many_rounds_and_odd_numbers_can_be_saved(tmp_path: Path) -> None:
+def test_many_rounds_and_unusual_values_can_be_saved(tmp_path: Path) -> None:
     batches, validation = data()
     model = two_layer(0, dtype=torch.float32)
     mixer = mixwell.Mixer(
@@ -244,7 +244,7 @@ def test_many_rounds_and_odd_numbers_can_be_saved(tmp_path: Path) -> None:
     assert len(mixer.rounds) == 80_000
 
 
-def test_no_state_in_the_middle_of_a_step() -> None:
+def test_state_in_mid_step_raises() -> None:
     batches, _ = data()
     model, _, mixer = build("momentum", ESTIMATORS["dense"])
     with mixer.domain("d0"):
@@ -274,7 +274,7 @@ def test_no_state_in_the_middle_of_a_step() -> None:
         (lambda s: s.pop("settings"), r"not a state of mixwell.Mixer"),
     ],
 )
-def test_other_states_are_refused_and_nothing_changes(change, message: str) -> None:
+def test_incompatible_state_raises_without_changes(change, message: str) -> None:
     batches, validation = data()
     model, _, mixer = build("momentum", ESTIMATORS["dense"])
     train(mixer, model, batches[:6], validation)
@@ -287,7 +287,7 @@ def test_other_states_are_refused_and_nothing_changes(change, message: str) -> N
     assert fresh.rounds == []
 
 
-def test_files_that_are_no_state(tmp_path: Path) -> None:
+def test_invalid_state_files_raise(tmp_path: Path) -> None:
     _, _, mixer = build("momentum", ESTIMATORS["dense"])
 
     class Evil:
@@ -307,7 +307,7 @@ def test_files_that_are_no_state(tmp_path: Path) -> None:
         mixer.load(tmp_path / "absent")
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, mixer = build("momentum", ESTIMATORS["dense"])
     target = tmp_path / "mixer.safetensors"
     mixer.save(target)

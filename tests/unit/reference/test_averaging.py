@@ -21,7 +21,7 @@ def simulate(rng: np.random.Generator, eta: float, curvature: float, sigma: floa
 
 @pytest.mark.parametrize("curvature", [0.2, 1.0, 8.0])
 @pytest.mark.parametrize("count", [1, 4, 8])
-def test_noise_of_several_points_is_that_of_simulated_training(curvature: float, count: int) -> None:
+def test_noise_of_points_matches_simulation(curvature: float, count: int) -> None:
     eta, sigma, length = 0.1, 0.7, 40
     iterates = simulate(np.random.default_rng(0), eta, curvature, sigma, length)
     points = validation_points(length, points=count, span=0.5)
@@ -38,14 +38,14 @@ def test_eight_points_divide_the_noise_of_sharp_directions_by_eight() -> None:
     assert averaging.averaging_factor(points, 0.1, 0.001) > 0.99
 
 
-def test_what_is_left_at_the_points_is_between_that_of_half_the_round_and_of_its_end() -> None:
+def test_unconverged_part_is_between_half_and_full_round() -> None:
     points = validation_points(84, points=8, span=0.5)
     for curvature in (0.05, 0.5, 2.0):
         left = averaging.unconverged_part(points, 0.1, curvature)
         assert (1 - 0.1 * curvature) ** 84 <= left <= (1 - 0.1 * curvature) ** 42
 
 
-def test_persistence_is_what_a_perturbed_run_keeps() -> None:
+def test_persistence_matches_perturbed_run() -> None:
     eta, curvature, further = 0.1, 0.6, 30
     noise = np.random.default_rng(0).standard_normal(further)
 

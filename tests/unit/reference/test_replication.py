@@ -48,7 +48,7 @@ def measure(noise: float) -> mixwell.Fidelity:
     )
 
 
-def test_without_noise_replicates_agree_and_the_effect_is_that_of_the_closed_form() -> None:
+def test_noiseless_replicates_match_closed_form() -> None:
     found = measure(0.0)
     assert found.replication is not None
     assert found.replication.agreement == pytest.approx(1.0, abs=1e-6)
@@ -68,7 +68,7 @@ def test_without_noise_replicates_agree_and_the_effect_is_that_of_the_closed_for
     assert found.replication.effect == pytest.approx(expected, rel=1e-4)
 
 
-def test_noise_lowers_the_agreement_of_replicates_and_not_that_with_the_same_batches() -> None:
+def test_noise_lowers_only_agreement_of_replicates() -> None:
     clean, noisy = measure(0.1), measure(20.0)
     assert clean.replication is not None
     assert noisy.replication is not None
@@ -77,7 +77,7 @@ def test_noise_lowers_the_agreement_of_replicates_and_not_that_with_the_same_bat
     assert noisy.cosine > 0.95
 
 
-def test_the_verdict_says_in_words_what_the_figures_mean() -> None:
+def test_verdict_text() -> None:
     lines = measure(0.0).verdict()
     assert len(lines) == 3
     assert "the estimate is right" in lines[0]
@@ -88,7 +88,7 @@ def test_the_verdict_says_in_words_what_the_figures_mean() -> None:
     assert "noise" in printed
 
 
-def test_one_replicate_or_another_length_is_refused() -> None:
+def test_invalid_replicates_raise() -> None:
     model = Point()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batch = {name: torch.zeros(2, 3) for name in NAMES}

@@ -27,7 +27,7 @@ PLAIN = Constants(
 )
 
 
-def test_deterministic_bound_is_the_papers_formula() -> None:
+def test_deterministic_bound_matches_paper() -> None:
     # Theorem "thm2" with the numbers put in by hand: R = 2 max(2, 9 * 0.7) = 12.6.
     eta, T, N = 0.05, 40, 4000
     first = 3 * 2 * 3 * math.sqrt(math.log(3)) / (2 * 0.5 * math.sqrt(100))
@@ -42,7 +42,7 @@ def test_deterministic_bound_is_the_papers_formula() -> None:
     assert error == pytest.approx((second + third) / 2)
 
 
-def test_stochastic_bound_is_the_proofs_formula() -> None:
+def test_stochastic_bound_matches_proof() -> None:
     eta, T, N = 0.04, 60, 6000
     noisy, noisy_validation = math.sqrt(4 + 1.44), math.sqrt(9 + 1.44)
     first = 1.5 * noisy * noisy_validation * math.sqrt(math.log(3)) / (0.5 * 10)
@@ -57,7 +57,7 @@ def test_stochastic_bound_is_the_proofs_formula() -> None:
 
 
 @pytest.mark.parametrize("budget", [50, 777, 20_000])
-def test_solvers_find_the_least_bound(budget: int) -> None:
+def test_solvers_find_minimum_bound(budget: int) -> None:
     eta = 0.9 * PLAIN.greatest_learning_rate
     first = theory.shortest_horizon(PLAIN, learning_rate=eta)
     if first > budget:
@@ -85,7 +85,7 @@ def test_solvers_find_the_least_bound(budget: int) -> None:
     assert values[1] == pytest.approx(values[0], rel=1e-6)
 
 
-def test_best_horizons_grow_as_the_theorems_say() -> None:
+def test_best_horizons_grow_as_in_theorems() -> None:
     quiet = replace(PLAIN, noise=0.0)
     eta = 0.9 * PLAIN.greatest_learning_rate
     fixed = [
@@ -103,7 +103,7 @@ def test_best_horizons_grow_as_the_theorems_say() -> None:
 
 
 @given(st.integers(1, 10**6), st.integers(2, 10**5))
-def test_parts_move_as_they_should(budget: int, horizon: int) -> None:
+def test_bound_terms_with_larger_budget(budget: int, horizon: int) -> None:
     one = theory.deterministic_bound(PLAIN, budget=budget, horizon=horizon, learning_rate=0.05)
     more = theory.deterministic_bound(PLAIN, budget=2 * budget, horizon=horizon, learning_rate=0.05)
     assert more.optimization < one.optimization
@@ -111,7 +111,7 @@ def test_parts_move_as_they_should(budget: int, horizon: int) -> None:
     assert min(one.optimization, one.horizon_bias, one.curvature) >= 0
 
 
-def test_shortest_noisy_horizon_is_the_first_that_fits() -> None:
+def test_shortest_noisy_horizon_is_minimal() -> None:
     first = theory.shortest_noisy_horizon(PLAIN)
     # mu / L^2 = 1/16 is the least of the three limits
     assert 4 * math.log(first) / first <= 1 / 16 < 4 * math.log(first - 1) / (first - 1)
@@ -122,7 +122,7 @@ def test_shortest_noisy_horizon_is_the_first_that_fits() -> None:
 
 
 @pytest.mark.parametrize("rate", [-1.0, 0.0, 1.5, math.nan])
-def test_learning_rates_that_cannot_be_are_refused(rate: float) -> None:
+def test_invalid_learning_rates_raise(rate: float) -> None:
     for call in (
         lambda: theory.shortest_horizon(PLAIN, learning_rate=rate),
         lambda: theory.deterministic_bound(PLAIN, budget=10, horizon=2, learning_rate=rate),
@@ -145,6 +145,6 @@ def test_learning_rates_that_cannot_be_are_refused(rate: float) -> None:
         ({"gradient": math.inf}, "gradient must be finite"),
     ],
 )
-def test_contradictory_constants_are_refused(changes: dict[str, float], message: str) -> None:
+def test_contradictory_constants_raise(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(PLAIN, **changes)

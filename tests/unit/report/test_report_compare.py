@@ -136,7 +136,7 @@ FOUR = [
 ]
 
 
-def test_ranks_and_paired_intervals_by_hand() -> None:
+def test_ranks_and_paired_intervals_match_hand_computation() -> None:
     found = {one.name: one for one in standings.standings(FOUR)}
     assert list(found) == ["a", "b", "uniform", "c T=1"]
     assert [one.rank for one in found.values()] == [1, 1, 3, 4]
@@ -155,7 +155,7 @@ def test_ranks_and_paired_intervals_by_hand() -> None:
         assert (against.mean, against.low, against.high) == pytest.approx((mean, mean - reach, mean + reach))
 
 
-def test_paired_intervals_are_those_of_scipy() -> None:
+def test_paired_intervals_match_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     chance = np.random.default_rng(0)
     base, other = chance.normal(2.0, 0.1, 6), chance.normal(2.1, 0.1, 6)
@@ -198,7 +198,7 @@ def test_summary_has_a_text_for_every_heading() -> None:
     ]
 
 
-def test_the_loss_is_that_of_the_test_set_where_there_is_one() -> None:
+def test_loss_is_test_loss_if_available() -> None:
     rows = variant("a", [1.0])
     assert standings.loss_column(rows) == ("test_loss", "test loss")
     without: list[Row] = [{**row, "validation_loss": 3.0, "test_loss": ""} for row in rows]
@@ -216,7 +216,7 @@ def test_tables_of_older_versions_are_refused_with_the_cure() -> None:
         standings.standings(old)
 
 
-def test_horizons_are_paired_by_method_and_the_greatest_gain_is_first() -> None:
+def test_horizons_are_paired_and_sorted_by_gain() -> None:
     rows = [
         *variant("a T=1", [2.5, 2.6], horizon=1), *variant("a T=10", [1.0, 1.0], horizon=10),
         *variant("a", [2.4, 2.3]),
@@ -234,7 +234,7 @@ def test_horizons_are_paired_by_method_and_the_greatest_gain_is_first() -> None:
 # ------------------------------------------------------------------------------------------------- verdict
 
 
-def test_the_verdict_has_the_paired_interval() -> None:
+def test_verdict_has_paired_interval() -> None:
     assert verdict(FOUR) == (
         "a has the lowest mean test loss of 4 methods, 2.0000 over 3 seeds; compared with uniform weights "
         "-0.2000 [-0.4484, +0.0484] (95%, paired by seed), lower in 3 of 3 seeds."
@@ -252,7 +252,7 @@ def test_one_seed_gives_no_interval() -> None:
     assert not any("±" in cell or "[" in cell for row in cells for cell in row.values())
 
 
-def test_uniform_may_be_the_best_and_may_be_missing() -> None:
+def test_uniform_can_be_best_or_missing() -> None:
     assert verdict([*uniform([1.0, 1.0]), *variant("a", [2.0, 2.1])]) == (
         "uniform has the lowest mean test loss of 2 methods, 1.0000 over 2 seeds."
     )
@@ -261,7 +261,7 @@ def test_uniform_may_be_the_best_and_may_be_missing() -> None:
     )
 
 
-def test_missing_seeds_and_losses_that_are_not_finite() -> None:
+def test_missing_seeds_and_nonfinite_losses() -> None:
     rows = [
         *uniform([2.0, 2.1, 2.2]),
         *variant("few", [1.0]),
@@ -286,7 +286,7 @@ def test_missing_seeds_and_losses_that_are_not_finite() -> None:
 
 
 @pytest.mark.parametrize(("variants", "domains"), SIZES)
-def test_nothing_overlaps_and_methods_are_in_order(tmp_path: Path, variants: int, domains: int) -> None:
+def test_no_overlaps_and_methods_are_ordered(tmp_path: Path, variants: int, domains: int) -> None:
     found = read(write_tables(tmp_path, variants=variants, domains=domains))
     figure = compare_figures.losses(found, "test loss")
     assert trouble(figure) == []
@@ -314,7 +314,7 @@ def test_heights_grow_with_the_variants(tmp_path: Path) -> None:
     assert heights[2] - heights[1] == pytest.approx(25 * compare_figures.ROW)
 
 
-def test_what_is_far_off_is_an_arrow_and_does_not_squeeze_the_others() -> None:
+def test_outliers_are_drawn_as_arrows() -> None:
     rows = [
         *uniform([2.0, 2.1]),
         *variant("a", [1.9, 1.95]),
@@ -341,13 +341,13 @@ def test_what_is_far_off_is_an_arrow_and_does_not_squeeze_the_others() -> None:
     assert compare_figures.limits(same) == pytest.approx((1.9, 2.1))
 
 
-def test_bands_are_behind_those_within_the_noise() -> None:
+def test_bands_mark_methods_within_noise() -> None:
     axis = compare_figures.losses(standings.standings(FOUR), "test loss").axes[0]
     bands = [patch for patch in axis.patches if to_hex(patch.get_facecolor()) == compare_figures.BAND]
     assert [patch.get_y() + patch.get_height() / 2 for patch in bands] == [0, 1, 2]
 
 
-def test_weights_in_cells_add_up_to_a_hundred(tmp_path: Path) -> None:
+def test_weights_in_cells_sum_to_100(tmp_path: Path) -> None:
     for domains, columns in ((3, 3), (8, 8), (60, 11)):
         (tmp_path / str(domains)).mkdir()
         found = read(write_tables(tmp_path / str(domains), domains=domains))
@@ -364,7 +364,7 @@ def test_weights_in_cells_add_up_to_a_hundred(tmp_path: Path) -> None:
             assert list(shown) == [name for name in names(60) if name in shown]
 
 
-def test_a_domain_that_a_method_does_not_have_is_an_empty_cell() -> None:
+def test_missing_domain_is_empty_cell() -> None:
     weights: list[Row] = [
         {"variant": "a", "seed": 0, "domain": "web", "average": 1.0},
         {"variant": "b", "seed": 0, "domain": "web", "average": 0.25},
@@ -374,7 +374,7 @@ def test_a_domain_that_a_method_does_not_have_is_an_empty_cell() -> None:
     assert table.rows == [["a", "100.0", ""], ["b", "25.0", "75.0"]]
 
 
-def test_costs_that_are_the_same_for_all_are_not_drawn() -> None:
+def test_equal_costs_are_not_drawn() -> None:
     cheap = [*variant("a", [2.0], steps=100, compute=100.0), *uniform([2.1])]
     assert compare_figures.costs(standings.standings(cheap)) == ["seconds"]
     other = [*variant("a", [2.0], steps=50, compute=100.0, seconds=90.0), *uniform([2.1])]
@@ -396,7 +396,7 @@ def test_costs_that_are_the_same_for_all_are_not_drawn() -> None:
 
 
 @pytest.mark.parametrize("variants", [5, 20, 45])
-def test_the_best_and_the_baselines_are_named_in_the_legend(tmp_path: Path, variants: int) -> None:
+def test_legend_names_best_and_baselines(tmp_path: Path, variants: int) -> None:
     found = read(write_tables(tmp_path, variants=variants))
     for name in ("seconds", "steps"):
         figure = compare_figures.cost(found, name, "test loss")
@@ -409,7 +409,7 @@ def test_the_best_and_the_baselines_are_named_in_the_legend(tmp_path: Path, vari
         assert len(figure.axes[0].lines) == variants
 
 
-def test_lines_over_training_are_those_of_the_best_and_the_baselines(tmp_path: Path) -> None:
+def test_training_curves_show_best_and_baselines(tmp_path: Path) -> None:
     folder = write_tables(tmp_path, variants=45)
     found = read(folder)
     rows = tables.read(folder / results.CURVES)
@@ -433,7 +433,7 @@ def test_lines_over_training_are_those_of_the_best_and_the_baselines(tmp_path: P
     assert max(compare_figures.curves(short, found)[shown[0]][0]) < 600
 
 
-def test_an_outlier_has_no_line(tmp_path: Path) -> None:
+def test_outlier_has_no_curve(tmp_path: Path) -> None:
     folder = write_tables(tmp_path)
     found = read(folder)
     assert found[-1].mean > 9
@@ -447,7 +447,7 @@ def test_an_outlier_has_no_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variants", "domains", "seeds", "columns"), [(45, 60, 2, BOTH), (5, 3, 1, ("validation_loss",))]
 )
-def test_the_page_has_all_numbers_and_needs_nothing_else(
+def test_page_is_complete_and_self_contained(
     tmp_path: Path, variants: int, domains: int, seeds: int, columns: tuple[str, ...]
 ) -> None:
     folder = write_tables(tmp_path, variants=variants, domains=domains, seeds=seeds, columns=columns)
@@ -499,7 +499,7 @@ def test_variants_that_could_not_be_run_are_listed_with_the_reason(tmp_path: Pat
     assert "<tr><td>doge</td><td>2</td><td>the loss is not finite</td></tr>" in told
 
 
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+def test_folder_without_runs_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="compare.csv has no runs; a report needs at least one"):
         compare.write_report(tmp_path, tmp_path)
 

@@ -16,7 +16,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return [run_summary.read(folder) for folder in folders]
 
 
-def test_the_check_sees_trouble() -> None:
+def test_overlap_check_detects_overlaps() -> None:
     figure, axes = style.new_figure(1, 1, width=4, height=3)
     axes[0, 0].plot([0, 1], [0, 1], label="a line")
     assert trouble(figure) == []
@@ -31,7 +31,7 @@ def test_the_check_sees_trouble() -> None:
 
 @pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize("kind", run_figures.PANEL_KINDS)
-def test_nothing_in_the_panels_of_runs_overlaps(runs: list[RunSummary], kind: str, count: int) -> None:
+def test_run_panels_do_not_overlap(runs: list[RunSummary], kind: str, count: int) -> None:
     shown = [run for run in runs[:count] if run.learned or kind != "hypergradients"]
     drawn = run_figures.draw(run_figures.PANEL_KINDS[kind], shown, run_figures.domain_styles(runs[:count]))
     assert len(drawn.apart) == len(shown)
@@ -41,14 +41,14 @@ def test_nothing_in_the_panels_of_runs_overlaps(runs: list[RunSummary], kind: st
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_nothing_in_the_overlay_overlaps(runs: list[RunSummary], count: int) -> None:
+def test_overlay_does_not_overlap(runs: list[RunSummary], count: int) -> None:
     figure = run_figures.overlay(runs[:count])
     assert trouble(figure) == []
     named = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert len(named) == (count if count > 1 else 0)
 
 
-def test_a_domain_styles_the_same_in_all_figures_and_others_are_counted(runs: list[RunSummary]) -> None:
+def test_domain_style_is_the_same_in_all_figures(runs: list[RunSummary]) -> None:
     styles = run_figures.domain_styles(runs)
     domains = len(runs[0].domains)
     assert len(styles) == (6 if domains == 60 else domains)

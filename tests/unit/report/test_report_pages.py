@@ -35,7 +35,7 @@ def train(folder: Path, name: str, *, steps: int) -> Path:
 
 
 @pytest.mark.usefixtures("cache")
-def test_runs_that_were_stopped(tmp_path: Path) -> None:
+def test_interrupted_runs(tmp_path: Path) -> None:
     at_once, early = train(tmp_path, "at-once", steps=0), train(tmp_path, "early", steps=7)
     assert "<td>0 of 24</td>" in runs.write_report([at_once], tmp_path / "one")[-1].read_text()
     page = runs.write_report([at_once, early], tmp_path / "two")[-1].read_text()
@@ -45,7 +45,7 @@ def test_runs_that_were_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_losses_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
+def test_nonfinite_losses_leave_gaps(tmp_path: Path) -> None:
     run = train(tmp_path, "early", steps=13)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:

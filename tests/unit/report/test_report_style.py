@@ -88,14 +88,14 @@ def ciede2000(one: Array, other: Array) -> float:
         ((2.0776, 0.0795, -1.1350), (0.9033, -0.0636, -0.5514), 0.9082),
     ],
 )
-def test_the_distance_is_that_of_the_published_pairs(
+def test_color_distance_matches_published_pairs(
     one: tuple[float, ...], other: tuple[float, ...], distance: float
 ) -> None:
     assert ciede2000(np.array(one), np.array(other)) == pytest.approx(distance, abs=1e-4)
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-def test_lines_can_be_told_apart(vision: str) -> None:
+def test_line_colors_are_distinguishable(vision: str) -> None:
     matrix = VISIONS[vision]
     assert matrix.sum(axis=1) == pytest.approx(np.ones(3), abs=1e-5)  # white stays white
     styles = style.line_styles(len(style.COLORS))
@@ -131,7 +131,7 @@ def test_labels_are_literal_and_short(text: str) -> None:
     assert not made.startswith("_")  # which matplotlib would leave out of a legend
 
 
-def test_long_lines_keep_their_ends_and_means() -> None:
+def test_thinned_lines_keep_ends_and_means() -> None:
     steps, values = list(range(1, 5001)), [float(i % 7) for i in range(5000)]
     for named, most in ((True, 120), (False, 40)):
         across, up = style.thin(steps, values, named=named)
@@ -144,14 +144,14 @@ def test_long_lines_keep_their_ends_and_means() -> None:
         assert float(widths @ up) == pytest.approx(sum(values))  # every value is in one mean
 
 
-def test_unknown_values_are_left_out_of_means() -> None:
+def test_means_ignore_missing_values() -> None:
     values = [None if i < 3000 else 2.0 if i % 2 else None for i in range(5000)]
     _, up = style.thin(list(range(5000)), values, mean=True)
     assert np.isnan(up[:60]).all()
     assert up[-40:] == pytest.approx(np.full(40, 2.0))
 
 
-def test_limits_leave_out_the_first_fall() -> None:
+def test_axis_limits_exclude_initial_drop() -> None:
     falling = style.thin(list(range(101)), [100.0 if i <= 5 else 2.0 - i / 100 for i in range(101)])
     limits = style.late_limits([falling], 100)
     assert limits is not None
@@ -161,7 +161,7 @@ def test_limits_leave_out_the_first_fall() -> None:
     assert style.late_limits([style.thin([0], [5.0])], 100) is None
 
 
-def test_runs_of_the_same_name_are_told_apart_by_their_parents(tmp_path: Path) -> None:
+def test_runs_with_same_name_are_labeled_by_parent(tmp_path: Path) -> None:
     folders = [tmp_path / "a" / "learned", tmp_path / "b" / "learned", tmp_path / "b" / "other"]
     assert run_summary.names(folders[1:]) == ["learned", "other"]
     assert run_summary.names(folders) == [

@@ -28,7 +28,7 @@ def highs(pace: EpochPace, *, after: int) -> list[float]:
     return pace.bounds(["a", "b"])[1].tolist()
 
 
-def test_the_bound_is_the_weight_that_shows_all_rows_that_often_in_the_steps_that_are_left() -> None:
+def test_bound_is_weight_for_epochs_in_remaining_steps() -> None:
     pace = EpochPace(SIZES, 4, batch_size=20, budget=100)
     for after in (0, 40, 80):
         rows_of_a = highs(pace, after=after)[0] * 20 * (100 - after)
@@ -37,7 +37,7 @@ def test_the_bound_is_the_weight_that_shows_all_rows_that_often_in_the_steps_tha
     assert highs(pace, after=100) == [1.0, 1.0]
 
 
-def test_where_all_rows_are_shown_often_the_bound_is_a_multiple_of_the_part_of_all_rows() -> None:
+def test_bound_is_multiple_of_row_fraction_in_long_runs() -> None:
     pace = EpochPace({"a": 50, "b": 950}, 4, batch_size=100, budget=100)  # ten epochs of everything
     assert highs(pace, after=0) == pytest.approx([4 * 0.05, 1.0])
 
@@ -48,7 +48,7 @@ def test_where_all_rows_are_shown_often_the_bound_is_a_multiple_of_the_part_of_a
     st.integers(1, 500),
     st.integers(1, 300),
 )
-def test_some_mixture_is_always_allowed_and_bounds_only_rise(
+def test_bounds_are_feasible_and_nondecreasing(
     sizes: list[int], epochs: float, batch: int, budget: int
 ) -> None:
     domains = names(len(sizes))
@@ -63,7 +63,7 @@ def test_some_mixture_is_always_allowed_and_bounds_only_rise(
         before = high
 
 
-def test_domains_of_one_size_are_never_held_back() -> None:
+def test_domains_of_equal_size_are_not_limited() -> None:
     domains = names(16)
     pace = EpochPace(dict.fromkeys(domains, 3), batch_size=64, budget=10_000)
     assert (pace.bounds(domains)[1] == 1).all()
@@ -79,7 +79,7 @@ def test_domains_of_one_size_are_never_held_back() -> None:
         ([EpochCap(SIZES, {"a": 1.0}, batch_size=20, budget=100)], [51 / 2000, 1.0]),
     ],
 )
-def test_it_gives_way_to_other_bounds(others: list[Any], expected: list[float]) -> None:
+def test_yields_to_other_bounds(others: list[Any], expected: list[float]) -> None:
     pace = EpochPace(SIZES, 4, batch_size=20, budget=100)
     assert limits(["a", "b"], [pace, *others])[1].tolist() == pytest.approx(expected)
 
@@ -94,17 +94,17 @@ def test_it_gives_way_to_other_bounds(others: list[Any], expected: list[float]) 
         ({"rows": {"a": 0, "b": 5}}, "a must have rows"),
     ],
 )
-def test_wrong_numbers(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EpochPace(**{"rows": SIZES, "epochs": 4, "batch_size": 20, "budget": 100, **wrong})
 
 
-def test_a_domain_without_a_size_is_named() -> None:
+def test_domain_without_size_is_named() -> None:
     with pytest.raises(ValueError, match="c is missing"):
         EpochPace(SIZES, batch_size=20, budget=100).bounds(["a", "c"])
 
 
-def test_what_is_wanted_most_follows_the_bound() -> None:
+def test_preferred_domain_follows_bound() -> None:
     """A constant signal for the small domain: its weight is the bound of every round, until that lets it go."""
     steps, horizon, batch = 60, 5, 10
     gradients = np.tile(np.array([[1.0, 0.0], [-1.0, 0.0]]), (steps, 1, 1))
@@ -119,7 +119,7 @@ def test_what_is_wanted_most_follows_the_bound() -> None:
     assert played.weights[-1, 0] > 0.99
 
 
-def test_a_bound_that_has_become_narrower_holds_also_where_scores_say_nothing() -> None:
+def test_tightened_bound_holds_without_scores() -> None:
     cap = EpochCap(SIZES, {"a": 1.0}, batch_size=20, budget=10)
     outer, clock = WeightUpdater(None, [cap]), RoundClock(5, budget=10, warmup=0)
     weights = outer.initial_weights(["a", "b"], [0.2, 0.8])
@@ -131,7 +131,7 @@ def test_a_bound_that_has_become_narrower_holds_also_where_scores_say_nothing() 
     assert weights["a"] == pytest.approx(5 / 100)  # four rows are left, and one that counts may be ahead by
 
 
-def test_the_limits_of_a_resumed_run_are_those_of_its_last_update(tmp_path: Any) -> None:
+def test_resumed_limits_match_last_update(tmp_path: Any) -> None:
     def new() -> mixwell.Mixer:
         torch.manual_seed(0)
         model = torch.nn.Linear(2, 1)
@@ -162,7 +162,7 @@ def test_the_limits_of_a_resumed_run_are_those_of_its_last_update(tmp_path: Any)
     assert again.limits == mixer.limits
 
 
-def test_constraints_that_served_one_run_begin_anew_in_the_next() -> None:
+def test_constraints_are_reset_between_runs() -> None:
     pace = EpochPace(SIZES, 4, batch_size=20, budget=100)
     pace.at_step(99)
     model = torch.nn.Linear(2, 1)
@@ -191,7 +191,7 @@ def paces(made: Any) -> list[EpochPace]:
     return [one for one in recipe.constraints if isinstance(one, EpochPace)]
 
 
-def test_the_default_method_has_it_and_others_do_not(tmp_path: Any) -> None:
+def test_only_default_method_uses_epoch_pace(tmp_path: Any) -> None:
     assert MixwellOptions().epochs_ahead == EPOCHS_AHEAD
     (pace,) = paces(config(tmp_path))
     assert pace.epochs == EPOCHS_AHEAD
@@ -202,7 +202,7 @@ def test_the_default_method_has_it_and_others_do_not(tmp_path: Any) -> None:
     assert paces(config(tmp_path, method="group-dro")) == []
 
 
-def test_in_a_loop_of_one_s_own_it_is_there_where_sizes_are_given() -> None:
+def test_from_method_uses_epoch_pace_if_sizes_given() -> None:
     def kinds(**sizes: Any) -> list[type]:
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

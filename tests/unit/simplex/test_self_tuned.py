@@ -30,7 +30,7 @@ def constant() -> np.ndarray:
     return np.tile(row, (ROUNDS, 1))
 
 
-def test_a_constant_signal_without_noise_moves_by_the_whole_factor_in_every_round() -> None:
+def test_constant_noiseless_signal_takes_full_steps() -> None:
     found = path(constant(), np.zeros((ROUNDS, M)))
     expected = -UNIT * constant()
     np.testing.assert_allclose(np.diff(found, axis=0), expected, rtol=1e-12, atol=1e-12)
@@ -38,13 +38,13 @@ def test_a_constant_signal_without_noise_moves_by_the_whole_factor_in_every_roun
     np.testing.assert_allclose(path(constant(), None), found)
 
 
-def test_the_first_round_moves_less_than_a_tenth_of_the_path() -> None:
+def test_first_round_moves_less_than_tenth_of_path() -> None:
     moves = np.abs(np.diff(path(constant(), None), axis=0)).max(axis=1)
     assert moves[0] < 0.1 * moves.sum()
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_noise_moves_the_weights_no_further_than_a_random_walk_of_short_steps(seed: int) -> None:
+def test_noise_moves_weights_like_short_random_walk(seed: int) -> None:
     """Standard errors are those that the scores have; a constant signal of the same size is the measure."""
     noise = np.ones((ROUNDS, M))
     scores = np.random.default_rng(seed).normal(size=(ROUNDS, M))
@@ -55,7 +55,7 @@ def test_noise_moves_the_weights_no_further_than_a_random_walk_of_short_steps(se
     assert lengths[0] < lengths[1]
 
 
-def test_a_signal_in_noise_is_followed() -> None:
+def test_noisy_signal_is_followed() -> None:
     random = np.random.default_rng(0)
     noise = np.full((ROUNDS, M), 0.2)
     found = path(constant() + random.normal(size=(ROUNDS, M)) * noise, noise)[-1]
@@ -64,13 +64,13 @@ def test_a_signal_in_noise_is_followed() -> None:
     assert found[1] > 0.5 * path(constant(), None)[-1][1]
 
 
-def test_rounds_that_contradict_each_other_shorten_the_steps() -> None:
+def test_contradicting_rounds_shorten_steps() -> None:
     signs = (-1.0) ** np.arange(ROUNDS)
     moves = np.abs(np.diff(path(constant() * signs[:, None], None), axis=0)).max(axis=1)
     np.testing.assert_allclose(moves, UNIT * np.maximum(0.5 ** np.arange(ROUNDS), LEAST_GAIN))
 
 
-def test_a_short_last_round_moves_less() -> None:
+def test_short_last_round_moves_less() -> None:
     """It has a quarter of the steps, so a quarter of the scores."""
     for fraction in (1.0, 0.25):
         update, before, log = MirrorDescent("auto"), np.zeros(M), np.zeros(M)
@@ -83,7 +83,7 @@ def test_a_short_last_round_moves_less() -> None:
         assert moved == pytest.approx(fraction * UNIT)
 
 
-def test_a_resumed_update_continues_unchanged() -> None:
+def test_resumed_update_is_unchanged() -> None:
     random = np.random.default_rng(3)
     scores, noise = random.normal(size=(ROUNDS, M)), np.full(M, 0.3)
     update, resumed = MirrorDescent("auto"), MirrorDescent("auto")
@@ -98,7 +98,7 @@ def test_a_resumed_update_continues_unchanged() -> None:
         assert one == other
 
 
-def test_trust_is_the_positive_part_james_stein_factor() -> None:
+def test_trust_is_positive_part_james_stein_factor() -> None:
     scores, noise = np.array([3.0, -1.0, -2.0]), np.array([0.5, 1.0, 0.2])
     length = (scores**2).sum()  # their mean is zero
     assert trust(scores, noise) == pytest.approx(1 - (2 / 3) * (0.25 + 1 + 0.04) / length)
@@ -110,7 +110,7 @@ def test_trust_is_the_positive_part_james_stein_factor() -> None:
     assert trust(scores, None) == 1
 
 
-def test_equal_scores_are_not_trusted() -> None:
+def test_equal_scores_have_zero_trust() -> None:
     update = MirrorDescent("auto")
     update.next_step_size(constant()[0], RoundContext(0, ROUNDS, noise=np.zeros(M)))
     assert update.summary()["trust"] == 1

@@ -19,7 +19,7 @@ def at(step: int) -> Checkpoint:
     return Checkpoint(step, model, training, {"sampler": {"taken": step}})
 
 
-def test_what_was_written_is_read_and_only_the_last_are_kept(tmp_path: Path) -> None:
+def test_round_trip_and_only_last_are_kept(tmp_path: Path) -> None:
     for step in (3, 12, 100):
         checkpoints.write_checkpoint(tmp_path, at(step), keep=2)
     assert [path.name for path in checkpoints.list_all(tmp_path)] == ["step-00000012", "step-00000100"]
@@ -34,9 +34,7 @@ def test_what_was_written_is_read_and_only_the_last_are_kept(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", [checkpoints.MODEL, checkpoints.TRAINING, checkpoints.STATE])
 @pytest.mark.parametrize("damage", ["cut", "flip", "missing"])
-def test_a_damaged_last_one_is_told_and_the_one_before_is_taken(
-    name: str, damage: str, tmp_path: Path
-) -> None:
+def test_damaged_checkpoint_falls_back_to_previous(name: str, damage: str, tmp_path: Path) -> None:
     for step in (1, 2):
         checkpoints.write_checkpoint(tmp_path, at(step), keep=2)
     path = tmp_path / "step-00000002" / name
@@ -57,21 +55,21 @@ def test_a_damaged_last_one_is_told_and_the_one_before_is_taken(
     assert os.listdir(tmp_path) == ["step-00000001"]
 
 
-def test_when_all_are_damaged_it_says_so(tmp_path: Path) -> None:
+def test_all_damaged_checkpoints_raise(tmp_path: Path) -> None:
     checkpoints.write_checkpoint(tmp_path, at(1), keep=2)
     (tmp_path / "step-00000001" / checkpoints.MODEL).write_bytes(b"")
     with pytest.raises(DamagedError, match="no checkpoint in .* can be read .* remove them to start"):
         checkpoints.newest(tmp_path)
 
 
-def test_another_format_is_not_called_damage(tmp_path: Path) -> None:
+def test_other_format_is_not_reported_as_damage(tmp_path: Path) -> None:
     path = checkpoints.write_checkpoint(tmp_path, at(1), keep=2) / checkpoints.STATE
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
     with pytest.raises(ValueError, match="has format 99, this version of mixwell reads format 3"):
         checkpoints.newest(tmp_path)
 
 
-def test_leftovers_of_a_dead_process_are_removed_and_never_read(tmp_path: Path) -> None:
+def test_leftovers_of_killed_process_are_removed(tmp_path: Path) -> None:
     whole = checkpoints.write_checkpoint(tmp_path, at(1), keep=2)
     shutil.copytree(whole, tmp_path / "step-00000002.part")
     half = tmp_path / "step-00000003"
@@ -84,7 +82,7 @@ def test_leftovers_of_a_dead_process_are_removed_and_never_read(tmp_path: Path) 
     assert os.listdir(tmp_path) == ["step-00000001"]
 
 
-def test_tied_weights_are_written_once_and_loaded_for_both(tmp_path: Path) -> None:
+def test_tied_weights_are_saved_once(tmp_path: Path) -> None:
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -17,7 +17,7 @@ from mixwell.training import config_io
 from mixwell.training.run import Run
 
 
-def test_plan_tells_what_a_run_costs(tmp_path: Path) -> None:
+def test_plan_prints_cost_of_run(tmp_path: Path) -> None:
     out, _ = mixwell("plan", write_config(tmp_path), cwd=tmp_path)
     assert "T = 5 steps, 5 weight updates" in out
     parameters = int(re.search(r"parameters +([\d,]+)", out)[1].replace(",", ""))  # type: ignore[index]
@@ -29,7 +29,7 @@ def test_plan_tells_what_a_run_costs(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_plan_and_run_hold_a_small_domain_back(tmp_path: Path) -> None:
+def test_plan_and_run_limit_small_domain(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     (tmp_path / "letters.txt").write_text("alpha beta gamma " * 2)  # two rows, of 192 that the run takes
     out, _ = mixwell("plan", path, cwd=tmp_path)
@@ -42,7 +42,7 @@ def test_plan_and_run_hold_a_small_domain_back(tmp_path: Path) -> None:
     assert "greatest weight" not in out
 
 
-def test_plan_tells_what_processes_exchange_and_hold(tmp_path: Path) -> None:
+def test_plan_prints_communication_and_memory_of_ranks(tmp_path: Path) -> None:
     args = ("plan", write_config(tmp_path), "--processes", "4", "--set", "mixer.traces=dense")
     out, _ = mixwell(*args, cwd=tmp_path)
     parameters = int(re.search(r"parameters +([\d,]+)", out)[1].replace(",", ""))  # type: ignore[index]
@@ -57,7 +57,7 @@ def test_plan_tells_what_processes_exchange_and_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("traces", ["projected", "dense", "bfloat16", "sketched"])
-def test_planned_memory_is_what_the_run_takes(traces: str, tmp_path: Path) -> None:
+def test_planned_memory_matches_run(traces: str, tmp_path: Path) -> None:
     from mixwell.training import plan
     from mixwell.training.trainer import Trainer
 
@@ -68,7 +68,7 @@ def test_planned_memory_is_what_the_run_takes(traces: str, tmp_path: Path) -> No
     assert plan.trace_memory(config, list(trainable.model.parameters()))[traces] == trainer.mixer.nbytes
 
 
-def test_a_tokenizer_of_ones_own(tmp_path: Path) -> None:
+def test_custom_tokenizer(tmp_path: Path) -> None:
     config = write_config(tmp_path, steps=6, model={"context": 8})
     out, _ = mixwell("tokenizer", config, "--size", "300", "--out", "tok.json", cwd=tmp_path)
     assert "tok.json has " in out
@@ -76,7 +76,7 @@ def test_a_tokenizer_of_ones_own(tmp_path: Path) -> None:
     assert "tokenizer: tok.json" in (tmp_path / "run" / "config.yaml").read_text()
 
 
-def test_fidelity_is_measured_and_kept(tmp_path: Path) -> None:
+def test_fidelity_is_measured_and_saved(tmp_path: Path) -> None:
     mixwell("run", write_config(tmp_path), "--out", "run", "--no-report", cwd=tmp_path)
     out, _ = mixwell("fidelity", "run", "--steps", "3", cwd=tmp_path)
     assert "tangent cosine" in out
@@ -85,7 +85,7 @@ def test_fidelity_is_measured_and_kept(tmp_path: Path) -> None:
     assert "Is the hypergradient right?" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_transformers_model(tmp_path: Path) -> None:
+def test_transformers_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     shape = transformers.GPT2Config(vocab_size=257, n_positions=32, n_embd=16, n_layer=1, n_head=2)
     transformers.GPT2LMHeadModel(shape).save_pretrained(tmp_path / "gpt2")
@@ -99,7 +99,7 @@ def test_a_transformers_model(tmp_path: Path) -> None:
     assert "model.context is 64, but the model in" in err
 
 
-def test_the_network_for_images_and_ones_own_data(tmp_path: Path) -> None:
+def test_cnn_with_custom_data(tmp_path: Path) -> None:
     for name in ("a", "validation"):
         tensors = {"inputs": torch.randn(40, 1, 28, 28), "targets": torch.randint(10, (40,))}
         save_file(tensors, tmp_path / f"{name}.safetensors")
@@ -127,7 +127,7 @@ def test_the_network_for_images_and_ones_own_data(tmp_path: Path) -> None:
     assert "this model takes no text" in err
 
 
-def test_tokens_that_were_made_elsewhere(tmp_path: Path) -> None:
+def test_external_token_files(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 257, 4000).astype(np.uint16))
     config = write_config(tmp_path, steps=6, domains={"made": {"tokens": "tokens.npy"}})
     mixwell("run", config, "--out", "run", "--no-report", cwd=tmp_path)
@@ -137,12 +137,12 @@ def test_tokens_that_were_made_elsewhere(tmp_path: Path) -> None:
     assert "domains.made" in err
 
 
-def test_compiled(tmp_path: Path) -> None:
+def test_compiled_model(tmp_path: Path) -> None:
     config = write_config(tmp_path, steps=5, output={"evaluate_every": 5})
     mixwell("run", config, "--out", "run", "--no-report", "--set", "compile=true", cwd=tmp_path)
 
 
-def test_the_demo_in_small(tmp_path: Path) -> None:
+def test_small_demo(tmp_path: Path) -> None:
     """Its text and its commands; what it shows at full size is in results/demo."""
     small = ["--steps", "12", "--workers", "2"]
     out, _ = mixwell("demo", *small, cwd=tmp_path)

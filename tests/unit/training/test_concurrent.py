@@ -51,7 +51,7 @@ def run_all(folder: Path, **changes: Any) -> None:
     )
 
 
-def test_runs_are_those_that_a_user_would_get(done: Path) -> None:
+def test_concurrent_runs_match_single_runs(done: Path) -> None:
     for name in SETTINGS:
         for seed in (0, 1):
             last = list(metrics.read_metrics(done / "out" / f"{name}-{seed}", "evaluation"))[-1]
@@ -73,7 +73,7 @@ def test_runs_are_those_that_a_user_would_get(done: Path) -> None:
     assert lines(done / "own") == lines(done / "out" / "learned-0")
 
 
-def test_runs_are_not_mixed_with_other_settings(done: Path) -> None:
+def test_runs_of_other_settings_are_not_reused(done: Path) -> None:
     optimizer = config_io.read_config(done / "tiny.yaml").model_dump(mode="json")["optimizer"]
     with pytest.raises(
         ValueError, match=r"learned-0 is a run with other settings \(optimizer.lr is 0.\d+ here"
@@ -81,7 +81,7 @@ def test_runs_are_not_mixed_with_other_settings(done: Path) -> None:
         run_all(done, optimizer={**optimizer, "lr": 0.5})
 
 
-def test_train_from_python_with_ones_own_model(tmp_path: Path) -> None:
+def test_train_with_custom_model(tmp_path: Path) -> None:
     """A target made by the first domain's rule: its weight grows, and a second call continues the run."""
     torch.manual_seed(0)
 
@@ -122,7 +122,7 @@ def test_train_from_python_with_ones_own_model(tmp_path: Path) -> None:
     )
 
 
-def test_weights_stay_without_a_signal() -> None:
+def test_constant_weights_without_signal() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = {"a": 0.7, "b": 0.3}

@@ -24,7 +24,7 @@ from mixwell.training.parallel import ParallelConfig
 SMALL = {"domains": {"a": "a.txt", "b": ["x", "y"]}, "validation": {"files": "v.txt"}}
 
 
-def test_a_written_config_reads_back_the_same(tmp_path: Path) -> None:
+def test_config_round_trip(tmp_path: Path) -> None:
     config = config_io.read_config(
         write_config(tmp_path),
         ["optimizer.clip_norm=null", "mixer.floor={letters: 0.1}", "model.dropout=0.2", "precision=bfloat16"],
@@ -34,7 +34,7 @@ def test_a_written_config_reads_back_the_same(tmp_path: Path) -> None:
     assert config_io.read_config(tmp_path / "elsewhere" / "config.yaml") == config
 
 
-def test_toml_means_the_same(tmp_path: Path) -> None:
+def test_toml_equals_yaml(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({**SMALL, "steps": 7}))
     (tmp_path / "c.toml").write_text(
         'steps = 7\n[domains]\na = "a.txt"\nb = ["x", "y"]\n[validation]\nfiles = "v.txt"\n'
@@ -42,7 +42,7 @@ def test_toml_means_the_same(tmp_path: Path) -> None:
     assert config_io.read_config(tmp_path / "c.yaml") == config_io.read_config(tmp_path / "c.toml")
 
 
-def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path) -> None:
+def test_template_comments_match_defaults(tmp_path: Path) -> None:
     template.write_template(tmp_path / "mixwell.yaml")
     text = (tmp_path / "mixwell.yaml").read_text()
     given = config_io.read_config(tmp_path / "mixwell.yaml")
@@ -108,9 +108,7 @@ def test_the_template_is_a_config_whose_comments_are_the_defaults(tmp_path: Path
         ("steps=[", "--set steps: the value is not YAML"),
     ],
 )
-def test_messages_name_the_key_the_value_and_what_is_allowed(
-    change: str, message: str, tmp_path: Path
-) -> None:
+def test_messages_name_key_value_and_allowed_values(change: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({**SMALL, "steps": 2000}))
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -126,18 +124,18 @@ def test_messages_name_the_key_the_value_and_what_is_allowed(
         ("c.yaml", "", "must have keys"),
     ],
 )
-def test_files_that_are_no_configs(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_config_files_raise(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         config_io.read_config(tmp_path / name)
 
 
-def test_a_missing_config_says_how_to_get_one(tmp_path: Path) -> None:
+def test_missing_config_explains_fix(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`mixwell init` writes one"):
         config_io.read_config(tmp_path / "none.yaml")
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({**SMALL, "steps": 0, "optimizer": {"lr": -1}}))
     with pytest.raises(ValueError, match="steps must be .*\n.*optimizer.lr must be"):
@@ -158,7 +156,7 @@ def test_defaults_are_documented() -> None:
     assert {one for one in undocumented if not one.endswith(".kind")} <= expected
 
 
-def test_overrides_reach_into_what_is_commented_out_or_a_path(tmp_path: Path) -> None:
+def test_overrides_of_unset_sections_and_paths(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("domains: {a: a.txt, b: b.txt}\nvalidation: v.txt\nmixer:\n  # horizon: auto\n")
     config = config_io.read_config(
@@ -184,14 +182,14 @@ def test_overrides_reach_into_what_is_commented_out_or_a_path(tmp_path: Path) ->
         ("seed=99999999999999999999", "seed must be"),
     ],
 )
-def test_more_messages(override: str, message: str, tmp_path: Path) -> None:
+def test_other_error_messages(override: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("domains: {a: a.txt, b: b.txt}\nvalidation: v.txt\n")
     with pytest.raises(ValueError, match=re.escape(message)):
         config_io.read_config(path, [override])
 
 
-def test_arguments_are_the_same_after_writing(tmp_path: Path) -> None:
+def test_source_arguments_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("domains: {a: {python: 'm:f', arguments: {day: 2024-01-01}}}\nmixer: {method: fixed}\n")
     config = config_io.read_config(path)

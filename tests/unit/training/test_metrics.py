@@ -10,7 +10,7 @@ from mixwell.training import metrics
 from mixwell.training.metrics import MetricsFile
 
 
-def test_what_comes_after_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
+def test_lines_after_checkpoint_are_dropped(tmp_path: Path) -> None:
     with MetricsFile(tmp_path) as file:
         file.write("step", step=1, loss=float("nan"), losses={"a": 1.5, "b": float("inf")})
         length = file.flush()
@@ -26,13 +26,13 @@ def test_what_comes_after_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
     assert [line["kind"] for line in metrics.read_metrics(tmp_path, "round")] == ["round"]
 
 
-def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
+def test_truncated_file_raises(tmp_path: Path) -> None:
     (tmp_path / metrics.FILE).write_text("")
     with pytest.raises(ValueError, match="is shorter than at the checkpoint"):
         MetricsFile(tmp_path, length=10)
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_broken_line_is_named(tmp_path: Path) -> None:
     (tmp_path / metrics.FILE).write_text('{"kind": "step"}\nnot json\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl:2: not JSON"):
         list(metrics.read_metrics(tmp_path))

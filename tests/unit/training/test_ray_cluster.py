@@ -27,7 +27,7 @@ def without_costs(path: Path) -> list[Row]:
     return [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in tables.read(path)]
 
 
-def test_a_comparison_on_a_cluster_gives_the_same_tables(ray_cluster: str, tmp_path: Path) -> None:
+def test_comparison_on_cluster_gives_same_tables(ray_cluster: str, tmp_path: Path) -> None:
     """The folder is given relative to where the command is, and the cluster is elsewhere."""
     words = [
         "compare",
@@ -54,7 +54,7 @@ def test_a_comparison_on_a_cluster_gives_the_same_tables(ray_cluster: str, tmp_p
     assert "--engine ray" in told[0]
 
 
-def test_the_address_of_the_environment_and_all_cpus_are_taken(
+def test_uses_ray_address_variable_and_all_cpus(
     ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
@@ -75,7 +75,7 @@ def test_the_address_of_the_environment_and_all_cpus_are_taken(
     assert not (tmp_path / "c").exists()
 
 
-def test_another_version_on_the_cluster_is_refused(
+def test_other_version_on_cluster_raises(
     ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other" / "mixwell-99.0.dist-info").mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_another_version_on_the_cluster_is_refused(
     assert list((tmp_path / "c").iterdir()) == []
 
 
-def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+def test_worker_without_shared_folder_reports_error(tmp_path: Path) -> None:
     here = _DriverState(
         token=str(tmp_path / "elsewhere" / "token"),
         packages=environment.packages(),
@@ -111,7 +111,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_where_no_cluster_answers_nothing_is_written(tmp_path: Path) -> None:
+def test_unreachable_cluster_writes_nothing(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -123,7 +123,7 @@ def test_where_no_cluster_answers_nothing_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_cluster_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_address_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something listens at the address, and says nothing."""
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -132,7 +132,7 @@ def test_what_is_no_cluster_is_not_waited_for(tmp_path: Path, monkeypatch: pytes
             Engine("ray", address).check()
 
 
-def test_without_ray_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_names_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [
         one for one in sys.modules if one == "ray" or one.startswith(("ray.", "mixwell.training.engines."))
     ]:

@@ -47,7 +47,7 @@ def same_run(one: Path, other: Path) -> None:
     assert states[0] == states[1]
 
 
-def test_a_run_leaves_what_it_promises(done: Path) -> None:
+def test_run_directory_contents(done: Path) -> None:
     run = done / "whole"
     assert sorted(os.listdir(run)) == [
         "checkpoints",
@@ -73,7 +73,7 @@ def test_a_run_leaves_what_it_promises(done: Path) -> None:
     assert all(set(line["noise"]) == set(WORDS) for line in rounds)
 
 
-def test_kill_at_any_moment_and_resume(tmp_path: Path) -> None:
+def test_kill_at_any_time_and_resume(tmp_path: Path) -> None:
     """kill -9 at random moments of training and of writing checkpoints, then to the end."""
     config = write_config(tmp_path, output={"checkpoint_every": 1})
     reference, run = tmp_path / "reference", tmp_path / "run"
@@ -95,7 +95,7 @@ def test_kill_at_any_moment_and_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_saves_and_resume_goes_on(kind: signal.Signals, done: Path, tmp_path: Path) -> None:
+def test_interrupt_saves_and_resumes(kind: signal.Signals, done: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path)
     run = tmp_path / "run"
     process = command("run", config, "--out", run, "--no-report", cwd=tmp_path)
@@ -113,7 +113,7 @@ def test_a_stop_saves_and_resume_goes_on(kind: signal.Signals, done: Path, tmp_p
     same_run(run, done / "whole")
 
 
-def test_a_corrupt_last_checkpoint_is_told_and_the_one_before_is_taken(done: Path, tmp_path: Path) -> None:
+def test_corrupt_checkpoint_falls_back_to_previous(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done / "whole", tmp_path / "run")
     path = tmp_path / "run" / "checkpoints" / "step-00000024" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -123,7 +123,7 @@ def test_a_corrupt_last_checkpoint_is_told_and_the_one_before_is_taken(done: Pat
     same_run(tmp_path / "run", done / "whole")
 
 
-def test_copies_of_checkpoints_are_left_alone(done: Path, tmp_path: Path) -> None:
+def test_copies_of_checkpoints_are_not_removed(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done / "whole", tmp_path / "run")
     kept = tmp_path / "run" / "checkpoints"
     for name in ("step-best", "step-00000021-good"):
@@ -133,7 +133,7 @@ def test_copies_of_checkpoints_are_left_alone(done: Path, tmp_path: Path) -> Non
     same_run(tmp_path / "run", done / "whole")
 
 
-def test_changed_settings_are_refused(done: Path, tmp_path: Path) -> None:
+def test_resume_with_changed_settings_fails(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done / "whole", tmp_path / "run")
     config = tmp_path / "run" / "config.yaml"
     config.write_text(config.read_text().replace("lr: 0.001", "lr: 0.5").replace("keep: 2", "keep: 3"))
@@ -142,7 +142,7 @@ def test_changed_settings_are_refused(done: Path, tmp_path: Path) -> None:
     assert "keep" not in err  # what is written may change
 
 
-def test_a_folder_with_other_results_is_not_written_to(tmp_path: Path) -> None:
+def test_folder_with_other_results_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "metrics.jsonl").write_text("precious\n")
     _, err = mixwell("run", write_config(tmp_path), "--out", "mine", cwd=tmp_path, status=2)
@@ -150,7 +150,7 @@ def test_a_folder_with_other_results_is_not_written_to(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "metrics.jsonl").read_text() == "precious\n"
 
 
-def test_a_run_that_diverges_says_so_in_one_line(tmp_path: Path) -> None:
+def test_diverging_run_prints_one_line(tmp_path: Path) -> None:
     wild = ["optimizer.kind=sgd", "optimizer.lr=1e30", "optimizer.clip_norm=null", "mixer.horizon=5"]
     words = [word for one in wild for word in ("--set", one)]
     _, err = mixwell("run", write_config(tmp_path), "--out", "run", *words, cwd=tmp_path, status=2)
@@ -158,7 +158,7 @@ def test_a_run_that_diverges_says_so_in_one_line(tmp_path: Path) -> None:
     assert "mixer.on_nonfinite" in err
 
 
-def test_a_model_that_does_not_fit_leaves_the_name_free(tmp_path: Path) -> None:
+def test_invalid_model_leaves_no_run_directory(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\n"
         "def model(width):\n"
@@ -171,7 +171,7 @@ def test_a_model_that_does_not_fit_leaves_the_name_free(tmp_path: Path) -> None:
     mixwell("run", config, "--out", "run", "--set", model.format(16), "--no-report", cwd=tmp_path)
 
 
-def test_a_finished_run_is_not_trained_on(done: Path, tmp_path: Path) -> None:
+def test_finished_run_is_not_trained_further(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done / "whole", tmp_path / "run")
     mixwell("resume", "run", "--no-report", cwd=tmp_path)
     same_run(tmp_path / "run", done / "whole")
@@ -181,7 +181,7 @@ def _small_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(done: Path, tmp_path: Path) -> None:
+def test_full_disk_keeps_last_checkpoint(done: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for a disk that is full in the middle of a checkpoint."""
     shutil.copytree(done / "whole", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000024")
@@ -198,24 +198,24 @@ def test_a_full_disk_leaves_the_last_checkpoint(done: Path, tmp_path: Path) -> N
     same_run(tmp_path / "run", done / "whole")
 
 
-def test_two_runs_do_not_share_a_directory(done: Path) -> None:
+def test_two_runs_cannot_share_directory(done: Path) -> None:
     config = done / "tiny.yaml"
     _, err = mixwell("run", config, "--out", "whole", cwd=done, status=2)
     assert "there is a run in whole already: `mixwell resume whole` continues it" in err
 
 
-def test_a_folder_that_cannot_be_written_to(done: Path) -> None:
+def test_unwritable_folder_fails(done: Path) -> None:
     _, err = mixwell("run", "tiny.yaml", "--out", "tiny.yaml/inside", cwd=done, status=2)
     assert "tiny.yaml" in err
     assert len(err.splitlines()) == 1
 
 
-def test_resume_of_nothing(tmp_path: Path) -> None:
+def test_resume_without_run_fails(tmp_path: Path) -> None:
     _, err = mixwell("resume", "nowhere", cwd=tmp_path, status=2)
     assert "there is no run in nowhere" in err
 
 
-def test_changed_data_are_refused(done: Path, tmp_path: Path) -> None:
+def test_resume_with_changed_data_fails(done: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path)
     mixwell("run", config, "--out", "run", "--no-report", cwd=tmp_path)
     (tmp_path / "letters.txt").write_text("something else " * 500)
@@ -223,7 +223,7 @@ def test_changed_data_are_refused(done: Path, tmp_path: Path) -> None:
     assert "the data of letters have changed since the checkpoint" in err
 
 
-def test_a_bad_run_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_start_leaves_no_files(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     (tmp_path / "letters.txt").unlink()
     _, err = mixwell("run", config, "--out", "run", cwd=tmp_path, status=2)
@@ -250,7 +250,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_data_are_one_clear_message(what: str, tmp_path: Path) -> None:
+def test_invalid_data_give_one_message(what: str, tmp_path: Path) -> None:
     data, content, message = BAD[what]
     config = write_config(tmp_path, domains={"bad": data})
     (tmp_path / "folder").mkdir()
@@ -264,7 +264,7 @@ def test_bad_data_are_one_clear_message(what: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_validation_set_that_is_in_a_domain_is_warned_of(tmp_path: Path) -> None:
+def test_validation_overlap_warns(tmp_path: Path) -> None:
     config = write_config(tmp_path, steps=5)
     text = "\n".join(f"line {number} of a text that is in both places" for number in range(200))
     for name in ("letters", "validation"):
@@ -273,7 +273,7 @@ def test_a_validation_set_that_is_in_a_domain_is_warned_of(tmp_path: Path) -> No
     assert "warning: 100% of validation is also in domains.letters" in out
 
 
-def test_a_domain_that_is_smaller_than_a_batch_is_told(tmp_path: Path) -> None:
+def test_domain_smaller_than_batch_warns(tmp_path: Path) -> None:
     config = write_config(tmp_path, steps=5)
     (tmp_path / "letters.txt").write_text("alpha beta gamma delta epsilon zeta eta")
     out, _ = mixwell("run", config, "--out", "run", "--no-report", cwd=tmp_path)

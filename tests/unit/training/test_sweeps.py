@@ -42,7 +42,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return Engine(request.param)
 
 
-def test_every_job_is_done_in_processes_with_one_thread(tmp_path: Path, engine: Engine) -> None:
+def test_jobs_run_in_processes_with_one_thread(tmp_path: Path, engine: Engine) -> None:
     before = os.environ.get("OMP_NUM_THREADS")
     found: dict[str, tuple[int, str, int]] = {}
     jobs = [Job(f"job{n}", n, n) for n in (3, 1, 2)]
@@ -66,7 +66,7 @@ def test_every_job_is_done_in_processes_with_one_thread(tmp_path: Path, engine: 
     ("setting", "message"),
     [(0, "ValueError: this one is broken; see .*bad.failed.txt"), (1, "its process died")],
 )
-def test_a_failure_names_the_job_and_the_others_are_done(
+def test_failed_job_is_named_and_others_finish(
     tmp_path: Path, engine: Engine, setting: int, message: str
 ) -> None:
     done: list[str] = []
@@ -88,7 +88,7 @@ def test_a_failure_names_the_job_and_the_others_are_done(
         assert "raise ValueError" in (tmp_path / "bad.failed.txt").read_text()
 
 
-def test_trouble_with_a_result_saves_the_other_runs(tmp_path: Path, engine: Engine) -> None:
+def test_result_error_saves_other_runs(tmp_path: Path, engine: Engine) -> None:
     def full(job: Job[tuple[int, Path]], result: int) -> None:
         raise OSError("no space left on device")
 
@@ -114,7 +114,7 @@ def interrupt_when_begun(folder: Path, over: threading.Event) -> None:
 
 @pytest.mark.usefixtures("ray_here")
 @pytest.mark.parametrize(("first", "then"), [("local", "ray"), ("ray", "local")])
-def test_a_sweep_continues_on_another_engine(tmp_path: Path, first: str, then: str) -> None:
+def test_sweep_continues_on_other_engine(tmp_path: Path, first: str, then: str) -> None:
     def sweep(engine: str) -> None:
         run_sweep(
             descend,
@@ -161,7 +161,7 @@ def test_a_signal_before_the_workers_start_has_the_same_message(kind: signal.Sig
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
+def test_two_sweeps_cannot_share_folder(tmp_path: Path) -> None:
     with lock_folder(tmp_path), pytest.raises(OSError, match="another run is at work"), lock_folder(tmp_path):
         pytest.fail("both are in")
     with lock_folder(tmp_path):
@@ -169,14 +169,14 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_workers_are_refused_and_no_jobs_are_nothing(tmp_path: Path) -> None:
+def test_zero_workers_raise_and_zero_jobs_pass(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 1 worker, got 0"):
         run_sweep(count, [], workers=0, folder=tmp_path, on_done=lambda job, result: None)
     run_sweep(count, [], workers=1, folder=tmp_path / "c", on_done=lambda job, result: None)
     assert not (tmp_path / "c").exists()
 
 
-def test_a_folder_that_was_left_by_a_stop_after_the_last_job_is_removed(tmp_path: Path) -> None:
+def test_leftover_folder_after_last_job_is_removed(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     run_sweep(count, [], workers=1, folder=tmp_path / "c", on_done=lambda job, result: None)
     assert not (tmp_path / "c").exists()
@@ -266,7 +266,7 @@ def undisturbed(mnist_images: Mnist, tmp_path_factory: pytest.TempPathFactory) -
         (signal.SIGTERM, "training", "ray"),
     ],
 )
-def test_an_interrupted_sweep_continues_to_the_same_result(
+def test_interrupted_sweep_resumes_to_same_result(
     undisturbed: Path, tmp_path: Path, kind: signal.Signals, when: str, engine: str
 ) -> None:
     """As by Ctrl-C in a terminal, the signal goes to the workers too."""

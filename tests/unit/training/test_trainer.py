@@ -47,7 +47,7 @@ def row_losses(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> to
 
 @pytest.mark.parametrize("micro_rows", [None, 5])
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_a_step_on_one_mixed_batch_is_that_on_one_for_each_domain(kind: str, micro_rows: int | None) -> None:
+def test_mixed_batch_step_matches_one_batch_per_domain(kind: str, micro_rows: int | None) -> None:
     """Without dropout, and with projections of full rank."""
 
     def run(by_row: bool, **mixer) -> Trainer:
@@ -71,7 +71,7 @@ def test_a_step_on_one_mixed_batch_is_that_on_one_for_each_domain(kind: str, mic
         np.testing.assert_allclose(list(right.scores.values()), list(left.scores.values()), rtol=1e-3)
 
 
-def test_projected_traces_need_the_losses_of_rows() -> None:
+def test_projected_traces_require_row_losses() -> None:
     with pytest.raises(ValueError, match="needs the loss of every row"):
         trainer(mixer={"traces": "projected"})
     with pytest.raises(ValueError, match="which compile hides"):
@@ -105,7 +105,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         {"precision": "bfloat16", "mixer": {"traces": "sketched", "sketch_size": 50, "horizon": 5}},
     ],
 )
-def test_a_run_that_was_stopped_at_five_random_steps_is_the_same_run(options: dict) -> None:
+def test_run_resumed_at_random_steps_is_bit_for_bit(options: dict) -> None:
     whole = trainer(**options)
     advance(whole, 30)
     steps = sorted(
@@ -125,7 +125,7 @@ def test_a_run_that_was_stopped_at_five_random_steps_is_the_same_run(options: di
         assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
-def test_micro_batches_add_up_to_the_batch() -> None:
+def test_micro_batches_add_up_to_batch() -> None:
     model = nn.Linear(4, 1)
     whole = trainer(model=nn.Linear(4, 1))
     parts = trainer(model=model, batch={"rows": 12, "micro_rows": 1})
@@ -139,7 +139,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
     assert parts.mixer.weights.last == pytest.approx(whole.mixer.weights.last, abs=1e-4)
 
 
-def test_a_step_is_the_weighted_gradient_of_the_rows_that_were_drawn() -> None:
+def test_step_is_weighted_gradient_of_drawn_rows() -> None:
     """Against one step written out by hand."""
     one = trainer(model=nn.Linear(4, 1), optimizer={"kind": "sgd", "lr": 0.1, "warmup": 0, "clip_norm": None})
     before = [p.detach().clone() for p in one.model.parameters()]
@@ -155,7 +155,7 @@ def test_a_step_is_the_weighted_gradient_of_the_rows_that_were_drawn() -> None:
         assert torch.allclose(now, start - 0.1 * parameter.grad, atol=1e-6)
 
 
-def test_evaluation_changes_nothing_and_is_the_mean_over_rows() -> None:
+def test_evaluation_is_mean_over_rows_without_side_effects() -> None:
     one = trainer()
     assert one._validation is not None
     before, state = copied(one.checkpoint()), torch.get_rng_state()
@@ -167,13 +167,13 @@ def test_evaluation_changes_nothing_and_is_the_mean_over_rows() -> None:
     assert all(torch.equal(before.model[k], t) for k, t in one.checkpoint().model.items())
 
 
-def test_other_data_are_refused_at_resume() -> None:
+def test_resume_with_other_data_raises() -> None:
     saved = trainer(rows=64).checkpoint()
     with pytest.raises(ValueError, match="the data of a, b, c, validation have changed since the checkpoint"):
         trainer(rows=65).load(saved)
 
 
-def test_weight_decay_is_for_matrices_only() -> None:
+def test_weight_decay_only_for_matrices() -> None:
     config = config_io.validate_config(
         {"domains": {"a": "x"}, "mixer": {"method": "fixed"}, "optimizer": {"weight_decay": 0.1}}
     ).optimizer
@@ -181,7 +181,7 @@ def test_weight_decay_is_for_matrices_only() -> None:
     assert [(group["weight_decay"], group["params"][0].dim()) for group in groups] == [(0.1, 2), (0.0, 1)]
 
 
-def test_an_epoch_cap_holds_the_weight_down() -> None:
+def test_epoch_cap_limits_weight() -> None:
     """Domain a is alone useful, but its 64 rows may be seen once: 64 of 360 rows."""
     one = trainer(
         steps=30, batch={"rows": 12, "min_rows_per_domain": 0}, mixer={"horizon": 3, "max_epochs": {"a": 1}}
@@ -191,7 +191,7 @@ def test_an_epoch_cap_holds_the_weight_down() -> None:
     assert max(record.new_weights["a"] for record in one.mixer.rounds[:-1]) < 0.5
 
 
-def test_an_unknown_device_is_named() -> None:
+def test_unknown_device_is_named() -> None:
     with pytest.raises(ValueError, match="device: 'abacus' is not available .*; try auto or cpu"):
         trainer(device="abacus")
 
