@@ -18,7 +18,7 @@ from measure import plain_parser, summarize, write_results
 
 from mixwell.data.sketches import LineSketch, PassageSketch
 from mixwell.data.sources import TextFiles
-from mixwell.data.token_files import tokenize
+from mixwell.data.tokenization import tokenize
 from mixwell.data.tokenizer import ByteTokenizer
 
 PIECE = 4 << 20

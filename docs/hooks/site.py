@@ -22,7 +22,7 @@ from formulas import Formulas, fence
 from mixwell.cli import app
 from mixwell.data.sources.base import SOURCES
 from mixwell.training import config
-from mixwell.training.loggers.base import LOGGERS
+from mixwell.training.logging.base import LOGGERS
 from mixwell.training.models.base import MODELS
 from mixwell.training.models.python import GivenModelConfig
 from mixwell.training.optimization import OPTIMIZERS

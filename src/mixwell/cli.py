@@ -41,7 +41,7 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Replace a setting: key=value, as in optimizer.lr=0.001.")
 ]
 TrialsEngine = Annotated[
-    str, typer.Option("--engine", help="Where runs that a method does first are done: local or ray.")
+    str, typer.Option("--engine", help="Backend for the trials of a method: local or ray.")
 ]
 Report = Annotated[bool, typer.Option(help="Write the report page at the end.")]
 
@@ -102,7 +102,7 @@ def compare_command(
         typer.Argument(metavar="CONFIG", help="A YAML or TOML file, or the name of an embedded problem."),
     ],
     method_names: Annotated[
-        str, typer.Option("--methods", help="Names with commas between; `mixwell methods` lists them.")
+        str, typer.Option("--methods", help="Comma-separated names; `mixwell methods` lists them.")
     ] = "all",
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
     horizons: Annotated[
@@ -112,7 +112,7 @@ def compare_command(
         ),
     ] = "own",
     equal: Annotated[
-        str, typer.Option(help="What all have the same of: compute, or steps (of the last run).")
+        str, typer.Option(help="What is equal for all methods: compute, or steps (of the last run).")
     ] = "compute",
     out: Annotated[
         Path | None,
@@ -207,10 +207,10 @@ def fidelity_command(
     steps: Annotated[int, typer.Option(help="Training steps of the comparison.")] = 20,
     replicates: Annotated[
         int,
-        typer.Option(help="Repeat the steps with other rows, so often; 0 for the exact comparison alone."),
+        typer.Option(help="Number of repetitions with other rows; 0 for the exact comparison only."),
     ] = 3,
 ) -> None:
-    """Tell whether the hypergradient is right. Trains some steps again with every weight moved, and compares."""
+    """Compare the hypergradient with finite differences. Repeats some steps with each weight changed."""
     from mixwell.training import command
 
     command.measure_fidelity(folder, steps=steps, replicates=replicates, after=_write_report)

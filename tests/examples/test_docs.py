@@ -37,7 +37,7 @@ from helpers.text_configs import TINY
 from mixwell.cli import app
 from mixwell.integrations.exporters import EXPORTERS
 from mixwell.training import config_io
-from mixwell.training.loggers import names as log_names
+from mixwell.training.logging import names as log_names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

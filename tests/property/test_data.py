@@ -21,7 +21,7 @@ from mixwell.data.sampler import Rule, Sampler
 from mixwell.data.sketches import LineSketch, overlap
 from mixwell.data.sources import JsonLines, Parquet, Piece, Source, TextFiles, Texts
 from mixwell.data.sources.text import good_cut
-from mixwell.data.token_files import tokenize
+from mixwell.data.tokenization import tokenize
 from mixwell.data.tokenizer import ByteTokenizer, TokenizerFile, train_tokenizer
 from mixwell.simplex.constraints import Cap, Floor, constrain
 from mixwell.simplex.repetition import EpochCap

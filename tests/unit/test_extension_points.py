@@ -29,7 +29,7 @@ from mixwell.integrations.exporters import EXPORTERS, Entry, Format, export
 from mixwell.simplex.constraints import Constraint
 from mixwell.training import config_io, plan
 from mixwell.training.constraints import CONSTRAINTS, ConstraintConfig, ConstraintContext
-from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome
+from mixwell.training.logging.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome
 from mixwell.training.models.base import MODELS, ModelConfig, Trainable
 from mixwell.training.optimization import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from mixwell.training.parallel import ParallelConfig
@@ -233,7 +233,7 @@ PLAIN: dict[str, Any] = {
 def components() -> Iterator[None]:
     """The toys are there in these tests only."""
     for registry, name, component in COMPONENTS:
-        registry.register(name, component)
+        registry.add(name, component)
     yield
     for registry, name, _ in COMPONENTS:
         del registry._found[name]

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from mixwell.data import readers
 from mixwell.data.sources.base import digest_of
-from mixwell.data.token_files import Integers, TokenFile
+from mixwell.data.tokenization import Integers, TokenFile
 from mixwell.typing import Indices
 from mixwell.utils.nested import like_container
 

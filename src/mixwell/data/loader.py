@@ -54,7 +54,7 @@ class MixtureLoader:
         batch_size: the rows of a step, all domains, ranks and micro-batches together.
         micro_batches: the number of micro-batches of a step on each rank (gradient accumulation).
         collate: makes a batch of a list of rows of all domains. By default the rows of each domain are collated
-            separately, by PyTorch's ``default_collate``.
+            separately, as PyTorch's ``default_collate`` does, but samples that are tuples give a tuple.
         rule: ``"weight"`` or ``"equal"``.
         least: rows that each domain has in every step; ``None`` for a quarter of an equal share.
         cap: how often rows may be seen; give the same object to the mixer's constraints.

@@ -12,7 +12,6 @@ In place of ``datasets.interleave_datasets(..., probabilities=...)``, where prob
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast, final, get_args
 
@@ -24,6 +23,7 @@ from mixwell.data.apportionment import Apportionment
 from mixwell.data.readers import check_datasets, reader
 from mixwell.data.streams import Reader
 from mixwell.typing import Vector
+from mixwell.utils.user_warnings import warn_user
 
 _WORKERS = 1024
 
@@ -171,10 +171,9 @@ class MixtureDataset(IterableDataset[Any]):
             return self._begin()
         if reading.process != os.getpid():
             if reading.loaded:
-                warnings.warn(
+                warn_user(
                     "the place in the data was loaded in another process than the workers that read them, which "
-                    "begin anew; load it by the StatefulDataLoader of torchdata, or read without workers",
-                    stacklevel=2,
+                    "begin anew; load it by the StatefulDataLoader of torchdata, or read without workers"
                 )
             return self._begin()
         resumes = not self._begun or (self._stop == "never" and reading.key == self._key())

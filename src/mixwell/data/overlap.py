@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from mixwell.data.sketches import BlockSketch, TextSketches, overlap
-from mixwell.data.token_files import TokenFile, chunks
+from mixwell.data.tokenization import TokenFile, chunks
 
 
 def shared_fraction(validation: TokenFile, domain: TokenFile) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -16,6 +15,7 @@ from typing_extensions import override
 from mixwell.data.shuffle import shuffled
 from mixwell.data.sources.base import digest_of
 from mixwell.typing import Indices
+from mixwell.utils.user_warnings import warn_user
 
 # One row could be the same by chance where a shuffle buffer was filled anew.
 _COMPARED = 8
@@ -144,10 +144,9 @@ class Stream(Reader):
             self._open(source, before=before)
         if not has_state or self._mark() != state["next"]:
             if has_state:
-                warnings.warn(
+                warn_user(
                     f"{self._name} does not resume where it was saved (a shuffle buffer is not saved), so "
-                    f"its first {before:,} rows are read again and skipped; shuffle by blocks instead",
-                    stacklevel=3,
+                    f"its first {before:,} rows are read again and skipped; shuffle by blocks instead"
                 )
             self._open(self._source, before=before, skipped=before)
         if self._mark() != state["next"]:

@@ -121,7 +121,11 @@ class TokenizerFile(Tokenizer):
 
     @override
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Encode without special tokens at the ends; long texts are cut where their tokens do not change."""
+        """Encode without special tokens at the ends.
+
+        Long texts are cut as :func:`good_cut` says. A tokenizer that adds a space before every text (Metaspace,
+        ``add_prefix_space``) has one more token at each cut.
+        """
         parts: list[list[Tokens]] = [[] for _ in texts]
         segments = ((owner, segment) for owner, text in enumerate(texts) for segment in _segments(text))
         waiting, characters = list[tuple[int, str]](), 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -143,23 +143,9 @@ class Parameters:
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield
 
-    @contextmanager
-    def buffers_kept(self) -> Generator[None]:
+    def buffers_kept(self) -> AbstractContextManager[None]:
         """Restore the model's buffers afterwards, so that a probe of the model does not change it."""
-        modules = list(self.model.modules()) if self.model is not None else []
-        saved = [
-            (module, name, buffer, buffer.detach().clone())
-            for module in modules
-            for name, buffer in module.named_buffers(recurse=False)
-        ]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for module, name, buffer, value in saved:
-                    buffer.copy_(value)
-                    if getattr(module, name) is not buffer:  # replaced, not changed in place
-                        setattr(module, name, buffer)
+        return nullcontext() if self.model is None else buffers_kept(self.model)
 
 
 def local_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> list[float]:
@@ -197,6 +183,24 @@ def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]
         for (i, _), product in zip(sharded, summed.tolist(), strict=True):
             products[i] = product
     return products
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Generator[None]:
+    """Restore the buffers of a module and its submodules afterwards (running statistics, counters)."""
+    saved = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in saved:
+                buffer.copy_(value)
+                if getattr(module, name) is not buffer:  # replaced, not changed in place
+                    setattr(module, name, buffer)
 
 
 def cuda_devices(tensors: Iterable[Tensor]) -> list[int]:

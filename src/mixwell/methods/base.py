@@ -298,7 +298,7 @@ class _Sizes(dict[str, int]):
 def register(*methods: Method) -> Method:
     """Add methods to the registry, and return the first."""
     for method in methods:
-        METHODS.register(method.name, method)
+        METHODS.add(method.name, method)
     return methods[0]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mixwell.methods import base
 from mixwell.methods.base import Extra, MethodContext, Recipe
-from mixwell.methods.hypergradient import descent
+from mixwell.methods.mixwell import descent
 
 if TYPE_CHECKING:
     from mixwell.signals.implicit_gradient import Solver

@@ -6,7 +6,7 @@ from typing import Literal
 
 from mixwell.methods import base
 from mixwell.methods.base import Extra, MethodContext, Recipe
-from mixwell.methods.hypergradient import descent, signal
+from mixwell.methods.mixwell import descent, signal
 
 
 class TruncatedOptions(base.Options):

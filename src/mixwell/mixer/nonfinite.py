@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal, final
 
 import torch
@@ -12,6 +11,7 @@ from mixwell import distributed
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.mixer.scopes import DomainScope
 from mixwell.typing import Gradients
+from mixwell.utils.user_warnings import warn_user
 
 NonFinitePolicy = Literal["raise", "skip"]
 
@@ -61,10 +61,7 @@ class NonFiniteGuard:
                 "config) to leave such contributions out"
             )
         if name not in self.total:
-            warnings.warn(
-                f"{problem}: skipped; later occurrences will be skipped silently and counted",
-                stacklevel=5,  # where the block of the mixer ends
-            )
+            warn_user(f"{problem}: skipped; later occurrences will be skipped silently and counted")
         self.total[name] = self.total.get(name, 0) + 1
         self.in_round[name] = self.in_round.get(name, 0) + 1
 

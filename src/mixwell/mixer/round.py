@@ -12,7 +12,6 @@ from mixwell import distributed
 from mixwell.distributed.consistency import check_weights_in_sync
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.mixer.batch import DomainBatch
-from mixwell.mixer.given_parts import GivenParts
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.nonfinite import NonFiniteGuard
@@ -20,6 +19,7 @@ from mixwell.mixer.records import VALIDATION, RoundRecord
 from mixwell.mixer.row_counts import RowCounts
 from mixwell.mixer.scopes import DomainScope
 from mixwell.mixer.scores import LossMeans, RoundScores
+from mixwell.mixer.step_progress import StepProgress
 from mixwell.signals import Signal
 from mixwell.signals.base import LinearSignal
 from mixwell.simplex.rounds import RoundClock
@@ -209,7 +209,7 @@ class RoundAccumulator:
     def drop_point(self) -> None:
         """Forget the parts of a validation gradient."""
         self._validation: WeightedSum | None = None
-        self._given, self._lost = GivenParts((VALIDATION,)), False
+        self._given, self._lost = StepProgress((VALIDATION,)), False
         self._losses: list[tuple[Any, float]] = []
         if not self.scores.points:
             self.scores.parts = []

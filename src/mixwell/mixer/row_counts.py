@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
 from mixwell.typing import Vector
+from mixwell.utils.user_warnings import warn_user
 
 ROWS_IGNORE_WEIGHTS = "the rows of a step do not follow the weights"
 """The beginning of the warning, for filters."""
@@ -103,12 +103,11 @@ class RowCounts:
             return
         self._warned = True
         largest = int(weights.argmax())
-        warnings.warn(
+        warn_user(
             f"{ROWS_IGNORE_WEIGHTS}: {self._names[largest]!r} has {weights[largest]:.0%} of the weight and "
             f"{self._rows[largest] / total:.0%} of the rows, so the gradient is as noisy as one of {part:.0%} of "
             "the batch. Draw rows in proportion to mixer.weights.last, as mixwell.MixtureLoader does, and take "
-            "the mean loss of each domain's rows in mixer.domain as before",
-            stacklevel=5,  # where the block of mixer.validation() ends
+            "the mean loss of each domain's rows in mixer.domain as before"
         )
 
 

@@ -122,7 +122,10 @@ class BatchScope:
         self.recorded = losses.detach(), None if reference is None else reference.detach()
         losses, minimized = _by_row(losses), _by_row(losses if objective is None else objective)
         self.losses = losses.detach()
-        weighted = minimized * self._factors.to(losses)
+        # Losses in bfloat16 would round the weights to three digits.
+        weighted = minimized * self._factors.to(
+            losses.device, torch.promote_types(losses.dtype, torch.float32)
+        )
         if isinstance(self._signal, RowFactors):
             factors = self._signal.row_factors(self.losses, self.groups, data)
             weighted = weighted if factors is None else weighted * factors.to(losses)

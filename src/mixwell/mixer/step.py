@@ -16,12 +16,12 @@ from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.responses import unwrap_optimizer
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.mixer.batch import DomainBatch, MixtureBatch
-from mixwell.mixer.given_parts import GivenParts
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.round import RoundAccumulator
 from mixwell.mixer.row_labels import RowLabels, domain_numbers, resolve_expected
 from mixwell.mixer.scopes import BatchScope, DomainScope
+from mixwell.mixer.step_progress import StepProgress
 from mixwell.signals.base import DomainFactors, LinearSignal
 from mixwell.typing import Gradients
 
@@ -59,7 +59,7 @@ class StepAccumulator:
 
     def clear(self) -> None:
         """Begin a new step."""
-        self._given = GivenParts(self._names)
+        self._given = StepProgress(self._names)
         self.sum.clear()
         self._losses: list[tuple[str, Any, float]] = []
         self._lost = False  # whether the gradient of a mixed batch is not finite

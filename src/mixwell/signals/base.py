@@ -72,7 +72,7 @@ class Signal(ABC):
     _domains: tuple[str, ...]
 
     @property
-    def takes_products(self) -> bool:
+    def uses_hessian_products(self) -> bool:
         """Whether the current step takes products with the Hessian, one with every trace."""
         return False
 

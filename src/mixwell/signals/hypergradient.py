@@ -98,7 +98,7 @@ class Hypergradient(LinearSignal):
 
     @property
     @override
-    def takes_products(self) -> bool:
+    def uses_hessian_products(self) -> bool:
         return self.curvature.exact_products and self._traced
 
     @override

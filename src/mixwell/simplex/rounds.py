@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import final
+
+from mixwell.utils.user_warnings import warn_user
 
 POINTS, SPAN = 8, 0.5
 """The default number of validation gradients in a round, and the part of the round, at its end, that has them."""
@@ -137,10 +138,9 @@ class RoundClock:
         """Count one training step."""
         if self.budget is not None and self.steps_done >= self.budget and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"training continues after the budget of {self.budget} steps; rounds of {self.horizon} steps "
-                "follow",
-                stacklevel=6,  # the call of mixer.step()
+                "follow"
             )
         self.steps_done += 1
 

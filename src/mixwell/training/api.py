@@ -11,7 +11,7 @@ from torch import nn
 
 from mixwell.data.datasets import IndexedDataset, as_rows
 from mixwell.training import config_io
-from mixwell.training.loggers.base import Logger
+from mixwell.training.logging.base import Logger
 from mixwell.training.models.base import Trainable
 from mixwell.training.run import CONFIG, Run
 from mixwell.training.trainer import Trainer

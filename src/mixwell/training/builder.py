@@ -12,7 +12,7 @@ from mixwell import distributed, methods
 from mixwell.data.datasets import IndexedDataset
 from mixwell.data.loader import MixtureLoader
 from mixwell.methods import MethodContext
-from mixwell.methods.hypergradient import averaged_signal
+from mixwell.methods.mixwell import averaged_signal
 from mixwell.mixer.mixer import Mixer
 from mixwell.signals import Hypergradient, Signal
 from mixwell.signals.probes import Probes

@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from mixwell import distributed
 from mixwell.distributed import sharded_checkpoint
 from mixwell.utils import files
-from mixwell.utils.sections import ConfigSection, Whole
 
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
 SHARDS = "training"
@@ -40,21 +39,6 @@ FORMAT = 3
 _PREFIX, _PART = "step-", ".part"
 # Copies that a user has put there, such as step-00001200-good, are not ours.
 _OURS = re.compile(rf"{_PREFIX}\d{{8,}}")
-
-
-class OutputConfig(ConfigSection):
-    """Intervals of logging, evaluations and checkpoints."""
-
-    log_every: Whole = 10
-    """Steps between two lines of metrics."""
-    evaluate_every: Whole | Literal["auto"] = "auto"
-    """Steps between two evaluations; `auto` is a twentieth of all."""
-    evaluate_rows: Whole = 512
-    """The greatest number of rows of the validation set (and of the test set) that an evaluation takes."""
-    checkpoint_every: Whole | Literal["auto"] = "auto"
-    """Steps between two checkpoints; `auto` is about every two minutes."""
-    keep: Whole = 2
-    """Checkpoints that are kept."""
 
 
 @final

@@ -20,9 +20,8 @@ from pydantic import (
 from mixwell import methods
 from mixwell.data.sources.base import SOURCES, SourceConfig
 from mixwell.hypergradient.traces import TRACES, TracesConfig
-from mixwell.training.checkpoints import OutputConfig
 from mixwell.training.constraints import CONSTRAINTS
-from mixwell.training.loggers.base import LOGGERS, LoggerConfig
+from mixwell.training.logging.base import LOGGERS, LoggerConfig
 from mixwell.training.models.base import MODELS, ModelConfig
 from mixwell.training.models.gpt import GptConfig
 from mixwell.training.optimization import OPTIMIZERS, AdamWConfig, OptimizerConfig
@@ -57,6 +56,21 @@ class BatchConfig(ConfigSection):
     """Rows that each domain has in every step; `auto` is a quarter of an equal share; 0 if weights are kept."""
     micro_rows: Whole | None = None
     """The greatest number of rows in one forward pass (gradient accumulation); null for no limit."""
+
+
+class OutputConfig(ConfigSection):
+    """Intervals of logging, evaluations and checkpoints."""
+
+    log_every: Whole = 10
+    """Steps between two lines of metrics."""
+    evaluate_every: Whole | Literal["auto"] = "auto"
+    """Steps between two evaluations; `auto` is a twentieth of all."""
+    evaluate_rows: Whole = 512
+    """The greatest number of rows of the validation set (and of the test set) that an evaluation takes."""
+    checkpoint_every: Whole | Literal["auto"] = "auto"
+    """Steps between two checkpoints; `auto` is about every two minutes."""
+    keep: Whole = 2
+    """Checkpoints that are kept."""
 
 
 class MixerConfig(ConfigSection):

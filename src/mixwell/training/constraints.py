@@ -45,7 +45,7 @@ CONSTRAINTS = Registry[type[ConstraintConfig]]("constraint")
 
 
 @final
-@CONSTRAINTS.registering("max_epochs")
+@CONSTRAINTS.register("max_epochs")
 class EpochCapConfig(ConstraintConfig):
     """A limit on repetition."""
 
@@ -60,7 +60,7 @@ class EpochCapConfig(ConstraintConfig):
 
 
 @final
-@CONSTRAINTS.registering("floor")
+@CONSTRAINTS.register("floor")
 class FloorConfig(ConstraintConfig):
     """A lower bound."""
 
@@ -73,7 +73,7 @@ class FloorConfig(ConstraintConfig):
 
 
 @final
-@CONSTRAINTS.registering("cap")
+@CONSTRAINTS.register("cap")
 class CapConfig(ConstraintConfig):
     """An upper bound."""
 
@@ -86,7 +86,7 @@ class CapConfig(ConstraintConfig):
 
 
 @final
-@CONSTRAINTS.registering("prior")
+@CONSTRAINTS.register("prior")
 class PriorConfig(ConstraintConfig):
     """A pull towards given weights."""
 

@@ -25,13 +25,13 @@ class Data:
     """The rows of a run.
 
     Args:
-        concerns: warnings for the user.
+        warnings: messages about the data, for the user.
     """
 
     domains: dict[str, IndexedDataset]
     validation: IndexedDataset | None
     test: IndexedDataset | None = None
-    concerns: list[str] = field(default_factory=list[str])
+    warnings: list[str] = field(default_factory=list[str])
 
 
 def load(
@@ -68,8 +68,8 @@ def load(
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
     domains = {name: rows[f"domains.{name}"] for name in config.domains}
-    concerns = _overlaps(rows) + _small(domains, config.batch.rows)
-    return Data(domains, rows.get("validation"), rows.get("test"), concerns)
+    warnings = _overlaps(rows) + _small(domains, config.batch.rows)
+    return Data(domains, rows.get("validation"), rows.get("test"), warnings)
 
 
 def _overlaps(rows: Mapping[str, IndexedDataset]) -> list[str]:

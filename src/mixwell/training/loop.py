@@ -16,7 +16,7 @@ from mixwell.training.checkpoints import Checkpoint
 from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.display import Watch
-from mixwell.training.loggers.session import RunLoggers
+from mixwell.training.logging.session import RunLoggers
 from mixwell.training.metrics import Journal, MetricsFile, Window
 from mixwell.training.parallel import StopCoordinator
 from mixwell.training.trainer import Trainer
@@ -151,7 +151,7 @@ class TrainingLoop:
                 taken=self._trainer.loader.sampler.taken,
                 computed=self._trainer.computed
                 + stages.computed(self._folder, evaluated_rows=self._evaluated_rows),
-                memory=self._trainer.held,
+                memory=self._trainer.extra_bytes,
             )
             mixture_file.write_mixture(self._folder, described)
 

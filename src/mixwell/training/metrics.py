@@ -15,10 +15,10 @@ import torch
 
 from mixwell import distributed
 from mixwell.mixer.records import RoundRecord
-from mixwell.training.loggers.names import named, named_evaluation, named_step, named_weights
+from mixwell.training.logging.names import named, named_evaluation, named_step, named_weights
 
 if TYPE_CHECKING:
-    from mixwell.training.loggers.session import RunLoggers
+    from mixwell.training.logging.session import RunLoggers
 
 FILE = "metrics.jsonl"
 

@@ -20,9 +20,9 @@ from mixwell.utils.sections import BelowOne, ConfigSection, Count, NotNegative, 
 Decay = Callable[[float], float]
 SCHEDULES = Registry[Decay]("schedule")
 """By name, a function of the fraction of steps done after the warm-up: 1 at the peak rate, 0 at the final one."""
-SCHEDULES.register("cosine", lambda done: (1 + math.cos(math.pi * done)) / 2)
-SCHEDULES.register("linear", lambda done: 1 - done)
-SCHEDULES.register("constant", lambda done: 1.0)
+SCHEDULES.add("cosine", lambda done: (1 + math.cos(math.pi * done)) / 2)
+SCHEDULES.add("linear", lambda done: 1 - done)
+SCHEDULES.add("constant", lambda done: 1.0)
 
 
 def _known_schedule(name: str) -> str:
@@ -63,7 +63,7 @@ OPTIMIZERS = Registry[type[OptimizerConfig]]("optimizer")
 
 
 @final
-@OPTIMIZERS.registering("adamw")
+@OPTIMIZERS.register("adamw")
 class AdamWConfig(OptimizerConfig):
     """AdamW."""
 
@@ -80,7 +80,7 @@ class AdamWConfig(OptimizerConfig):
 
 
 @final
-@OPTIMIZERS.registering("sgd")
+@OPTIMIZERS.register("sgd")
 class SgdConfig(OptimizerConfig):
     """Stochastic gradient descent."""
 

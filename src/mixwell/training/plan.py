@@ -99,7 +99,7 @@ def make_plan(config: Config, trainable: Trainable, data: Data) -> Plan:
     horizon = builder.horizon(config)
     updates = -(-(config.steps - config.mixer.warmup) // horizon) if learned else 0
     extra = method.extra(context)
-    held = trainer.held
+    held = trainer.extra_bytes
     if learned and method.needs.reference:
         held += sum(t.nbytes for t in (*trainable.model.parameters(), *trainable.model.buffers()))
     points = len(trainer.mixer.signal.validation_points(horizon))
@@ -185,7 +185,7 @@ def advice(config: Config, trainable: Trainable, data: Data) -> str:
 
 
 def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]:
-    """Return the bytes that mixing takes in addition to plain training, by kind of traces, without taking them."""
+    """Return the bytes that mixing takes in addition to plain training, by kind of traces, least first."""
     shadows = _shadows(parameters)
     optimizer = optimization.build_optimizer(config.optimizer, list(shadows))
     found: dict[str, int] = {}
@@ -196,7 +196,7 @@ def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]
         if not (signal.requirements.domain_batches or chosen.traces.takes_mixed_batches):
             # The mixer allocates the sum of the domains' gradients with the first of them.
             found[kind] += sum(p.nbytes for p in parameters)
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
 def _seconds(trainers: Sequence[Trainer]) -> list[float]:

@@ -30,9 +30,9 @@ from mixwell.training.data import Data
 from mixwell.training.display import Display, Tokenizing, Watch
 from mixwell.training.engines import LOCAL, Engine
 from mixwell.training.interrupts import stop_signals
-from mixwell.training.loggers import session as loggers
-from mixwell.training.loggers.base import Logger, LoggerContext, ResumePoint
-from mixwell.training.loggers.session import RunLoggers
+from mixwell.training.logging import session as loggers
+from mixwell.training.logging.base import Logger, LoggerContext, ResumePoint
+from mixwell.training.logging.session import RunLoggers
 from mixwell.training.loop import CHECKPOINTS, TrainingLoop
 from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
@@ -43,7 +43,7 @@ from mixwell.utils.terminal import say
 CONFIG = "config.yaml"
 FILES = (CONFIG, environment.FILE, metrics.FILE, mixture_file.FILE)
 """Files of a run in addition to its checkpoints."""
-FREE = ("output", "loggers", "compare", "device", "compile", "parallel", "base")
+MAY_CHANGE_ON_RESUME = ("output", "loggers", "compare", "device", "compile", "parallel", "base")
 """Settings that may change when a run is resumed."""
 
 
@@ -166,7 +166,7 @@ class Run:
                     announce=self._say,
                     track=bar.track,
                 )
-        for concern in self._rows.concerns:
+        for concern in self._rows.warnings:
             self._say(f"warning: {concern}")
         return self._trainable, self._rows
 
@@ -226,12 +226,12 @@ class Run:
                 )
 
     def _expect_same_settings(self, checkpoint: Checkpoint | None) -> None:
-        """Raise ValueError if settings other than those in :data:`FREE` have changed."""
+        """Raise ValueError if settings other than those in :data:`MAY_CHANGE_ON_RESUME` have changed."""
         if checkpoint is None:
             before, there = config_io.read_config(self.folder / CONFIG), CONFIG
         else:
             before, there = config_io.validate_config(checkpoint.plain["config"]), "the checkpoint"
-        changed = config_io.differences(self.config, before, except_keys=FREE)
+        changed = config_io.differences(self.config, before, except_keys=MAY_CHANGE_ON_RESUME)
         if changed:
             raise ValueError(
                 f"the settings of the run in {self.folder} have changed: {'; '.join(changed)} (in {there}). It "
@@ -298,7 +298,9 @@ def expect_same(config: Config, folder: Path) -> None:
     """Raise ValueError if the folder holds a run that was trained with other settings."""
     if not (folder / CONFIG).exists():
         return
-    changed = config_io.differences(config_io.read_config(folder / CONFIG), config, except_keys=FREE)
+    changed = config_io.differences(
+        config_io.read_config(folder / CONFIG), config, except_keys=MAY_CHANGE_ON_RESUME
+    )
     if changed:
         raise ValueError(
             f"in {folder} is a run with other settings ({'; '.join(changed)}); choose another folder, or delete "

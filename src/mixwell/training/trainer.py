@@ -137,7 +137,7 @@ class Trainer:
         return self._backward.rows_computed + probes
 
     @property
-    def held(self) -> int:
+    def extra_bytes(self) -> int:
         """Bytes held from step to step in addition to plain training: by the mixer and a reference model."""
         if self._reference is None:
             return self.mixer.nbytes
@@ -159,7 +159,7 @@ class Trainer:
         if self.mixer.validation_due:
             self._validate()
         total, local = batch.step.total, batch.step.local
-        products = len(weights) if self.mixer.signal.takes_products else 0
+        products = len(weights) if self.mixer.signal.uses_hessian_products else 0
         self._backward.rows_computed += sum(total.values()) * (1 + 2 * products)
         present = {name: weights[self.mixer.weights.index(name)] for name in total}
         parts = sum(losses[name] * present[name] * (local[name] / total[name]) for name in losses)

@@ -28,19 +28,37 @@ def load_plugins() -> None:
         entry.load()
 
 
-@final
-class Registry(Generic[T]):
-    """Components by name.
+class _Components:
+    """What both registries share: built-in modules and plugins are imported at the first lookup.
 
     Args:
         kind: the noun that messages use, such as ``"logger"``.
-        package: the package with the modules that register the built-in ones; imported at the first lookup, so
-            that the owner of the registry does not depend on it.
+        package: the package with the modules that register the built-in components, each imported at the first
+            lookup, so that a new one is one file and the owner of the registry does not depend on it.
+    """
+
+    def __init__(self, kind: str, *, package: str | None = None) -> None:
+        self.kind, self._package = kind, package
+        self._loaded = False
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True  # first, because the modules may look up while they are imported
+        if self._package is not None:
+            package = import_module(self._package)
+            for module in pkgutil.iter_modules(package.__path__):
+                import_module(f"{self._package}.{module.name}")
+        load_plugins()
+
+
+@final
+class Registry(_Components, Generic[T]):
+    """Components by name.
 
     Example:
         >>> fruits = Registry[int]("fruit")
-        >>> fruits.register("apple", 3)
-        3
+        >>> fruits.add("apple", 3)
         >>> fruits.get("apple"), fruits.names()
         (3, ('apple',))
         >>> fruits.get("pear")
@@ -49,22 +67,20 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, kind: str, *, package: str | None = None) -> None:
-        self.kind, self._package = kind, package
+        super().__init__(kind, package=package)
         self._found: dict[str, T] = {}
-        self._loaded = False
 
-    def register(self, name: str, component: T) -> T:
-        """Add a component and return it; refuse a name that another component has."""
+    def add(self, name: str, component: T) -> None:
+        """Add a component; refuse a name that another component has."""
         if self._found.get(name, component) is not component:
             raise ValueError(f"{self.kind} {name!r} is registered already; choose another name")
         self._found[name] = component
-        return component
 
-    def registering(self, name: str) -> Callable[[Registered], Registered]:
+    def register(self, name: str) -> Callable[[Registered], Registered]:
         """Return a decorator that adds a component, a ``T``, and keeps its own type."""
 
         def decorate(component: Registered) -> Registered:
-            self.register(name, cast("T", component))
+            self.add(name, cast("T", component))
             return component
 
         return decorate
@@ -87,54 +103,38 @@ class Registry(Generic[T]):
         self._load()
         return name in self._found
 
-    def _load(self) -> None:
-        if self._loaded:
-            return
-        self._loaded = True  # first, because the modules may look up while they are imported
-        if self._package is not None:
-            package = import_module(self._package)
-            for module in pkgutil.iter_modules(package.__path__):
-                import_module(f"{self._package}.{module.name}")
-        load_plugins()
-
 
 @final
-class TypeRegistry(Generic[T]):
+class TypeRegistry(_Components, Generic[T]):
     """Components by the type of the object that they serve; a subclass is served by its nearest base.
 
     Example:
         >>> sizes = TypeRegistry[str]("size")
-        >>> sizes.register(int, "small")
+        >>> sizes.register(int)("small")
         'small'
         >>> sizes.find(True), sizes.find(1.5)
         ('small', None)
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, *, package: str | None = None) -> None:
+        super().__init__(kind, package=package)
         self._found: dict[type, T] = {}
 
-    def register(self, served: type, component: T) -> T:
-        """Add a component for a type, and return it. A later registration of the same type wins."""
-        self._found[served] = component
-        return component
-
-    def registering(self, *served: type) -> Callable[[T], T]:
-        """Return a decorator that adds a component for some types."""
+    def register(self, *served: type) -> Callable[[T], T]:
+        """Return a decorator that adds a component for some types. A later registration of the same type wins."""
 
         def decorate(component: T) -> T:
-            for one in served:
-                self.register(one, component)
+            self._found.update(dict.fromkeys(served, component))
             return component
 
         return decorate
 
     def find(self, instance: object) -> T | None:
         """Return the component for an object, ``None`` where neither its type nor a base is registered."""
-        load_plugins()
+        self._load()
         return next((self._found[one] for one in type(instance).__mro__ if one in self._found), None)
 
     def types(self) -> tuple[type, ...]:
         """Return the registered types."""
-        load_plugins()
+        self._load()
         return tuple(self._found)

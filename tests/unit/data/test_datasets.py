@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from mixwell.data.datasets import DatasetRows, TensorRows, TokenRows
 from mixwell.data.sources import Texts
-from mixwell.data.token_files import TokenFile, open_tokens, tokenize
+from mixwell.data.tokenization import TokenFile, open_tokens, tokenize
 from mixwell.data.tokenizer import ByteTokenizer
 
 

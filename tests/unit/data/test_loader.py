@@ -181,7 +181,7 @@ def test_batches_are_in_the_order_of_the_mixer(together: bool, workers: int) -> 
             {name: domains[name] for name in order}, 20, collate=made, micro_batches=2, num_workers=workers
         )
         learner, seen = mixer(), list[float]()
-        model: Any = learner._model
+        model: Any = learner._parameters.model
         for batch, _ in zip(loader.follow(learner), range(2), strict=False):
             assert batch.names == tuple(SIZES)
             assert batch.labels.tolist() == sorted(batch.labels.tolist())

@@ -17,7 +17,7 @@ from helpers.toy_problems import mse, names, regression_batches, train, train_mi
 from mixwell import DenseTraces, Hypergradient, ProjectedTraces, SketchedTraces
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.layer_rules import LAYER_RULES, LayerRule
-from mixwell.hypergradient.responses import OPTIMIZERS, OptimizerModel, Preconditioner, StepResponse
+from mixwell.hypergradient.responses import RESPONSES, OptimizerResponse, Preconditioner, StepResponse
 from mixwell.hypergradient.traces import TRACES
 from mixwell.reference.comparison import relative_error
 
@@ -54,8 +54,8 @@ class Matrices(Preconditioner):
         return LEFT.t() @ vector @ RIGHT.t()
 
 
-@OPTIMIZERS.registering(TwoSided)
-class TwoSidedModel(OptimizerModel):
+@RESPONSES.register(TwoSided)
+class TwoSidedModel(OptimizerResponse):
     preconditions = True
 
     @override
@@ -93,8 +93,8 @@ class PolarDerivative(Preconditioner):
         return torch.func.jvp(polar, (self._momentum,), (gradient,))[1]
 
 
-@OPTIMIZERS.registering(Orthogonalized)
-class OrthogonalizedModel(OptimizerModel):
+@RESPONSES.register(Orthogonalized)
+class OrthogonalizedModel(OptimizerResponse):
     preconditions = True
 
     @override

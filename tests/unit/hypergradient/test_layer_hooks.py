@@ -308,3 +308,34 @@ def test_model_without_supported_layers_raises() -> None:
     mixer = new_mixer(model)
     with pytest.raises(ValueError, match="no layer of the model is supported"), mixer.batch(LABELS):
         pass
+
+
+class CountingScale(nn.Module):
+    """A layer without a rule of its own that counts its forward passes and draws a random number in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("passes", torch.zeros(()))
+        self.passes: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        torch.rand(1)
+        return x * self.scale
+
+
+def test_recomputed_layers_change_neither_buffers_nor_random_numbers() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), CountingScale(), nn.Linear(4, 5))
+    mixer = new_mixer(model, horizon=20)
+    torch.manual_seed(0)
+    for step in range(3):
+        with mixer.batch(LABELS) as scope:
+            scope.weighted_loss(row_losses(model, (torch.randn(6, 3), torch.randint(5, (6,))))).backward()
+        mixer.step()
+        assert int(model[1].passes) == step + 1
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    for _ in range(3):
+        torch.randn(6, 3), torch.randint(5, (6,)), torch.rand(1)
+    assert drawn == torch.rand(1)

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from helpers.contract_tables import NOT_DIFFERENTIATED, OPTIMIZERS
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.responses import AdamModel, OptimizerModel, PlainModel, SgdModel, response_for
+from mixwell.hypergradient.responses import (
+    AdamResponse,
+    OptimizerResponse,
+    PlainResponse,
+    SgdResponse,
+    response_for,
+)
 
 SIZE, STEPS, EPS = 12, 8, 1e-3
 Start = Callable[[torch.optim.Optimizer], None]
@@ -68,7 +74,7 @@ def started(kind: str, start: Start) -> tuple[torch.nn.Parameter, torch.optim.Op
     return parameter, optimizer
 
 
-def view(kind: str, start: Start) -> tuple[torch.nn.Parameter, torch.optim.Optimizer, OptimizerModel]:
+def view(kind: str, start: Start) -> tuple[torch.nn.Parameter, torch.optim.Optimizer, OptimizerResponse]:
     parameter, optimizer = started(kind, start)
     parameters = Parameters(("theta",), (parameter,), (0,))
     if kind == "unknown":
@@ -98,9 +104,9 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 def test_every_optimizer_is_in_contract_table() -> None:
-    assert {type(view(kind, fresh)[2]) for kind in OPTIMIZERS} == {SgdModel, AdamModel, PlainModel}
-    built_in = {k for k in OptimizerModel.__subclasses__() if k.__module__.startswith("mixwell.")}
-    assert built_in == {SgdModel, AdamModel, PlainModel}
+    assert {type(view(kind, fresh)[2]) for kind in OPTIMIZERS} == {SgdResponse, AdamResponse, PlainResponse}
+    built_in = {k for k in OptimizerResponse.__subclasses__() if k.__module__.startswith("mixwell.")}
+    assert built_in == {SgdResponse, AdamResponse, PlainResponse}
 
 
 @pytest.mark.parametrize("at", [0, 1, 4, STEPS - 1])

@@ -9,7 +9,7 @@ import torch
 import mixwell
 from helpers.toy_problems import Point, mse, names, regression_batches, train, two_layer
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.hypergradient.responses import SgdModel
+from mixwell.hypergradient.responses import SgdResponse
 from mixwell.hypergradient.traces.base import StepModel
 from mixwell.hypergradient.traces.dense import round_stochastically
 from mixwell.hypergradient.traces.sketched import SketchedTraces
@@ -26,7 +26,7 @@ def sketches(
     y = torch.randn(30, length // 30, generator=generator, dtype=torch.float64) + 0.3 * x
     parameter = torch.nn.Parameter(torch.zeros_like(x))
     parameters = Parameters(("x",), (parameter,), (0,))
-    optimizer = SgdModel(torch.optim.SGD([parameter], lr=0.1), parameters)
+    optimizer = SgdResponse(torch.optim.SGD([parameter], lr=0.1), parameters)
     step = StepModel(optimizer, [optimizer.response(0, remaining=1)], [0.0])
     found = []
     for seed in range(seeds):

@@ -38,7 +38,7 @@ from mixwell.integrations.loggers import (
 from mixwell.integrations.loggers.wandb import WandbConfig
 from mixwell.mixer.records import RoundRecord
 from mixwell.training import config_io
-from mixwell.training.loggers.base import Outcome
+from mixwell.training.logging.base import Outcome
 from mixwell.training.run import Run
 
 # MLflow's store in SQLite uses what SQLAlchemy 2.1 has deprecated.

@@ -274,7 +274,7 @@ def test_a_validation_gradient_whose_score_overflowed_can_be_given_again() -> No
 
 def test_a_state_that_forgets_a_step_has_nothing_of_it() -> None:
     batches, _ = regression_batches(0, steps=2)
-    for estimator in ("dense", "sketched", "carried", "projected"):
+    for estimator in ("dense", "sketched", "forward mode", "projected"):
         run = Run(estimator, "by domain", "momentum")
         for name, batch in batches[0].items():
             run.block({name: batch})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import mixwell
 from helpers.scripted_training import Script, names, play
 from mixwell import Cap, EpochCap, EpochPace, Floor, Hypergradient, MirrorDescent
-from mixwell.methods.hypergradient import MixwellOptions
+from mixwell.methods.mixwell import MixwellOptions
 from mixwell.simplex.constraints import limits
 from mixwell.simplex.repetition import EPOCHS_AHEAD
 from mixwell.simplex.rounds import RoundClock

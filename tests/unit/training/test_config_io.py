@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from helpers.text_configs import write_config
+from mixwell.data.sources.arrays import PythonSourceConfig
 from mixwell.data.sources.base import SOURCES
-from mixwell.data.sources.rows import PythonSourceConfig
 from mixwell.data.sources.text import TextFilesConfig
 from mixwell.training import config_io, template
 from mixwell.training.checkpoints import OutputConfig
 from mixwell.training.config import BatchConfig, Config, mixer_section
 from mixwell.training.constraints import CONSTRAINTS
-from mixwell.training.loggers.base import LOGGERS
+from mixwell.training.logging.base import LOGGERS
 from mixwell.training.models.base import MODELS
 from mixwell.training.optimization import OPTIMIZERS
 from mixwell.training.parallel import ParallelConfig

@@ -84,7 +84,7 @@ class TextSourceConfig(SourceConfig):
 
     @override
     def load(self, context: LoadContext) -> IndexedDataset:
-        from mixwell.data import token_files
+        from mixwell.data import tokenization
         from mixwell.data.datasets import TokenRows
         from mixwell.data.downloads import cache_folder
 
@@ -92,7 +92,7 @@ class TextSourceConfig(SourceConfig):
         if documents.remote:
             context.announce(f"{context.key}: reading the dataset {documents.name}, which may download it")
         progress = context.track(context.key, documents.size())
-        tokens = token_files.tokenize(documents, context.tokenizer, cache=cache_folder(), progress=progress)
+        tokens = tokenization.tokenize(documents, context.tokenizer, cache=cache_folder(), progress=progress)
         return TokenRows(tokens, length=context.row_length)
 
 

@@ -24,7 +24,7 @@ _BATCH_ROWS = 256
 
 
 @final
-@SOURCES.registering("dataset")
+@SOURCES.register("dataset")
 class HuggingFaceConfig(TextSourceConfig):
     """A dataset of Hugging Face."""
 

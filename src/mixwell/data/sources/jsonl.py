@@ -20,7 +20,7 @@ _GZIP = b"\x1f\x8b"
 
 
 @final
-@SOURCES.registering("jsonl")
+@SOURCES.register("jsonl")
 class JsonLinesConfig(TextSourceConfig):
     """Files of JSON Lines."""
 

@@ -16,7 +16,7 @@ _READ_BYTES = 1 << 20
 
 
 @final
-@SOURCES.registering("parquet")
+@SOURCES.register("parquet")
 class ParquetConfig(TextSourceConfig):
     """Parquet files."""
 

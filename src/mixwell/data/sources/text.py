@@ -21,7 +21,7 @@ _TRIES = 1000
 
 
 @final
-@SOURCES.registering("files")
+@SOURCES.register("files")
 class TextFilesConfig(TextSourceConfig):
     """Text files."""
 
@@ -159,10 +159,10 @@ def undecodable(where: str, error: UnicodeDecodeError, encoding: str) -> ValueEr
 
 
 def good_cut(text: str) -> int:
-    r"""Return where to cut a text so that its parts have the tokens of the full text.
+    r"""Return where to cut a text so that its parts have the tokens of the full text, with common tokenizers.
 
-    Common tokenizers never join a letter or digit to the line end after it; so the cut is made between these,
-    failing that after a line end, or before a space.
+    They never join a letter or digit to the line end after it; so the cut is made between these, failing that
+    after a line end, or before a space.
 
     Returns:
         The last such position above 0.

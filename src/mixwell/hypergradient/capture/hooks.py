@@ -5,13 +5,12 @@ row of the gradient dY of its output is due to that row's loss. Forward hooks sa
 the layer's rule needs, hooks on the outputs receive dY, and the rule adds the gradient of each domain to an
 accumulator.
 
-Two assumptions are verified: that rows are independent (no row's loss has a gradient in another row), and that the
-hooks see the whole gradient (no parameter is used outside of its layer).
+Two assumptions are verified: that rows are independent (no row's loss has a gradient in another row), except where
+the parameters are sharded, and that the hooks see the whole gradient (no parameter is used outside of its layer).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, cast, final
@@ -25,6 +24,7 @@ from mixwell.hypergradient.capture.layer_rules import LayerRule, rule_for
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.typing import Gradients
+from mixwell.utils.user_warnings import warn_user
 
 Unsupported = Literal["ignore", "per_domain"]
 
@@ -67,6 +67,7 @@ class LayerHooks:
         unsupported: ``"ignore"`` parameters that hooks do not support, or handle them ``"per_domain"`` by one more
             backward pass for each domain. Either way a warning names them.
         check: differentiate the first batch twice, to verify that rows are independent and hooks see everything.
+            Not with sharded parameters (``fully_shard``), where a second backward pass is too expensive.
         known: the result of :attr:`verified` for the same model; the verification is then not repeated.
     """
 
@@ -191,9 +192,7 @@ class LayerHooks:
         handling = (
             "left out of the traces" if self._mode == "ignore" else "handled by one more pass per domain"
         )
-        warnings.warn(
-            f"{share:.2%} of the parameters are {handling}: {', '.join(names + more)}", stacklevel=2
-        )
+        warn_user(f"{share:.2%} of the parameters are {handling}: {', '.join(names + more)}")
 
     def _verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Verify the first batch that has rows of two domains, and handle unsupported parameters."""
@@ -234,10 +233,9 @@ class LayerHooks:
         except RuntimeError as error:
             if "checkpoint" not in str(error).lower():
                 raise
-            warnings.warn(
+            warn_user(
                 "whether rows are independent cannot be verified through reentrant activation checkpointing; use "
-                "checkpoint(..., use_reentrant=False)",
-                stacklevel=4,
+                "checkpoint(..., use_reentrant=False)"
             )
             return
         finally:
@@ -246,8 +244,8 @@ class LayerHooks:
             raise ValueError(
                 f"the rows of a batch are not independent in layer {mixed[-1]} ({len(mixed)} such layers): either "
                 "its first dimension is not the batch (batch_first=False), or something mixes rows (BatchNorm, a "
-                "loss over pairs). Give one batch per domain (mixer.domain), or accept it: "
-                "ProjectedTraces(check=False)"
+                "loss over pairs). Give one batch per domain (mixer.domain). ProjectedTraces(check=False) omits "
+                "this check; gradients in such a layer then count for the wrong domains"
             )
         if compares:
             gradients: Gradients = [None] * len(self._parameters)

@@ -5,18 +5,18 @@ lambda is, to first order (:class:`StepResponse`),
 
     ``z_j <- (1 - eta lambda - eta P H) z_j + eta P g_j``
 
-and to all orders in its own moments (:meth:`OptimizerModel.differentiate_step`) the derivative of its update
+and to all orders in its own moments (:meth:`OptimizerResponse.differentiate_step`) the derivative of its update
 rule. P is any linear map on the gradient of one parameter (:class:`Preconditioner`). Add an optimizer with
-``@OPTIMIZERS.registering(MyOptimizer)`` on a subclass of :class:`OptimizerModel`.
+``@RESPONSES.register(MyOptimizer)`` on a subclass of :class:`OptimizerResponse`.
 """
 
-from mixwell.hypergradient.responses.adam import AdamModel as AdamModel
-from mixwell.hypergradient.responses.base import OPTIMIZERS as OPTIMIZERS
+from mixwell.hypergradient.responses.adam import AdamResponse as AdamResponse
+from mixwell.hypergradient.responses.base import RESPONSES as RESPONSES
 from mixwell.hypergradient.responses.base import DiagonalPreconditioner as DiagonalPreconditioner
-from mixwell.hypergradient.responses.base import OptimizerModel as OptimizerModel
-from mixwell.hypergradient.responses.base import PlainModel as PlainModel
+from mixwell.hypergradient.responses.base import OptimizerResponse as OptimizerResponse
+from mixwell.hypergradient.responses.base import PlainResponse as PlainResponse
 from mixwell.hypergradient.responses.base import Preconditioner as Preconditioner
 from mixwell.hypergradient.responses.base import StepResponse as StepResponse
 from mixwell.hypergradient.responses.base import response_for as response_for
 from mixwell.hypergradient.responses.base import unwrap_optimizer as unwrap_optimizer
-from mixwell.hypergradient.responses.sgd import SgdModel as SgdModel
+from mixwell.hypergradient.responses.sgd import SgdResponse as SgdResponse

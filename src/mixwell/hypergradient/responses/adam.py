@@ -15,16 +15,16 @@ from typing_extensions import override
 
 from mixwell import distributed
 from mixwell.hypergradient.responses.base import (
-    OPTIMIZERS,
+    RESPONSES,
     DiagonalPreconditioner,
-    OptimizerModel,
+    OptimizerResponse,
     StepResponse,
 )
 
 
 @final
-@OPTIMIZERS.registering(Adam, AdamW)
-class AdamModel(OptimizerModel):
+@RESPONSES.register(Adam, AdamW)
+class AdamResponse(OptimizerResponse):
     """`torch.optim.Adam` and `AdamW`.
 
     ``m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  theta <- theta - lr m^ / (sqrt(v^) + eps)``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing_extensions import override
 
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.utils.registry import TypeRegistry
+from mixwell.utils.user_warnings import warn_user
 
 
 class Preconditioner(ABC):
@@ -124,7 +124,7 @@ class StepResponse:
         return factor.clamp_min(0.0) if isinstance(factor, Tensor) else max(factor, 0.0)
 
 
-class OptimizerModel(ABC):
+class OptimizerResponse(ABC):
     """A view of a live optimizer; it reads the optimizer's settings and state and changes nothing."""
 
     preconditions: bool = False
@@ -169,7 +169,7 @@ class OptimizerModel(ABC):
         Args:
             moments: the number of derivatives of moments that there is memory for.
         """
-        if type(self).differentiate_step is OptimizerModel.differentiate_step:
+        if type(self).differentiate_step is OptimizerResponse.differentiate_step:
             raise ValueError(
                 f"{type(self).__name__} does not differentiate the steps of {type(self.optimizer).__name__}, as "
                 "ForwardModeTraces require; use DenseTraces()"
@@ -189,12 +189,12 @@ class OptimizerModel(ABC):
         return self.optimizer.state.get(self.parameters.tensors[index], {})
 
 
-OPTIMIZERS = TypeRegistry[type[OptimizerModel]]("optimizer")
-"""The model of every supported type of optimizer."""
+RESPONSES = TypeRegistry[type[OptimizerResponse]]("optimizer", package="mixwell.hypergradient.responses")
+"""The response of every supported type of optimizer."""
 
 
 @final
-class PlainModel(OptimizerModel):
+class PlainResponse(OptimizerResponse):
     """``theta <- theta - lr g``: all that is assumed of an optimizer that is not registered."""
 
     @override
@@ -218,27 +218,26 @@ def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
     return unwrap_optimizer(inner) if isinstance(inner, Optimizer) else optimizer
 
 
-def response_for(optimizer: Optimizer, parameters: Parameters) -> OptimizerModel:
-    """Return the registered model of an optimizer.
+def response_for(optimizer: Optimizer, parameters: Parameters) -> OptimizerResponse:
+    """Return the registered response of an optimizer.
 
-    A subclass of a registered type is served by that type's model unless it overrides ``step``. Any other
-    optimizer is treated as :class:`PlainModel`, with a warning.
+    A subclass of a registered type is served by that type's response unless it overrides ``step``. Any other
+    optimizer is treated as :class:`PlainResponse`, with a warning.
     """
-    model = OPTIMIZERS.find(optimizer)
-    if model is not None and _inherits_step(type(optimizer)):
-        return model(optimizer, parameters)
-    warnings.warn(
+    found = RESPONSES.find(optimizer)
+    if found is not None and _inherits_step(type(optimizer)):
+        return found(optimizer, parameters)
+    warn_user(
         f"mixwell does not know the optimizer {type(optimizer).__name__}: its steps are treated as "
         "theta <- theta - lr * gradient. The direction of the hypergradient may suffer; known are "
-        f"{', '.join(kind.__name__ for kind in OPTIMIZERS.types())}, and OPTIMIZERS.registering adds others",
-        stacklevel=3,
+        f"{', '.join(kind.__name__ for kind in RESPONSES.types())}, and RESPONSES.register adds others"
     )
-    return PlainModel(optimizer, parameters)
+    return PlainResponse(optimizer, parameters)
 
 
 def _inherits_step(kind: type[Optimizer]) -> bool:
     """Whether no class below the nearest registered one has a ``step`` of its own (torch's AdamW has none)."""
-    registered = OPTIMIZERS.types()
+    registered = RESPONSES.types()
     nearest = next(place for place, cls in enumerate(kind.__mro__) if cls in registered)
     below = kind.__mro__[:nearest]
     return not any("step" in vars(cls) and not cls.__module__.startswith("torch.optim") for cls in below)

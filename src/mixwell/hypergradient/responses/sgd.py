@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
-from mixwell.hypergradient.responses.base import OPTIMIZERS, OptimizerModel, StepResponse
+from mixwell.hypergradient.responses.base import RESPONSES, OptimizerResponse, StepResponse
 
 
 @final
-@OPTIMIZERS.registering(SGD)
-class SgdModel(OptimizerModel):
+@RESPONSES.register(SGD)
+class SgdResponse(OptimizerResponse):
     """`torch.optim.SGD` with momentum, dampening, Nesterov and (coupled) weight decay.
 
     ``b <- mu b + (1 - tau) g;  theta <- theta - lr b`` (Nesterov: ``g + mu b``).

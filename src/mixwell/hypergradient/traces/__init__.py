@@ -6,7 +6,7 @@
 - :class:`SketchedTraces`: ``S z_j``, a given number of numbers in all;
 - :class:`ForwardModeTraces`: ``z_j`` and the derivatives of the optimizer's moments, for exact hypergradients.
 
-Add a kind with a subclass of :class:`Traces` and, for the config of a run, ``@TRACES.registering(name)`` on a
+Add a kind with a subclass of :class:`Traces` and, for the config of a run, ``@TRACES.register(name)`` on a
 :class:`TracesConfig`.
 """
 

@@ -20,7 +20,7 @@ from mixwell import distributed
 from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters, local_products
-from mixwell.hypergradient.responses import OptimizerModel, StepResponse
+from mixwell.hypergradient.responses import OptimizerResponse, StepResponse
 from mixwell.typing import Gradients, Json, Vector
 from mixwell.utils.registry import Registry
 from mixwell.utils.sections import ConfigSection
@@ -39,7 +39,7 @@ class StepModel:
         indices: the positions of these parameters among the optimizer's; ``None`` for all.
     """
 
-    optimizer: OptimizerModel
+    optimizer: OptimizerResponse
     responses: Sequence[StepResponse]
     curvature: Sequence[float]
     clip: float = 1.0

@@ -261,7 +261,7 @@ def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @final
-@TRACES.registering("dense")
+@TRACES.register("dense")
 class DenseTracesConfig(TracesConfig):
     """A copy of the parameters for every domain."""
 
@@ -273,7 +273,7 @@ class DenseTracesConfig(TracesConfig):
 
 
 @final
-@TRACES.registering("bfloat16")
+@TRACES.register("bfloat16")
 class Bfloat16TracesConfig(TracesConfig):
     """A copy of the parameters for every domain in bfloat16."""
 

@@ -25,7 +25,7 @@ class ForwardModeTraces(Traces):
         ``dG/dw_j = g_j - H z_j``,
         ``d clip(G) = c dG - c' G <G, dG> / |G|``,
         ``(z_j, ds_j) <- derivative of step``
-        (:meth:`mixwell.hypergradient.responses.OptimizerModel.differentiate_step`).
+        (:meth:`mixwell.hypergradient.responses.OptimizerResponse.differentiate_step`).
 
     With :class:`mixwell.ExactCurvature` this is the exact hypergradient of the round. It takes 2 (plain SGD),
     3 (momentum) or 4 (Adam) tensors per domain and parameter where dense traces take one. An exact derivative

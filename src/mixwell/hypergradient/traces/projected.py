@@ -60,7 +60,8 @@ class ProjectedTraces(Traces):
             the others count as if they did not depend on the weights.
         unsupported: ``"ignore"`` parameters that hooks do not support, as if they did not depend on the weights,
             or handle them ``"per_domain"`` by one more backward pass for each domain.
-        check: differentiate the first batch twice, to verify that the rows are independent in all layers.
+        check: differentiate the first batch twice, to verify that the rows are independent in all layers. With
+            sharded parameters (``fully_shard``) this is not verified: run the first batch in one process before.
         seed: of the random matrices.
     """
 
@@ -248,7 +249,7 @@ class ProjectedTraces(Traces):
 
 
 @final
-@TRACES.registering("projected")
+@TRACES.register("projected")
 class ProjectedTracesConfig(TracesConfig):
     """Projections from one mixed batch."""
 

@@ -226,7 +226,7 @@ def _prime_below(limit: int) -> int:
 
 
 @final
-@TRACES.registering("sketched")
+@TRACES.register("sketched")
 class SketchedTracesConfig(TracesConfig):
     """A sketch for every domain."""
 

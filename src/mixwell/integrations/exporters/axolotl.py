@@ -67,7 +67,7 @@ def _rows(entry: Entry) -> int:
     return entry.rows
 
 
-EXPORTERS.register(
+EXPORTERS.add(
     "axolotl",
     Format(
         "axolotl: datasets of its config, cut by sharding to the mixture (it has no weights)",

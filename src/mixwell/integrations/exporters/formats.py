@@ -42,7 +42,7 @@ for _name, _summary, _write in (
     ("csv", "a row for each domain: domain, weight", _csv),
     ("yaml", "{domain: weight}", lambda entries: yaml_text(_by_name(entries))),
 ):
-    EXPORTERS.register(_name, Format(_summary, _write, needs_paths=False, keeps_zeros=True))
+    EXPORTERS.add(_name, Format(_summary, _write, needs_paths=False, keeps_zeros=True))
 
 # ------------------------------------------------------------------------------------------ Hugging Face datasets
 
@@ -69,7 +69,7 @@ def _interleave(entries: Sequence[Entry]) -> str:
     return json_text(mix)
 
 
-EXPORTERS.register(
+EXPORTERS.add(
     "datasets",
     Format(
         "Hugging Face: JSON with domains and the probabilities of interleave_datasets",
@@ -109,7 +109,7 @@ def _llama_factory(entries: Sequence[Entry]) -> str:
     return comment + yaml_text(settings)
 
 
-EXPORTERS.register(
+EXPORTERS.add(
     "llama-factory",
     Format("LLaMA-Factory: dataset, mix_strategy and interleave_probs of its training file", _llama_factory),
 )
@@ -142,8 +142,8 @@ def _per_split(entries: Sequence[Entry]) -> str:
     return json_text({"train": train, "valid": None, "test": None})
 
 
-EXPORTERS.register("megatron", Format("Megatron-LM: a blend for --data-args-path", _blend))
-EXPORTERS.register(
+EXPORTERS.add("megatron", Format("Megatron-LM: a blend for --data-args-path", _blend))
+EXPORTERS.add(
     "megatron-per-split",
     Format("Megatron-LM: JSON for --per-split-data-args-path; put your validation set into it", _per_split),
 )
@@ -193,7 +193,7 @@ def _torchtitan(entries: Sequence[Entry]) -> str:
     )
 
 
-EXPORTERS.register(
+EXPORTERS.add(
     "torchtitan",
     Format("torchtitan 0.3: a Python module with the config of its interleaving loader", _torchtitan),
 )

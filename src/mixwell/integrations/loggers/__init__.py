@@ -7,7 +7,7 @@ In a training loop::
     if mixer.round_ended is not None:
         logger.round(mixer.round_ended)
 
-The names are those of :mod:`mixwell.training.loggers.names`, whatever the tool. A tool is imported when its logger
+The names are those of :mod:`mixwell.training.logging.names`, whatever the tool. A tool is imported when its logger
 is made. A module that registers a config section in ``LOGGERS`` adds a logger to the runner.
 """
 
@@ -15,8 +15,8 @@ from mixwell.integrations.loggers.jsonl import JsonlLogger
 from mixwell.integrations.loggers.mlflow import MlflowLogger
 from mixwell.integrations.loggers.tensorboard import TensorBoardLogger
 from mixwell.integrations.loggers.wandb import WandbLogger
-from mixwell.training.loggers.base import Logger
-from mixwell.training.loggers.names import named, named_evaluation, named_step, named_weights, portable
+from mixwell.training.logging.base import Logger
+from mixwell.training.logging.names import named, named_evaluation, named_step, named_weights, portable
 
 __all__ = [
     "JsonlLogger",

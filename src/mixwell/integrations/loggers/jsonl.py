@@ -11,14 +11,14 @@ from typing import final
 
 from typing_extensions import override
 
-from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome
+from mixwell.training.logging.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome
 from mixwell.utils import files
 
 FILE = "logged.jsonl"
 
 
 @final
-@LOGGERS.registering("jsonl")
+@LOGGERS.register("jsonl")
 class JsonlConfig(LoggerConfig):
     """Lines of JSON with the same names as elsewhere; the run has its `metrics.jsonl` in any case."""
 

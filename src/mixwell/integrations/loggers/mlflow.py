@@ -9,8 +9,8 @@ from typing import Any, cast, final
 
 from typing_extensions import override
 
-from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome, import_tool
-from mixwell.training.loggers.names import portable
+from mixwell.training.logging.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome, import_tool
+from mixwell.training.logging.names import portable
 
 # What MLflow takes in one call, and the characters of a parameter.
 _METRICS, _PARAMETERS, _LONGEST_PARAMETER = 1000, 100, 6000
@@ -19,7 +19,7 @@ _SQLITE = "sqlite:///"
 
 
 @final
-@LOGGERS.registering("mlflow")
+@LOGGERS.register("mlflow")
 class MlflowConfig(LoggerConfig):
     """A run of MLflow. Settings that are left out are those of its environment variables."""
 
@@ -53,7 +53,7 @@ class MlflowLogger(Logger):
 
     MLflow's environment variables and its own defaults apply to arguments that are left out. MLflow's process-wide
     state (the active run, the tracking URI) is neither used nor changed. Names that MLflow does not allow are made
-    :func:`~mixwell.training.loggers.names.portable`.
+    :func:`~mixwell.training.logging.names.portable`.
 
     MLflow cannot remove numbers. Resume a run with its ``id`` and, as ``after``, the last step that was logged, so
     that no step is there twice.

@@ -9,13 +9,13 @@ from typing import Any, final
 
 from typing_extensions import override
 
-from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome, import_tool
+from mixwell.training.logging.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome, import_tool
 
 FOLDER = "tensorboard"
 
 
 @final
-@LOGGERS.registering("tensorboard")
+@LOGGERS.register("tensorboard")
 class TensorBoardConfig(LoggerConfig):
     """Scalars for TensorBoard."""
 

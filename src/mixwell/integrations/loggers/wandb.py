@@ -10,8 +10,8 @@ from typing import Any, Literal, final
 from pydantic import Field
 from typing_extensions import override
 
-from mixwell.training.loggers.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome, import_tool
-from mixwell.training.loggers.names import PREFIX
+from mixwell.training.logging.base import LOGGERS, Logger, LoggerConfig, LoggerContext, Outcome, import_tool
+from mixwell.training.logging.names import PREFIX
 
 STEP = f"{PREFIX}/step"
 """The axis of all charts; other numbers of the same run may be logged at steps that are counted otherwise."""
@@ -20,7 +20,7 @@ _EXIT_CODES: dict[Outcome, int] = {"finished": 0, "stopped": 255, "failed": 1}
 
 
 @final
-@LOGGERS.registering("wandb")
+@LOGGERS.register("wandb")
 class WandbConfig(LoggerConfig):
     """A run of Weights & Biases. Settings that are left out are those of its environment variables."""
 

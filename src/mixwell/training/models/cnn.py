@@ -15,7 +15,7 @@ from mixwell.utils.sections import Whole
 
 
 @final
-@MODELS.registering("cnn")
+@MODELS.register("cnn")
 class CnnConfig(ModelConfig):
     """The paper's convolutional network, for images of 28 x 28 pixels."""
 

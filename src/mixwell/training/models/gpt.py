@@ -22,7 +22,7 @@ from mixwell.utils.sections import Share, Whole
 
 
 @final
-@MODELS.registering("gpt")
+@MODELS.register("gpt")
 class GptConfig(ModelConfig):
     """The built-in small GPT."""
 

@@ -15,7 +15,7 @@ from mixwell.utils.sections import Whole
 
 
 @final
-@MODELS.registering("python")
+@MODELS.register("python")
 class PythonModelConfig(ModelConfig):
     """A model that a Python function makes."""
 
@@ -49,7 +49,7 @@ class PythonModelConfig(ModelConfig):
 
 
 @final
-@MODELS.registering("given")
+@MODELS.register("given")
 class GivenModelConfig(ModelConfig):
     """A model object that was passed to `mixwell.train`."""
 

@@ -13,7 +13,7 @@ from mixwell.utils.sections import Whole
 
 
 @final
-@MODELS.registering("transformers")
+@MODELS.register("transformers")
 class TransformersConfig(ModelConfig):
     """A causal language model of the `transformers` library."""
 

@@ -11,7 +11,7 @@ The accumulator knows where the sums go (:mod:`mixwell.hypergradient.capture.acc
 small (r numbers per position instead of a layer's width), or refer to tensors that PyTorch saves for its own
 backward pass.
 
-Add a type of layer with ``@LAYER_RULES.registering(MyLayer)`` on a subclass of :class:`LayerRule`, in a module of
+Add a type of layer with ``@LAYER_RULES.register(MyLayer)`` on a subclass of :class:`LayerRule`, in a module of
 its own.
 """
 

@@ -65,5 +65,5 @@ class LayerRule(ABC):
             accumulator.add_vectors(self.bias, gradient)
 
 
-LAYER_RULES = TypeRegistry[type[LayerRule]]("layer rule")
+LAYER_RULES = TypeRegistry[type[LayerRule]]("layer rule", package="mixwell.hypergradient.capture.layer_rules")
 """The rule of every supported type of layer."""

@@ -21,7 +21,7 @@ CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 
 @final
-@LAYER_RULES.registering(*CONVOLUTIONS)
+@LAYER_RULES.register(*CONVOLUTIONS)
 class ConvolutionRule(LayerRule):
     """``(dY B)^T (X A)``; ``X A`` is a convolution with the r columns of A as filters, so X is never formed."""
 

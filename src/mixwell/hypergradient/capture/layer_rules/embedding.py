@@ -14,7 +14,7 @@ from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, LayerRul
 
 
 @final
-@LAYER_RULES.registering(nn.Embedding)
+@LAYER_RULES.register(nn.Embedding)
 class EmbeddingRule(LayerRule):
     """``G = X^T dY``, projected ``(X B)^T (dY A)``, where ``X B`` are the rows of B that were looked up."""
 

@@ -19,7 +19,7 @@ BLOCK = 1 << 17
 
 
 @final
-@LAYER_RULES.registering(nn.Linear)
+@LAYER_RULES.register(nn.Linear)
 class LinearRule(LayerRule):
     """``G = dY^T X``, projected ``(dY B)^T (X A)``."""
 

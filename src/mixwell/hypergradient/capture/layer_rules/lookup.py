@@ -13,6 +13,7 @@ from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, LayerRule
 from mixwell.hypergradient.capture.layer_rules.linear import TransposedLinearRule
 from mixwell.hypergradient.capture.layer_rules.norm import NormRule
+from mixwell.hypergradient.parameters import buffers_kept, cuda_devices
 
 
 @final
@@ -44,11 +45,13 @@ class RecomputeRule(LayerRule):
         parameters = [getattr(self.module, name) for name in self.param_indices]
         for domain, begin, end in groups.slices:
             local = [value[begin:end].flatten(0, 1) if of_rows else value for value, of_rows in inputs]
-            with torch.enable_grad():
-                again = self.module(*local)
-            found = torch.autograd.grad(
-                again, parameters, outputs[begin:end].flatten(0, 1).to(again.dtype), allow_unused=True
-            )
+            # The additional passes must not change training: neither running statistics nor random numbers.
+            with buffers_kept(self.module), torch.random.fork_rng(cuda_devices(parameters)):
+                with torch.enable_grad():
+                    again = self.module(*local)
+                found = torch.autograd.grad(
+                    again, parameters, outputs[begin:end].flatten(0, 1).to(again.dtype), allow_unused=True
+                )
             gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
             for index, one in zip(self.param_indices.values(), gradients, strict=True):
                 if one is not None:

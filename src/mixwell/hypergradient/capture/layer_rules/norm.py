@@ -14,7 +14,7 @@ from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, LayerRul
 
 
 @final
-@LAYER_RULES.registering(nn.LayerNorm, nn.RMSNorm)
+@LAYER_RULES.register(nn.LayerNorm, nn.RMSNorm)
 class NormRule(LayerRule):
     """The sums of ``dY x^`` and of dY over a row's positions; both are vectors, which are not projected."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @final
-@SOURCES.registering("tokens")
+@SOURCES.register("tokens")
 class TokensConfig(SourceConfig):
     """Token numbers in a file, which is read in place and never copied."""
 
@@ -27,16 +27,16 @@ class TokensConfig(SourceConfig):
 
     @override
     def load(self, context: LoadContext) -> IndexedDataset:
-        from mixwell.data import token_files
+        from mixwell.data import tokenization
         from mixwell.data.datasets import TokenRows
 
         path = context.base / Path(self.tokens).expanduser()
-        tokens = token_files.open_tokens(path, dtype=self.dtype, vocabulary=context.vocabulary or 2**31)
+        tokens = tokenization.open_tokens(path, dtype=self.dtype, vocabulary=context.vocabulary or 2**31)
         return TokenRows(tokens, length=context.row_length)
 
 
 @final
-@SOURCES.registering("tensors")
+@SOURCES.register("tensors")
 class TensorsConfig(SourceConfig):
     """Tensors in a file."""
 
@@ -66,7 +66,7 @@ class TensorsConfig(SourceConfig):
 
 
 @final
-@SOURCES.registering("python")
+@SOURCES.register("python")
 class PythonSourceConfig(SourceConfig):
     """A dataset that a Python function makes."""
 
@@ -83,7 +83,7 @@ class PythonSourceConfig(SourceConfig):
 
 
 @final
-@SOURCES.registering("given")
+@SOURCES.register("given")
 class GivenSourceConfig(SourceConfig):
     """Data that were passed to `mixwell.train`."""
 

@@ -12,7 +12,7 @@ TOLERANCE = 1e-6
 
 
 @final
-class GivenParts:
+class StepProgress:
     """The parts of one step: fractions of the domains' batches, or mixed batches.
 
     Args:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, final
 
 from mixwell.mixer.records import RoundRecord
-from mixwell.training.loggers.names import named, named_step
+from mixwell.training.logging.names import named, named_step
 from mixwell.utils.registry import Registry
 from mixwell.utils.sections import ConfigSection
 

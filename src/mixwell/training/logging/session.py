@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
-from mixwell.training.loggers.base import Logger, LoggerConfig, LoggerContext, outcome_of
+from mixwell.training.logging.base import Logger, LoggerConfig, LoggerContext, outcome_of
 from mixwell.training.randomness import generators_kept
 from mixwell.utils import files
 

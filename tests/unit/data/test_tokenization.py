@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from helpers.commands import PATIENCE
-from mixwell.data import token_files
+from mixwell.data import tokenization
 from mixwell.data.overlap import shared_fraction
 from mixwell.data.sources import Piece, Source, TextFiles, Texts
-from mixwell.data.token_files import TokenFile, open_tokens, tokenize
+from mixwell.data.tokenization import TokenFile, open_tokens, tokenize
 from mixwell.data.tokenizer import ByteTokenizer, TokenizerFile, train_tokenizer
 
 DOCUMENTS = ["The first one.\nIt has two lines.", "", "zweites, mit Größe"]
@@ -108,7 +108,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from mixwell.data.sources import Piece, Texts
-from mixwell.data.token_files import tokenize
+from mixwell.data.tokenization import tokenize
 from mixwell.data.tokenizer import ByteTokenizer
 
 class Killed(ByteTokenizer.__mro__[1]):
@@ -193,7 +193,7 @@ TOGETHER = """
 import sys, time
 from pathlib import Path
 from mixwell.data.sources import Texts
-from mixwell.data.token_files import tokenize
+from mixwell.data.tokenization import tokenize
 from mixwell.data.tokenizer import ByteTokenizer
 
 def read(done):
@@ -216,7 +216,7 @@ PEAK = """
 import sys
 from pathlib import Path
 from mixwell.data.sources import TextFiles
-from mixwell.data.token_files import tokenize
+from mixwell.data.tokenization import tokenize
 from mixwell.data.tokenizer import ByteTokenizer
 here = Path(sys.argv[1])
 made = tokenize(TextFiles(sys.argv[2], base=here), ByteTokenizer(), cache=here / "cache")
@@ -315,7 +315,7 @@ def test_other_disk_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numb
     def lock(path: Path) -> None:
         raise OSError(number, os.strerror(number), str(path) if number == errno.EROFS else None)
 
-    monkeypatch.setattr(token_files, "FileLock", lock)
+    monkeypatch.setattr(tokenization, "FileLock", lock)
     kind, message = (ValueError, "MIXWELL_CACHE") if ours else (OSError, "Input/output error")
     with pytest.raises(kind, match=message) as caught:
         tokenize(Texts(["one"]), ByteTokenizer(), cache=tmp_path)
