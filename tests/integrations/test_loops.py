@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -17,6 +19,14 @@ import mixwell
 from helpers.regression_data import SOURCES, draw
 from mixwell.data.mixture_dataset import MixtureDataset
 from mixwell.integrations.loops import MixerLoop
+
+
+@pytest.fixture(autouse=True)
+def accelerate_state() -> Iterator[None]:
+    """Accelerate keeps its settings for the whole process."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 def row_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -157,6 +167,16 @@ def test_micro_batches_take_the_step_of_one_batch(prepared: bool) -> None:
         found.append(list(model.parameters()))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_unprepared_optimizer_with_accumulation_of_accelerate_raises() -> None:
+    """`accelerator.backward` would divide the loss, and the loop could not know."""
+    Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loop = MixerLoop(new_loader(micro_batches=2), model, optimizer, [], row_losses, mixer={"horizon": 10})
+    with pytest.raises(ValueError, match=r"the optimizer that accelerator\.prepare"):
+        next(iter(loop))
 
 
 @pytest.mark.parametrize("of", ["dataset", "loader"])

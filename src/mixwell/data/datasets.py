@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, cast, final
+from typing import Any, ClassVar, cast, final
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ _SAMPLED_ROWS = 256
 
 class IndexedDataset(ABC):
     """Rows that can be read in any order."""
+
+    deterministic: ClassVar[bool] = False
+    """Whether reading a row draws no random numbers, so that the reader need not be seeded."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -56,6 +59,8 @@ class TokenRows(IndexedDataset):
     Args:
         length: the number of tokens that a model reads at once.
     """
+
+    deterministic = True
 
     def __init__(self, tokenized: TokenFile, *, length: int, name: str = "the text") -> None:
         if length < 1:
@@ -99,6 +104,8 @@ class TensorRows(IndexedDataset):
         (tensor([[4, 5],
                 [0, 1]]), tensor([9, 7]))
     """
+
+    deterministic = True
 
     def __init__(self, *tensors: Tensor) -> None:
         sizes = [len(tensor) if tensor.ndim else 0 for tensor in tensors]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -104,10 +105,7 @@ class MixerLoop:
         for batch in loader.follow(self.mixer) if isinstance(loader, MixtureLoader) else loader:
             if self.mixer.budget is not None and self.mixer.steps_done >= self.mixer.budget:
                 return
-            # `accelerator.backward` divides the loss by this number, a plain `.backward()` does not. It is read
-            # each time, since users may set accelerator.gradient_accumulation_steps between steps.
-            state = getattr(self._optimizer, "gradient_state", None)
-            self._batch.open(self.mixer, batch, loss_divisor=1 if state is None else state.num_steps)
+            self._batch.open(self.mixer, batch, loss_divisor=self._loss_divisor())
             try:
                 yield to_device(batch.rows, self._place) if isinstance(batch, MixtureBatch) else batch
             except BaseException as error:
@@ -115,6 +113,25 @@ class MixerLoop:
                 raise
             if self._batch.is_open:
                 self._batch.close()
+
+    def _loss_divisor(self) -> int:
+        """Return the number by which ``accelerator.backward`` divides the loss; a plain ``.backward()`` does not.
+
+        It is read for each batch, since users may set ``accelerator.gradient_accumulation_steps`` between steps.
+        """
+        state = getattr(self._optimizer, "gradient_state", None)
+        if state is not None:
+            return state.num_steps
+        known = cast("Any", sys.modules.get("accelerate.state"))
+        parts = self.data.micro_batches if isinstance(self.data, MixtureLoader) else 1
+        # The state exists once there is an Accelerator in this process; without one it must not be created.
+        begun = known is not None and bool(known.GradientState._shared_state)
+        if begun and parts > 1 and known.GradientState().num_steps == parts:
+            raise ValueError(
+                "Accelerate divides the loss by gradient_accumulation_steps, which MixerLoop must undo: give it "
+                "the model and the optimizer that accelerator.prepare(model, optimizer) returned"
+            )
+        return 1
 
     def weighted_loss(self, losses: Tensor) -> Tensor:
         """Return the loss to call ``.backward()`` on.

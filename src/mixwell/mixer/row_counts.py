@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -76,21 +76,21 @@ class RowCounts:
         self._step_rows[domain] += rows
 
     @contextmanager
-    def observe(self, domain: int, rows: int | None, model: nn.Module | None) -> Generator[None]:
-        """Count the rows of a block, unless it raises.
+    def observe(self, rows: int | None, model: nn.Module | None) -> Generator[Callable[[], int]]:
+        """Count the rows of a block.
 
         Args:
             rows: their number, if it is known; else the inputs of the model are counted.
+
+        Yields:
+            A function that returns the number for :meth:`add`, 0 where it is not known.
         """
         if rows is not None or not self._wanted or model is None:
-            yield
-            self.add(domain, rows or 0)
+            yield lambda: rows or 0
             return
         with count_inputs(model) as counted:
-            yield
-        # Inputs of length 1 are as likely packed sequences, where rows are not seen.
-        if set(counted) != {1}:
-            self.add(domain, sum(counted))
+            # Inputs of length 1 are as likely packed sequences, where rows are not seen.
+            yield lambda: 0 if set(counted) == {1} else sum(counted)
 
     def check(self, weights: Vector) -> None:
         """Warn, once in a run, where the rows of the round are far from following the weights."""

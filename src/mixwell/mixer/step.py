@@ -62,6 +62,7 @@ class StepAccumulator:
         self._given = StepProgress(self._names)
         self.sum.clear()
         self._losses: list[tuple[str, Any, float]] = []
+        self._skipped: tuple[dict[str, int], dict[str, int]] | None = None  # counts before the step
         self._lost = False  # whether the gradient of a mixed batch is not finite
         self._traced = False  # whether signal.begin_step was called
         self._folded = False  # whether signal.end_step was called
@@ -101,11 +102,15 @@ class StepAccumulator:
         """
         if self._given.any_number_of_batches or not self._can_drop:
             self._round.interrupted = True
-        if self._given.mixed:
+        if self._skipped is not None:
             self._nonfinite.total, self._nonfinite.in_round = self._skipped
         self._round.row_counts.drop_step()
         self._parameters.clear_gradients()
         self.clear()
+
+    def _keep_skipped(self) -> None:
+        if self._skipped is None:
+            self._skipped = dict(self._nonfinite.total), dict(self._nonfinite.in_round)
 
     def _begin(self) -> None:
         """Tell the signal that a step has begun, where it belongs to a round."""
@@ -130,15 +135,20 @@ class StepAccumulator:
         self._round.expect_intact()
         self._round.expect_no_validation_due()
         self._given.expect_domain(part, self._number)
-        with self._round.row_counts.observe(index, part.count, self._parameters.model):
-            with self._collector.collect(part, self._number) as scope:
-                yield scope
-            with self._parameters.full_precision():
-                if self._nonfinite.accept_scope(scope, self._number, self._parameters):
-                    self._expect_recorded(scope)
-                    self._begin()
-                    self._add_domain(index, scope)
-                scope.gradients = []  # so that a kept scope does not keep its gradient alive
+        self._keep_skipped()
+        row_counts = self._round.row_counts
+        with (
+            row_counts.observe(part.count, self._parameters.model) as rows,
+            self._collector.collect(part, self._number) as scope,
+        ):
+            yield scope
+        with self._parameters.full_precision():
+            if self._nonfinite.accept_scope(scope, self._number, self._parameters):
+                self._expect_recorded(scope)
+                self._begin()
+                self._add_domain(index, scope)
+            scope.gradients = []  # so that a kept scope does not keep its gradient alive
+        row_counts.add(index, rows())
         self._given.add_domain(part)
 
     def _add_domain(self, index: int, scope: DomainScope) -> None:
@@ -199,8 +209,7 @@ class StepAccumulator:
         weights = np.maximum(self._round.weights.values, _LEAST_WEIGHT)
         self._begin()
         capture = self._signal.capture(groups, weights) if self._traced else nullcontext(CaptureContext())
-        if first:
-            self._skipped = dict(self._nonfinite.total), dict(self._nonfinite.in_round)
+        self._keep_skipped()
         self._given.mixed = True
         try:
             with self._collector.accumulate("batch", self._number), capture as context:

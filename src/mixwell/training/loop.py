@@ -93,7 +93,7 @@ class TrainingLoop:
                     self._window.take(),
                     learning_rate=outcome.learning_rate,
                     seconds=self._seconds,
-                    rows=trainer.loader.sampler.taken,
+                    rows=trainer.loader.taken,
                 )
             record = trainer.mixer.round_ended
             if record is not None:
@@ -148,7 +148,7 @@ class TrainingLoop:
                 method=self._config.mixer.method,
                 seed=self._config.seed,
                 rows={name: len(rows) for name, rows in self._data.domains.items()},
-                taken=self._trainer.loader.sampler.taken,
+                taken=self._trainer.loader.taken,
                 computed=self._trainer.computed
                 + stages.computed(self._folder, evaluated_rows=self._evaluated_rows),
                 memory=self._trainer.extra_bytes,

@@ -3,7 +3,8 @@
 A tensor holds rows along its first dimension, and a mapping holds columns. A sequence is read by the number of
 rows: it holds columns if each of its entries has that many rows, and rows if it has that many entries. Where both
 are true, a tuple holds columns, as the tuples of ``TensorDataset`` do, and a list is refused: ``default_collate``
-returns lists of columns, ``collate=list`` returns lists of rows, and nothing distinguishes them.
+returns lists of columns, ``collate=list`` returns lists of rows, and nothing distinguishes them. A list within a
+mapping is one column.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def concat_batches(batches: Sequence[Any], rows: Sequence[int]) -> Any:
         return torch.cat(list(batches))
     if isinstance(first, Mapping):
         keys = cast("Mapping[Any, Any]", first)
-        return {key: concat_batches([one[key] for one in batches], rows) for key in keys}
+        return {key: _concat_column([one[key] for one in batches], rows) for key in keys}
     if isinstance(first, tuple | list) and _hold_columns(batches, rows):
         return like_container(
             first, [concat_batches(columns, rows) for columns in zip(*batches, strict=True)]
@@ -40,7 +41,10 @@ def slice_rows(batch: Any, begin: int, end: int, rows: int) -> Any:
     """Return the rows ``begin`` to ``end`` of a batch of ``rows`` rows, in the same form."""
     if isinstance(batch, Mapping):
         columns = cast("Mapping[Any, Any]", batch)
-        return {key: slice_rows(column, begin, end, rows) for key, column in columns.items()}
+        return {
+            key: column[begin:end] if _is_column(column, rows) else slice_rows(column, begin, end, rows)
+            for key, column in columns.items()
+        }
     if isinstance(batch, tuple | list):
         sequence = cast("Sequence[Any]", batch)
         if _hold_columns([sequence], [rows]):
@@ -70,6 +74,17 @@ def like_container(batch: Any, values: Sequence[Any]) -> Any:
 def identity(batch: Any) -> Any:
     """Return the batch itself: the ``collate_fn`` of a ``DataLoader`` with a dataset of whole batches."""
     return batch
+
+
+def _is_column(value: Any, rows: int) -> bool:
+    """Return whether an entry of a mapping is a list with one item for each row."""
+    return isinstance(value, list) and len(cast("list[Any]", value)) == rows
+
+
+def _concat_column(values: list[Any], rows: Sequence[int]) -> Any:
+    if all(_is_column(value, count) for value, count in zip(values, rows, strict=True)):
+        return [item for value in values for item in value]
+    return concat_batches(values, rows)
 
 
 def _hold_columns(batches: Sequence[Any], rows: Sequence[int]) -> bool:

@@ -207,3 +207,16 @@ def test_batches_are_in_the_order_of_the_mixer(together: bool, workers: int) -> 
     # Which rows of a step are in which micro-batch follows from the loader's order.
     assert sorted(turned) == sorted(rows)
     torch.testing.assert_close(reverse, expected)
+
+
+def test_next_step_after_following_with_workers_has_its_own_labels() -> None:
+    """Workers read ahead to the end of a round; those rows are not given, and come again."""
+    loader = MixtureLoader(
+        {name: torch.full((50,), place) for place, name in enumerate(SIZES)}, 10, num_workers=1
+    )
+    learner = mixer()
+    next(iter(loader.follow(learner)))
+    for weights in ([0.9] + [0.1 / (len(SIZES) - 1)] * (len(SIZES) - 1), [1 / len(SIZES)] * len(SIZES)):
+        (batch,) = loader.next_step(np.array(weights))
+        assert batch.rows.tolist() == batch.labels.tolist()
+    loader.shutdown_workers()

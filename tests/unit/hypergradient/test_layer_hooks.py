@@ -337,5 +337,51 @@ def test_recomputed_layers_change_neither_buffers_nor_random_numbers() -> None:
     drawn = torch.rand(1)
     torch.manual_seed(0)
     for _ in range(3):
-        torch.randn(6, 3), torch.randint(5, (6,)), torch.rand(1)
+        drawn_again = torch.randn(6, 3), torch.randint(5, (6,)), torch.rand(1)
+        del drawn_again
     assert drawn == torch.rand(1)
+
+
+class UsedTwice(nn.Module):
+    """Uses a weight also outside of its layer, which only the comparison with the gradient shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x))) + (x @ self.first.weight.t()).sum(dim=1, keepdim=True)
+
+
+def test_unsupported_parameters_of_unverified_batches_are_known_after_resuming() -> None:
+    """Micro-batches of one domain each are never verified, and the comparison is made once in a round."""
+
+    def start() -> tuple[nn.Module, mixwell.Mixer]:
+        torch.manual_seed(0)
+        model = UsedTwice()
+        return model, new_mixer(model, traces=ProjectedTraces(3), horizon=5)
+
+    def train(model: nn.Module, mixer: mixwell.Mixer, steps: range) -> None:
+        for step in steps:
+            random = torch.Generator().manual_seed(step)
+            for name in mixer.weights.names:
+                with mixer.batch([name] * 2, expected_counts=dict.fromkeys(mixer.weights.names, 2)) as scope:
+                    losses = model(torch.randn(2, 4, generator=random)).square().mean(dim=1)
+                    scope.weighted_loss(losses).backward()
+            mixer.step()
+            if mixer.validation_due:
+                with mixer.validation():
+                    model(torch.randn(4, 4, generator=random)).square().mean().backward()
+
+    model, undisturbed = start()
+    first, stopped = start()
+    second, resumed = start()
+    with pytest.warns(UserWarning, match=r"first\.weight"):
+        train(model, undisturbed, range(5))
+    with pytest.warns(UserWarning, match=r"first\.weight"):
+        train(first, stopped, range(2))
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(copy.deepcopy(stopped.state_dict()))
+    with pytest.warns(UserWarning, match=r"first\.weight"):
+        train(second, resumed, range(2, 5))
+    assert resumed.rounds == undisturbed.rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -289,3 +290,30 @@ def test_a_state_that_forgets_a_step_has_nothing_of_it() -> None:
         assert after["values"] == before["values"]
         for name, tensor in before["tensors"].items():
             np.testing.assert_array_equal(after["tensors"][name].numpy(), tensor.numpy())
+
+
+def test_a_dropped_step_does_not_count_what_it_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces(2))
+    settings = {"on_nonfinite": "skip", "clip_norm": 1.0, "horizon": 3}
+    mixer = mixwell.Mixer(model, optimizer, ["a", "b"], signal=signal, **settings)
+
+    def give() -> None:
+        for name, factor in (("a", math.nan), ("b", 1.0)):
+            with mixer.domain(name):
+                (model(torch.ones(2, 3)).mean() * factor).backward()
+
+    def fail(*_: object) -> None:
+        raise KeyError("clipping")
+
+    with monkeypatch.context() as patched, pytest.warns(UserWarning, match="'a' at step 0"):
+        patched.setattr(torch.nn.utils, "clip_grad_norm_", fail)
+        give()
+        with pytest.raises(KeyError, match="clipping"):
+            mixer.step()
+    assert mixer.skipped == {}
+    with pytest.warns(UserWarning, match="'a' at step 0"):
+        give()
+    mixer.step()
+    assert mixer.skipped == {"a": 1}

@@ -37,6 +37,8 @@ def plain(batch: Any) -> Any:
         (Pair(X, Y), Pair(X[1:3], Y[1:3])),
         ({"x": X, "pair": (X, Y)}, {"x": X[1:3], "pair": (X[1:3], Y[1:3])}),
         ({"x": X, "text": list("abcd")}, {"x": X[1:3], "text": ["b", "c"]}),
+        # A list within a mapping is one column, also where its items have as many entries as there are rows.
+        ({"x": X, "tokens": [[1, 2, 3, 4]] * 4}, {"x": X[1:3], "tokens": [[1, 2, 3, 4]] * 2}),
         (list(X), list(X[1:3])),
         (list(Y), list(Y[1:3])),
         (tuple(Y), tuple(Y[1:3])),

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, cast, final
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.layer_rules import LayerRule, rule_for
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.typing import Gradients
+from mixwell.typing import Gradients, Json
 from mixwell.utils.user_warnings import warn_user
 
 Unsupported = Literal["ignore", "per_domain"]
@@ -55,6 +56,29 @@ class CaptureContext:
 
 
 @final
+@dataclass(frozen=True)
+class HookFindings:
+    """What hooks have found out about a model, which a resumed run must know: it looks only at the first batch.
+
+    Args:
+        verified: whether a batch with rows of two domains was verified.
+        unsupported: the reason for each unsupported parameter, by name.
+    """
+
+    verified: bool = False
+    unsupported: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def to_json(self) -> Json:
+        """Return the findings as plain values."""
+        return {"verified": self.verified, "unsupported": dict(self.unsupported)}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """Return the findings of :meth:`to_json`."""
+        return cls(bool(values["verified"]), dict(values["unsupported"]))
+
+
+@final
 class LayerHooks:
     """Captures per-domain gradients from the layers of a model while a mixed batch runs forward and backward.
 
@@ -68,7 +92,7 @@ class LayerHooks:
             backward pass for each domain. Either way a warning names them.
         check: differentiate the first batch twice, to verify that rows are independent and hooks see everything.
             Not with sharded parameters (``fully_shard``), where a second backward pass is too expensive.
-        known: the result of :attr:`verified` for the same model; the verification is then not repeated.
+        known: the :attr:`findings` of earlier hooks on the same model; a verification is not repeated.
     """
 
     def __init__(
@@ -77,11 +101,12 @@ class LayerHooks:
         *,
         unsupported: Unsupported,
         check: bool,
-        known: Mapping[str, str] | None = None,
+        known: HookFindings | None = None,
     ) -> None:
         assert parameters.model is not None
         # A second backward pass is too expensive for sharded parameters.
-        self._unverified = check and known is None and not parameters.sharded
+        known = known or HookFindings()
+        self._unverified = check and not known.verified and not parameters.sharded
         self._parameters, self._mode = parameters, unsupported
         # Layers hold the tensors that the optimizer trains only while FSDP2 has not gathered them.
         distributed.reshard(parameters.model)
@@ -103,18 +128,19 @@ class LayerHooks:
                 self.unsupported |= dict.fromkeys(param_indices.values(), reason)
             else:
                 self._layers.append((module, rule, self._hook(name, rule)))
-        self.unsupported |= {parameters.names.index(name): reason for name, reason in (known or {}).items()}
+        self.unsupported |= {
+            parameters.names.index(name): reason for name, reason in known.unsupported.items()
+        }
         self._accumulator: GradientAccumulator | None = None
         self._hooked = False
         self._probe: Callable[[str, LayerRule, Any, Tensor], None] | None = None
         self.warn_unsupported()
 
     @property
-    def verified(self) -> dict[str, str] | None:
-        """The reason for each unsupported parameter, by name, once a batch was verified."""
-        if self._unverified:
-            return None
-        return {self._parameters.names[index]: reason for index, reason in self.unsupported.items()}
+    def findings(self) -> HookFindings:
+        """What was found so far."""
+        reasons = {self._parameters.names[index]: reason for index, reason in self.unsupported.items()}
+        return HookFindings(not self._unverified, reasons)
 
     @contextmanager
     def capture(self, accumulator: GradientAccumulator) -> Generator[CaptureContext]:

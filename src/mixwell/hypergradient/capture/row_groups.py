@@ -12,6 +12,8 @@ from torch import Tensor
 
 Labels = NDArray[np.int64]
 """The index of each row's domain, shape ``(rows,)``."""
+# Without numbers, which differ between ranks: it is a reason in the state, and the states of ranks must agree.
+FIRST_DIMENSION = "the first dimension of its input is not the batch"
 
 
 @final
@@ -57,10 +59,7 @@ class RowGroups:
             values: shape ``(rows, ..., n)``, or ``(rows * length, n)`` where a layer sees them flattened.
         """
         if values.dim() < 2 or values.shape[0] % len(self):
-            raise ValueError(
-                f"it sees a tensor of shape {tuple(values.shape)}, and its first dimension is not the {len(self)} "
-                "rows of the batch"
-            )
+            raise ValueError(FIRST_DIMENSION)
         return values.reshape(len(self), -1, values.shape[-1])
 
     def add_products(self, total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import DenseAccumulator
-from mixwell.hypergradient.capture.hooks import CaptureContext, LayerHooks
+from mixwell.hypergradient.capture.hooks import CaptureContext, HookFindings, LayerHooks
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import (
@@ -79,7 +79,7 @@ class DenseTraces(Traces):
         self._decayed = False
         self._step = self._selection.step(step)
         self._hooks: LayerHooks | None = None
-        self._verified: dict[str, str] | None = None
+        self._findings = HookFindings()
         self._generators = {
             # Processes round independently, so that their errors average out.
             device: torch.Generator(device).manual_seed(self.seed + distributed.rank())
@@ -179,7 +179,7 @@ class DenseTraces(Traces):
             )
         if self._hooks is None:
             self._hooks = LayerHooks(
-                self._parameters, unsupported="per_domain", check=True, known=self._verified
+                self._parameters, unsupported="per_domain", check=True, known=self._findings
             )
         responses = self._step.responses
         accumulator = DenseAccumulator(
@@ -226,9 +226,9 @@ class DenseTraces(Traces):
         for device, generator in self._generators.items():
             tensors[f"generator.{device}"] = generator.get_state()
         # The sums of a batch that is being verified run in another order, so a resumed run must not verify again.
-        verified = self._verified if self._hooks is None else self._hooks.verified
+        found = self._findings if self._hooks is None else self._hooks.findings
         scale = dict(zip(names, self._scale, strict=True))
-        return {"scale": scale, "empty": self._empty, "unsupported": verified}, tensors
+        return {"scale": scale, "empty": self._empty, "hooks": found.to_json()}, tensors
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
@@ -236,7 +236,7 @@ class DenseTraces(Traces):
         scale = cast("dict[str, float]", values["scale"])
         self._scale = [float(scale[name]) for name in names]
         self._empty = bool(values["empty"])
-        self._hooks, self._verified = None, cast("dict[str, str] | None", values["unsupported"])
+        self._hooks, self._findings = None, HookFindings.from_json(values["hooks"])
         for domain, trace in enumerate(self._stored):
             for name, stored in zip(names, trace, strict=True):
                 stored.copy_(distributed.distribute_like(tensors[f"{domain}.{name}"], stored))

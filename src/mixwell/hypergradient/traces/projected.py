@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import ProjectedAccumulator
-from mixwell.hypergradient.capture.hooks import CaptureContext, LayerHooks, Unsupported
+from mixwell.hypergradient.capture.hooks import CaptureContext, HookFindings, LayerHooks, Unsupported
 from mixwell.hypergradient.capture.projections import Projection, Projections
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
@@ -99,7 +99,7 @@ class ProjectedTraces(Traces):
         self._gathered = self._projections.empty_rows(domains)
         self._row_weights: Vector | None = None
         self._hooks: LayerHooks | None = None
-        self._verified: dict[str, str] | None = None
+        self._findings = HookFindings()
         self._accumulator: ProjectedAccumulator | None = None
         self.reset(0)
         self._factors(1.0)  # refuses an optimizer that these traces cannot follow
@@ -131,7 +131,7 @@ class ProjectedTraces(Traces):
     def capture(self, row_groups: RowGroups, weights: Vector) -> Generator[CaptureContext]:
         if self._hooks is None:
             self._hooks = LayerHooks(
-                self._parameters, unsupported=self._unsupported, check=self.check, known=self._verified
+                self._parameters, unsupported=self._unsupported, check=self.check, known=self._findings
             )
         if self._accumulator is None:  # kept, with its views of the sums
             self._accumulator = ProjectedAccumulator(self._projections, row_groups, rows=self._gathered)
@@ -186,9 +186,7 @@ class ProjectedTraces(Traces):
     @property
     def unsupported(self) -> dict[str, str]:
         """The parameters whose gradients hooks cannot separate, and why; known after the first mixed batch."""
-        if self._hooks is None:
-            return self._verified or {}
-        return {self._parameters.names[index]: reason for index, reason in self._hooks.unsupported.items()}
+        return dict((self._findings if self._hooks is None else self._hooks.findings).unsupported)
 
     @property
     @override
@@ -199,8 +197,8 @@ class ProjectedTraces(Traces):
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """Return the traces and the exact directions; the random columns follow from the seed and the round."""
         # A resumed run looks for unsupported parameters only in the first step of the next round.
-        verified = self._verified if self._hooks is None else self._hooks.verified
-        values: Json = {"round": self._round, "empty": self._empty, "unsupported": verified}
+        found = self._findings if self._hooks is None else self._hooks.findings
+        values: Json = {"round": self._round, "empty": self._empty, "hooks": found.to_json()}
         bases = {f"{name}.{side}": basis for name, one in self._named() for side, basis in one.bases.items()}
         return values, {"stored": self._stored, **bases}
 
@@ -211,7 +209,7 @@ class ProjectedTraces(Traces):
             one.bases = {side: tensors[f"{name}.{side}"] for side in one.bases}
         self._projections.resample(self._round)
         self._empty = bool(values["empty"])
-        self._hooks, self._verified = None, cast("dict[str, str] | None", values.get("unsupported"))
+        self._hooks, self._findings = None, HookFindings.from_json(values["hooks"])
         self._stored.copy_(tensors["stored"])
 
     def _named(self) -> Iterator[tuple[str, Projection]]:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, LayerRule
+from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION
 
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: functional.conv1d,
@@ -39,9 +40,9 @@ class ConvolutionRule(LayerRule):
         """Return ``X A``, shape ``(rows, positions, r)``, from shape ``(rows, channels, ...)``."""
         if self.weight is None:
             return None
-        images, module, rows = inputs[0], self.module, len(accumulator.row_groups)
-        if images.shape[0] != rows:
-            raise ValueError(f"it sees {images.shape[0]} images, not the {rows} of the batch")
+        images, module = inputs[0], self.module
+        if images.shape[0] != len(accumulator.row_groups):
+            raise ValueError(FIRST_DIMENSION)
         projection = accumulator.projection(self.weight)
         matrix = None if projection is None else projection.matrix("inputs", images.dtype)
         filters = _filters(matrix, module.weight, images.dtype)
