@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -122,11 +122,10 @@ class MixerLoop:
         state = getattr(self._optimizer, "gradient_state", None)
         if state is not None:
             return state.num_steps
-        known = cast("Any", sys.modules.get("accelerate.state"))
         parts = self.data.micro_batches if isinstance(self.data, MixtureLoader) else 1
         # The state exists once there is an Accelerator in this process; without one it must not be created.
-        begun = known is not None and bool(known.GradientState._shared_state)
-        if begun and parts > 1 and known.GradientState().num_steps == parts:
+        known = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+        if parts > 1 and known is not None and known._shared_state and known().num_steps == parts:
             raise ValueError(
                 "Accelerate divides the loss by gradient_accumulation_steps, which MixerLoop must undo: give it "
                 "the model and the optimizer that accelerator.prepare(model, optimizer) returned"
