@@ -6,6 +6,10 @@ Nothing here edits or patches mixwell: a component is a class or an object that 
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -302,3 +306,76 @@ def test_plugin_run_resumes_bit_for_bit(tmp_path: Path) -> None:
 def test_messages_list_plugin_components(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config_io.validate_config({**PLAIN, **change})
+
+
+PLUGIN = """
+import math
+
+import torch
+from torch import nn
+
+from mixwell.hypergradient.capture.layer_rules import LAYER_RULES
+from mixwell.hypergradient.capture.layer_rules.linear import LinearRule
+from mixwell.hypergradient.responses import RESPONSES, PlainResponse
+from mixwell.training.optimization import SCHEDULES
+
+
+class Mine(torch.optim.Optimizer): ...
+
+
+class Layer(nn.Module): ...
+
+
+RESPONSES.register(Mine)(PlainResponse)
+LAYER_RULES.register(Layer)(LinearRule)
+SCHEDULES.add("mine", lambda done: 1.0)
+"""
+
+
+def test_plugin_of_an_installed_package_is_found(tmp_path: Path) -> None:
+    """A process that only has the package on its path, with the entry point in its metadata."""
+    (tmp_path / "my_components.py").write_text(PLUGIN)
+    info = tmp_path / "my_components-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-components\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mixwell.plugins]\nmine = my_components\n")
+    program = (
+        "from mixwell.hypergradient.capture.layer_rules import LAYER_RULES\n"
+        "from mixwell.hypergradient.responses import RESPONSES\n"
+        "from mixwell.training.optimization import SCHEDULES\n"
+        "print([t.__name__ for t in (*RESPONSES.types(), *LAYER_RULES.types())], 'mine' in SCHEDULES)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    for name in ("Mine", "Layer", "AdamW", "LayerNorm", "Conv2d", "True"):
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize(("folder", "found"), [("responses", "Mine"), ("capture/layer_rules", "Layer")])
+def test_component_is_one_file_in_its_package(tmp_path: Path, folder: str, found: str) -> None:
+    """A copy of the sources with one more file, which nothing imports by name."""
+    shutil.copytree(
+        Path(mixwell.__file__).parent, tmp_path / "mixwell", ignore=shutil.ignore_patterns("*.pyc")
+    )
+    (tmp_path / "mixwell" / "hypergradient" / folder / "added.py").write_text(PLUGIN)
+    program = (
+        "import torch, mixwell\n"
+        f"assert mixwell.__file__.startswith({str(tmp_path)!r})\n"
+        "from mixwell.hypergradient.capture.layer_rules import LAYER_RULES\n"
+        "from mixwell.hypergradient.responses import RESPONSES\n"
+        "print([t.__name__ for t in (*RESPONSES.types(), *LAYER_RULES.types())])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert found in done.stdout
