@@ -13,8 +13,7 @@ from mixwell.data.sources.arrays import PythonSourceConfig
 from mixwell.data.sources.base import SOURCES
 from mixwell.data.sources.text import TextFilesConfig
 from mixwell.training import config_io, template
-from mixwell.training.checkpoints import OutputConfig
-from mixwell.training.config import BatchConfig, Config, mixer_section
+from mixwell.training.config import BatchConfig, Config, OutputConfig, mixer_section
 from mixwell.training.constraints import CONSTRAINTS
 from mixwell.training.logging.base import LOGGERS
 from mixwell.training.models.base import MODELS
