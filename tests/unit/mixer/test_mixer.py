@@ -425,3 +425,17 @@ def test_skipped_step_leaves_optimizer_without_gradients() -> None:
     mixer.after_step()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
     assert mixer.skipped == {"d1": 1}
+
+
+def test_losses_in_bfloat16_do_not_round_the_weights() -> None:
+    model = nn.Linear(2, 1).bfloat16()
+    weights = {"a": 0.5017, "b": 0.4983}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
+    mixer = mixwell.Mixer(model, optimizer, ["a", "b"], horizon=2, signal=signal, weights=weights)
+    with mixer.batch(["a", "b"]) as scope:
+        losses = model(torch.ones(2, 2, dtype=torch.bfloat16)).squeeze(1)
+        loss = scope.weighted_loss(losses)
+        loss.backward()
+    expected = sum(w * one for w, one in zip(weights.values(), losses.tolist(), strict=True))
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-6)
