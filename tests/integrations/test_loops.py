@@ -67,6 +67,15 @@ def run(loop: MixerLoop, model: nn.Module, optimizer: Any, steps: int | None = N
             break
 
 
+def assert_same_training(
+    mixer: mixwell.Mixer, own: nn.Module, other_mixer: mixwell.Mixer, other: nn.Module
+) -> None:
+    for a, b in zip(mixer.rounds, other_mixer.rounds, strict=True):
+        np.testing.assert_allclose(list(a.scores.values()), list(b.scores.values()), rtol=1e-5)
+    for one, twin in zip(own.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, twin, rtol=1e-6, atol=1e-7)
+
+
 def test_learns_weights_and_stops_at_budget() -> None:
     loop, model, optimizer = new_loop(budget=120)
     run(loop, model, optimizer)
@@ -103,10 +112,7 @@ def test_accelerate_accumulation_matches_plain_loop() -> None:
         if mixer.validation_due:
             with mixer.validation():
                 row_losses(own, next(validation)).mean().backward()
-    for a, b in zip(mixer.rounds, loop.mixer.rounds, strict=True):
-        np.testing.assert_allclose(list(a.scores.values()), list(b.scores.values()), rtol=1e-5)
-    for one, other in zip(own.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    assert_same_training(mixer, own, loop.mixer, model)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
@@ -135,10 +141,7 @@ def test_loader_matches_plain_loop(micro_batches: int) -> None:
         if mixer.validation_due:
             with mixer.validation():
                 row_losses(own, next(validation)).mean().backward()
-    for a, b in zip(mixer.rounds, loop.mixer.rounds, strict=True):
-        np.testing.assert_allclose(list(a.scores.values()), list(b.scores.values()), rtol=1e-5)
-    for one, other in zip(own.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    assert_same_training(mixer, own, loop.mixer, model)
 
 
 @pytest.mark.parametrize("prepared", [False, True])

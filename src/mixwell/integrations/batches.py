@@ -17,7 +17,7 @@ from mixwell.mixer.batch import MixtureBatch
 from mixwell.mixer.mixer import Mixer
 from mixwell.mixer.scopes import BatchScope
 from mixwell.signals import Hypergradient
-from mixwell.simplex.repetition import EpochCap
+from mixwell.simplex.repetition import epoch_caps
 
 Labels = Callable[[Any], Sequence[Any]]
 """Returns the domain of each row of a batch."""
@@ -39,7 +39,7 @@ def settings_for(data: MixtureData, given: Mapping[str, Any] | None, *, reserved
     settings = default_settings(given, reserved=reserved)
     if isinstance(data, MixtureLoader):
         return settings
-    if any(isinstance(one, EpochCap) for one in settings.get("constraints", ())):
+    if epoch_caps(settings.get("constraints", ())):
         raise ValueError(
             "EpochCap needs to know which rows were taken; give a MixtureLoader with it, or use Cap"
         )

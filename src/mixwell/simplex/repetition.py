@@ -8,7 +8,7 @@ not that it leaves less for later.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, final
 
 import numpy as np
@@ -85,6 +85,11 @@ class EpochPace(Constraint):
         shown = min(float(self._rows_left), float(rows.sum()))
         high = np.minimum(1.0, self.epochs * rows / shown) if shown else np.ones(len(names))
         return np.zeros(len(names)), high
+
+
+def epoch_caps(constraints: Iterable[Constraint]) -> list[EpochCap]:
+    """Return the caps on epochs among constraints, which a loader must know to count the rows that it takes."""
+    return [one.epoch_cap for one in constraints if one.epoch_cap is not None]
 
 
 @final

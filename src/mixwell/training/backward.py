@@ -71,7 +71,7 @@ class StepBackward:
                     loss = self._trainable.loss(self._forward, rows)
                 objective = self._excess(loss, reference)
                 scaled = scope.scaled_loss(loss, objective=objective, reference=reference)
-                scaled.backward(create_graph=self._mixer.signal.requirements.graph)
+                scaled.backward(create_graph=requirements.graph)
             totals[part.domain] = totals.get(part.domain, 0.0) + float(loss.detach()) * part.count
         return {name: totals[name] / count for name, count in batch.counts.items()}
 

@@ -18,6 +18,7 @@ from mixwell.signals import Hypergradient, Signal
 from mixwell.signals.probes import Probes
 from mixwell.simplex import rounds
 from mixwell.simplex.constraints import Constraint
+from mixwell.simplex.repetition import epoch_caps
 from mixwell.simplex.weight_updater import WeightUpdater
 from mixwell.training.config import Config, MixerConfig
 from mixwell.training.constraints import CONSTRAINTS, ConstraintContext
@@ -67,7 +68,7 @@ def build_mixer_and_loader(
         least=_least(config, recipe.signal)
         if batch.min_rows_per_domain == "auto"
         else batch.min_rows_per_domain,
-        cap=next((one.epoch_cap for one in constraints if one.epoch_cap is not None), None),
+        cap=next(iter(epoch_caps(constraints)), None),
         seed=config.seed,
     )
     return mixer, loader

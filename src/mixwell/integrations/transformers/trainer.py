@@ -23,7 +23,7 @@ from mixwell.integrations.transformers import row_losses as losses_of
 from mixwell.integrations.transformers.domains import CollateWithout, by_domain
 from mixwell.integrations.transformers.validation import ValidationRows
 from mixwell.mixer.mixer import Mixer
-from mixwell.simplex.repetition import EpochCap, EpochPace
+from mixwell.simplex.repetition import EpochPace, epoch_caps
 from mixwell.training import mixture_file
 from mixwell.utils.nested import identity
 from mixwell.utils.seeding import seeded
@@ -147,7 +147,7 @@ class MixerTrainer(Trainer):
         """
         args, process = self.args, (self.args.process_index, self.args.world_size)
         seed = args.seed if args.data_seed is None else args.data_seed
-        caps = [one for one in self._settings.get("constraints", ()) if isinstance(one, EpochCap)]
+        caps = epoch_caps(self._settings.get("constraints", ()))
         rows = self._step_rows = self._train_batch_size * args.gradient_accumulation_steps * process[1]
         settings: dict[str, Any] = {
             "micro_batches": args.gradient_accumulation_steps,

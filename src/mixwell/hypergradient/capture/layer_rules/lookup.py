@@ -43,19 +43,21 @@ class RecomputeRule(LayerRule):
 
         inputs, outputs = [(sort_rows(value), has_rows(value)) for value in saved], sort_rows(gradient)
         parameters = [getattr(self.module, name) for name in self.param_indices]
-        for domain, begin, end in groups.slices:
-            local = [value[begin:end].flatten(0, 1) if of_rows else value for value, of_rows in inputs]
-            # The additional passes must not change training: neither running statistics nor random numbers.
-            with buffers_kept(self.module), torch.random.fork_rng(cuda_devices(parameters)):
-                with torch.enable_grad():
-                    again = self.module(*local)
-                found = torch.autograd.grad(
-                    again, parameters, outputs[begin:end].flatten(0, 1).to(again.dtype), allow_unused=True
-                )
-            gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
-            for index, one in zip(self.param_indices.values(), gradients, strict=True):
-                if one is not None:
-                    accumulator.add_gradient(index, domain, one)
+        # The additional passes must not change training: neither random numbers nor running statistics. Random
+        # states are saved once for all domains, since that takes longer than running a small layer.
+        with torch.random.fork_rng(cuda_devices(parameters)):
+            for domain, begin, end in groups.slices:
+                local = [value[begin:end].flatten(0, 1) if of_rows else value for value, of_rows in inputs]
+                with buffers_kept(self.module):
+                    with torch.enable_grad():
+                        again = self.module(*local)
+                    found = torch.autograd.grad(
+                        again, parameters, outputs[begin:end].flatten(0, 1).to(again.dtype), allow_unused=True
+                    )
+                gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
+                for index, one in zip(self.param_indices.values(), gradients, strict=True):
+                    if one is not None:
+                        accumulator.add_gradient(index, domain, one)
 
 
 def rule_for(module: nn.Module, param_indices: Mapping[str, int]) -> LayerRule | None:
