@@ -79,8 +79,8 @@ class AutoStepSize:
 
     ``alpha_k = factor * gain_k * trust_k * sqrt(log m / K) / S_k``: the theorems' step size with their bound
     ``G G_V / mu_hat`` of the hypergradient replaced by the observed size,
-    ``S_k = max(M_k, min(S_{k-1} / 2, 8 max(M_k, R_k)))`` with ``M_k = max_j |h_j - mean h|`` and the second largest
-    size R_k of the rounds before (it too decays by half with every round), and two factors:
+    ``S_k = max(M_k, min(S_{k-1} / 2, 8 max(M_k, R_k)))`` with ``M_k = max_j |h_j - mean h|`` and the second
+    largest size R_k of the rounds before (it too decays by half with every round), and two factors:
 
     - ``trust_k`` (:func:`trust`): the fraction of the scores that their standard errors do not explain.
     - ``gain_k = gain_{k-1} 2^(c trust_k trust_{k-1})`` with the cosine c of the scores of this round and of the
@@ -93,9 +93,9 @@ class AutoStepSize:
     The scores of a short last round are scaled up to a full one, so that it moves the weights proportionally
     less. No round moves a log-weight by more than ``factor * sqrt(log m / K)`` from the mean, and a large
     hypergradient of the first rounds, when the loss falls fastest, is forgotten by half with every round. (A
-    running sum of squares, as in AdaGrad, never forgets it and locks in the first mixture.) A round with scores far
-    larger than in all others says nothing about the size of theirs, so it counts as at most 8 times as large as the
-    largest of them: however large it was, the fourth round after it takes a full step again.
+    running sum of squares, as in AdaGrad, never forgets it and locks in the first mixture.) A round with scores
+    far larger than in all others says nothing about the size of theirs, so it counts as at most 8 times as large
+    as the largest of them: however large it was, the fourth round after it takes a full step again.
 
     Args:
         factor: multiplies the theorem's step size.
