@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -137,7 +138,15 @@ def run_command(
         "mixwell compare text.yaml --methods mixwell,doremi,regmix --set steps=1000",
     )
     + "\n\n\b\nEmbedded problems:\n"
-    + "\n".join(f"  {name:<12}{problem.description}" for name, problem in PROBLEMS.items()),
+    + "\n".join(
+        textwrap.fill(
+            f"{name:<12}{problem.description}",
+            width=76,
+            initial_indent=" " * 2,
+            subsequent_indent=" " * 14,
+        )
+        for name, problem in PROBLEMS.items()
+    ),
 )
 def compare_command(
     problem: Annotated[

@@ -15,7 +15,10 @@ from mixwell.utils.command_help import HelpCommand, examples
 
 Given = TypeVar("Given")
 reproduce = typer.Typer(
-    name="reproduce", help="Regenerate the paper's results and look at them.", no_args_is_help=True
+    name="reproduce",
+    help="Regenerate the paper's results and look at them.",
+    epilog=examples("mixwell reproduce quadratic", "mixwell reproduce mnist --quick"),
+    no_args_is_help=True,
 )
 
 
