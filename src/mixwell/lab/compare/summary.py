@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mixwell.lab.compare.standings import NOT_FINITE, UNIFORM, Standing, loss_column, of_method, standings
-from mixwell.lab.intervals import Interval
 from mixwell.lab.tables import Row
+from mixwell.utils.intervals import Interval
 
 LARGEST = 3
 """Number of weights in a cell."""
