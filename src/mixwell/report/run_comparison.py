@@ -10,6 +10,7 @@ import yaml
 
 from mixwell.lab.compare.summary import format_difference
 from mixwell.report.run_summary import RunSummary
+from mixwell.training.run import CONFIG
 from mixwell.training.verdict import SEEDS
 from mixwell.utils.bidi import isolate
 from mixwell.utils.intervals import interval
@@ -41,22 +42,31 @@ def compare_runs(runs: Sequence[RunSummary]) -> list[str]:
     by_seed = {run.seed: _loss(run, kind) for run in other}
     found = interval([_loss(run, kind) - by_seed[run.seed] for run in best if run.seed in by_seed])
     if found.count > 1:
-        text = f"Compared with {_names(other)}: {format_difference(found)} (95%, paired by seed, {found.count} seeds)"
+        text = f"Compared with {_names(other)}: {format_difference(found)}"
+        text += f" (95%, paired by seed, {found.count} seeds)"
         if 0.0 in found:
             text += f". The interval includes zero: {found.count} seeds do not show a difference"
         return [*lead, f"{text}."]
     difference = means[order[0]] - means[order[1]]
     text = (
-        f"Compared with {_names(other)} {difference:+.4f}, but one seed each means nothing: runs that differ only in "
-        "the seed differ too, and by how much is not known from these runs."
+        f"Compared with {_names(other)} {difference:+.4f}, but a difference of one seed each means nothing: runs "
+        "that differ only in the seed differ too, and by how much is not known from these runs."
     )
     return [*lead, text, _next(best[0], other[0])]
 
 
 def _next(one: RunSummary, other: RunSummary) -> str:
     methods = list(dict.fromkeys(str(run.mixture["method"]) for run in (one, other)))
+    if len(methods) == 1:  # the same method with other settings, which `compare` would not tell apart
+        seed = max(one.seed, other.seed) + 1
+        commands = [
+            f"`mixwell run {shlex.quote(str(run.folder / CONFIG))} --set seed={seed} "
+            f"--out {shlex.quote(f'{run.folder}-seed-{seed}')}`"
+            for run in (one, other)
+        ]
+        return f"Next: repeat both with other seeds: {' and '.join(commands)}"
     names = ",".join("uniform" if name == "fixed" else name for name in methods)
-    file = shlex.quote(str(one.folder / "config.yaml"))
+    file = shlex.quote(str(one.folder / CONFIG))
     return f"Next: compare over several seeds: `mixwell compare {file} --methods {names} --seeds {SEEDS}`"
 
 
