@@ -65,8 +65,9 @@ def _next(one: RunSummary, other: RunSummary) -> str:
             for run in (one, other)
         ]
         return f"Next: repeat both with other seeds: {' and '.join(commands)}"
+    learned = one if one.learned or not other.learned else other  # a fixed run has no settings of the mixer
     names = ",".join("uniform" if name == "fixed" else name for name in methods)
-    file = shlex.quote(str(one.folder / CONFIG))
+    file = shlex.quote(str(learned.folder / CONFIG))
     return f"Next: compare over several seeds: `mixwell compare {file} --methods {names} --seeds {SEEDS}`"
 
 

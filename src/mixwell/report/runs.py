@@ -181,7 +181,7 @@ def _fidelity_section(measured: Sequence[tuple[RunSummary, dict[str, Any]]]) -> 
         for run, line in measured
     ]
     verdicts = [
-        f"{isolate(run.name)}, after step {line['step']}: {one}."
+        f"{isolate(run.name)}, after step {line['step']}: {one.rstrip('.')}."
         for run, line in measured
         for one in line.get("verdict", [])
     ]
