@@ -112,9 +112,10 @@ class Fidelity:
 
     def _comparisons(self) -> list[tuple[Grade, str]]:
         count = len(self.domains)
-        size = relative_error(tangent(self.estimate), tangent(self.exact))
         # With few domains the direction alone is often right by chance; then the size must agree as well.
-        chance = 0.0 if size <= SIZE else chance_of_cosine(self.cosine, count)
+        chance = chance_of_cosine(self.cosine, count)
+        if chance > CHANCE and relative_error(tangent(self.estimate), tangent(self.exact)) <= SIZE:
+            chance = 0.0
         texts = {
             Grade.GOOD: "the estimate is right",
             Grade.USABLE: "the estimate is roughly right",
