@@ -151,7 +151,7 @@ def test_reproduce_mnist(mnist_images: Mnist, tmp_path: Path) -> None:
         assert (folder / f"{name}.svg").exists()
     page = (folder / "report.html").read_text()
     assert "mixwell reproduce mnist --budget 6,9" in page
-    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "://" not in page.replace("http://www.w3.org", "")
     with (folder / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(r["budget"], r["horizon"], r["seed"]) for r in rows][:3] == [
