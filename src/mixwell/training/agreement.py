@@ -27,7 +27,7 @@ class State(Enum):
     """What the agreement of the rounds shows."""
 
     TOO_FEW = "too few rounds"
-    NOISE = "follows noise"
+    NOISE = "no common direction"
     SETTLED = "settled"
     MOVING = "moving"
     UNCLEAR = "unclear"
@@ -65,7 +65,8 @@ def measure_agreement(scores: NDArray[np.float64], noise: NDArray[np.float64] | 
     test), whatever the size of the noise: it holds also where the standard errors miss a part of the noise.
 
     The run moves if the last half of the rounds (at least :data:`MINIMUM_ROUNDS`) agree beyond chance; has settled
-    if all rounds together do and the last ones do not; follows noise if neither does.
+    if all rounds together do and the last ones do not. If neither does, the weights follow noise or overshoot from
+    the first rounds on, which the scores of one run do not tell apart.
 
     Args:
         scores: shape ``(rounds, m)``.

@@ -28,6 +28,8 @@ LARGEST = 4
 """Number of weights that are named."""
 STILL = 0.02
 """Weights that changed by less over the last rounds (total variation) count as unchanged."""
+NOISY = 0.25
+"""Scores with a smaller fraction that their standard errors do not explain need more validation rows."""
 SEEDS = 5
 
 
@@ -38,7 +40,7 @@ class Verdict:
 
     Args:
         mixture: which mixture to use, and why that one.
-        settled: whether the weights have settled, still move, or follow noise.
+        settled: whether the weights have settled, still move, or show no direction.
         effect: the predicted effect of the weights on the validation loss, or why there is none.
         next: what to do next, with the command.
         state: what ``settled`` is about; ``None`` where no weights were learned in the run.
@@ -105,7 +107,8 @@ def judge(
     if edge:
         state = State.SETTLED
     predicted = _predict(known, domains, mixture) if learned and method in HYPERGRADIENTS else None
-    command, why = _next(mixture, config, folder, state, validation_rows)
+    noisy = state is State.NOISE and found is not None and found.trust is not None and found.trust < NOISY
+    command, why = _next(mixture, config, folder, state, validation_rows if noisy else None)
     return Verdict(
         mixture=_mixture_text(mixture, state, learned=learned),
         settled=_settled_text(method, found, learned=learned, moved=moved, edge=edge),
@@ -181,8 +184,8 @@ def _mixture_text(mixture: Mapping[str, Any], state: State | None, *, learned: b
         return f"Mixture: {_weights(first)}; the run kept the weights {source}."
     if state is State.NOISE:
         return (
-            f"Mixture to use: the initial weights, {_weights(first)}. The learned ones (average "
-            f"{_weights(average)}) follow noise and are no better supported."
+            f"Mixture to use: this run does not decide between the initial weights, {_weights(first)}, and the "
+            f"learned ones, {_weights(average)} on average (`weights.average` in mixture.json)."
         )
     text = (
         f"Mixture to use: the average over the run, {_weights(average)} (`weights.average` in mixture.json, which "
@@ -207,7 +210,8 @@ def _settled_text(method: str, found: Agreement | None, *, learned: bool, moved:
         f"95% of runs), the last {found.late_rounds} by {found.late_agreement:.2f} (below {found.late_chance:.2f})"
     )
     text = {
-        State.NOISE: f"The weights follow noise: {numbers}, so no common direction is seen.",
+        State.NOISE: f"No common direction is seen: {numbers}. The weights follow noise, or were near their best "
+        "after few rounds.",
         State.SETTLED: f"The weights have settled: {numbers}, so no direction is left in the last rounds.",
         State.MOVING: f"The weights have not settled: {numbers}, so they are still on their way.",
         State.UNCLEAR: f"It is not clear whether the weights have settled: {numbers}.",
@@ -255,9 +259,13 @@ def _next(
     config: Mapping[str, Any],
     folder: Path,
     state: State | None,
-    validation_rows: int | None,
+    more_than: int | None,
 ) -> tuple[str, str]:
-    """Return the next command and what it is for."""
+    """Return the next command and what it is for.
+
+    Args:
+        more_than: the rows of one validation gradient, where more would help.
+    """
     run, file = shlex.quote(str(folder)), shlex.quote(str(folder / CONFIG))
     method, budget = str(mixture["method"]), int(mixture["budget"] or mixture["steps_done"])
     settings: Mapping[str, Any] = config.get("mixer") or {}
@@ -269,16 +277,15 @@ def _next(
 
     if not mixture["finished"]:
         why, command = "the run is not finished; continue it", f"mixwell resume {run}"
-    elif state is State.NOISE:
-        rows = 4 * (validation_rows or int((config.get("batch") or {}).get("rows", 64)))
+    elif more_than is not None:
         why = "measure with less noise, by more validation rows"
-        command = again(f"mixer.validation_rows={rows}", "more-validation")
+        command = again(f"mixer.validation_rows={4 * more_than}", "more-validation")
     elif state in (State.MOVING, State.TOO_FEW, State.UNCLEAR):
         why, command = "train longer", again(f"steps={2 * budget}", f"{2 * budget}-steps")
     else:
         baseline = "proportional" if settings.get("weights") == "proportional" else "uniform"
         other = "mixwell" if method in ("fixed", "uniform", "proportional") else method
-        why = f"one run cannot show that the mixture is better; compare with {baseline} weights over {SEEDS} seeds"
+        why = f"one run does not show that a mixture is better; compare with {baseline} weights over {SEEDS} seeds"
         command = f"mixwell compare {file} --methods {other},{baseline} --seeds {SEEDS}"
     if given:
         return "", f"{why} (from Python, since data or model were passed to mixwell.train)"
