@@ -302,7 +302,7 @@ def test_cost_of_proxy() -> None:
     # 50 steps with a validation gradient of one batch after each.
     assert extra(task()) == Extra(before=100)
     assert extra(task(target="domains")) == Extra(before=50)
-    # 20 steps, a validation gradient of half a batch after every 6th, the last 2 steps in the third round: 3 of them.
+    # 20 steps, a validation gradient of half a batch after every 6th (the last after 8): 3 of them.
     mixer = {"horizon": 6, "validation_rows": 8}
     assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 3 / 2)
     # With a warm-up of 8 there is 1, of one batch: a twentieth of 10 steps is less.
