@@ -101,7 +101,7 @@ def test_linear_layers_with_autocast_and_frozen_parameters() -> None:
 
 
 def test_clipping_matches_step() -> None:
-    """With the clipping factors of all steps known, the trace is ``sum_t eta c_t g_t`` (gamma = 0)."""
+    """With the clipping factors of all steps known, the trace is ``sum_t eta d(c_t G_t)/dw_j`` (gamma = 0)."""
     model = SignalModel().double()
     steps, validation = draw_steps(signals, 3)
     start = copy.deepcopy(model.state_dict())
@@ -117,6 +117,10 @@ def test_clipping_matches_step() -> None:
     train_steps(mixer, model, steps)
     validate(mixer, model, validation)
 
+    def clipped(weights: Tensor, own: Tensor) -> Tensor:
+        combined = weights @ own
+        return combined * (0.3 / (combined.norm() + 1e-6)).clamp_max(1.0)
+
     model.load_state_dict(start)
     parameters = list(model.parameters())
     traces = torch.zeros(3, sum(p.numel() for p in parameters), dtype=torch.float64)
@@ -128,7 +132,7 @@ def test_clipping_matches_step() -> None:
         ]
         combined = torch.stack(own).mean(dim=0)
         clip = min(1.0, 0.3 / (float(combined.norm()) + 1e-6))
-        traces += 0.1 * clip * torch.stack(own)
+        traces += 0.1 * torch.func.jacrev(clipped)(torch.full((3,), 1 / 3).double(), torch.stack(own)).t()
         with torch.no_grad():
             for p, g in zip(parameters, combined.split([p.numel() for p in parameters]), strict=True):
                 p -= 0.1 * clip * g.view_as(p)

@@ -210,7 +210,7 @@ def test_a_sketch_with_adamw_and_a_frozen_parameter() -> None:
 @pytest.mark.parametrize("warmup", [0, 4])
 @pytest.mark.parametrize("traces", [mixwell.DenseTraces, lambda: mixwell.SketchedTraces(2000)])
 def test_first_step_of_round_has_own_clipping_factor(warmup: int, traces) -> None:
-    """With one step to a round, first-order traces know the factor exactly; only its derivative is left out."""
+    """With one step to a round, first-order traces know the factor and its derivative exactly."""
     batches, validation = regression_batches(0, steps=5)
     model = two_layer(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -229,9 +229,12 @@ def test_first_step_of_round_has_own_clipping_factor(warmup: int, traces) -> Non
     train(mixer, model, batches[warmup : warmup + 1], validation)
     params = list(reference.parameters())
     gradients = [torch.autograd.grad(mse(reference, b), params) for b in batches[warmup].values()]
-    total = [sum(parts) / 3 for parts in zip(*gradients, strict=True)]
-    clip = 0.01 / (float(torch.sqrt(sum(g.square().sum() for g in total))) + 1e-6)
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64, requires_grad=True)
+    total = [
+        sum(w * g for w, g in zip(weights, parts, strict=True)) for parts in zip(*gradients, strict=True)
+    ]
+    clip = 0.01 / (torch.sqrt(sum(g.square().sum() for g in total)) + 1e-6)
     target = torch.autograd.grad(mse(model, validation), list(model.parameters()))
-    products = [sum((g * t).sum() for g, t in zip(gs, target, strict=True)) for gs in gradients]
-    expected = [-0.05 * clip * float(product) for product in products]
-    assert list(mixer.rounds[0].scores.values()) == pytest.approx(expected, rel=1e-6)
+    moved = sum((-0.05 * clip * g * t).sum() for g, t in zip(total, target, strict=True))
+    (expected,) = torch.autograd.grad(moved, weights)
+    assert list(mixer.rounds[0].scores.values()) == pytest.approx(expected.tolist(), rel=1e-6)

@@ -1,7 +1,9 @@
 """The interface of every kind of traces, and their registry.
 
-A trace follows ``z_j <- shrink * z_j + rate * P g_j`` with ``shrink = 1 - eta lambda - eta P H`` and ``rate = eta
-c``, where c is the factor of gradient clipping; :class:`StepModel` has them for one step.
+A trace follows ``z_j <- shrink * z_j + rate * P (g_j - a_j G)`` with ``shrink = 1 - eta lambda - eta P H`` and
+``rate = eta c``, where c is the factor of gradient clipping and ``a_j G`` the part of ``g_j`` along the combined
+gradient that clipping takes away (:mod:`mixwell.hypergradient.traces.clipping`); :class:`StepModel` has the factors of
+one step.
 """
 
 from __future__ import annotations
@@ -95,6 +97,11 @@ class Combined:
     gradients: Gradients
     clip: float = 1.0
     norm: float | None = None
+
+    @property
+    def clipped(self) -> bool:
+        """Whether the gradient was shortened."""
+        return self.clip < 1 and bool(self.norm)
 
 
 def empty_trace(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:

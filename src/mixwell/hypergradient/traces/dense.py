@@ -24,6 +24,7 @@ from mixwell.hypergradient.traces.base import (
     empty_trace,
     full_products,
 )
+from mixwell.hypergradient.traces.clipping import GradientSketches
 from mixwell.hypergradient.traces.selection import Only, Selection
 from mixwell.typing import Gradients, Json, Vector
 
@@ -78,6 +79,7 @@ class DenseTraces(Traces):
         self._empty = True
         self._decayed = False
         self._step = self._selection.step(step)
+        self._clipping = GradientSketches(parameters, domains)
         self._hooks: LayerHooks | None = None
         self._findings = HookFindings()
         self._generators = {
@@ -99,6 +101,7 @@ class DenseTraces(Traces):
     def begin_step(self, step: StepModel) -> None:
         # The traces decay with the first gradient, so that a step without any can be begun again.
         self._step, self._decayed = self._selection.step(step), False
+        self._clipping.clear()
 
     @property
     @override
@@ -131,7 +134,14 @@ class DenseTraces(Traces):
     def add(self, domain: int, gradients: Gradients, scale: float) -> None:
         for index, gradient in enumerate(self._selection.gradients(gradients)):
             if gradient is not None:
-                self._add(domain, index, gradient, scale)
+                self._add_gradient(domain, index, gradient, scale)
+
+    def _add_gradient(
+        self, domain: int, index: int, gradient: Tensor, scale: float, rows: slice | None = None
+    ) -> None:
+        """Add one parameter's gradient, or some of its rows, and sketch it for the derivative of clipping."""
+        self._clipping.add(domain, index, gradient, scale, rows)
+        self._add(domain, index, gradient, scale, rows)
 
     def _add(
         self, domain: int, index: int, gradient: Tensor, scale: float, rows: slice | None = None
@@ -183,14 +193,18 @@ class DenseTraces(Traces):
             )
         responses = self._step.responses
         accumulator = DenseAccumulator(
-            self._parameters, row_groups, weights, self._add, lambda index: responses[index].elementwise
+            self._parameters,
+            row_groups,
+            weights,
+            self._add_gradient,
+            lambda index: responses[index].elementwise,
         )
         with self._hooks.capture(accumulator) as context:
             yield context
 
     @override
     def end_step(self, combined: Combined) -> None:
-        """Correct the assumptions that were made before the step.
+        """Differentiate clipping, and correct the assumptions that were made before the step.
 
         In the first step of a round the traces contain nothing but this step's gradients, so the clipping factor
         assumed for it is replaced by the true one. The optimizer does not change a parameter without any gradient,
@@ -198,12 +212,21 @@ class DenseTraces(Traces):
         """
         if not self._decayed:
             self._decay()
-        for index, gradient in enumerate(self._selection.gradients(combined.gradients)):
+        gradients = self._selection.gradients(combined.gradients)
+        self._differentiate_clipping(combined, gradients)
+        for index, gradient in enumerate(gradients):
             if self._empty:
                 self._scale[index] *= combined.clip / self._step.clip
             if gradient is None:
                 self._scale[index] /= self._shrunk[index]
         self._empty = self._decayed = False
+
+    def _differentiate_clipping(self, combined: Combined, gradients: Gradients) -> None:
+        """Subtract from every trace its part along the combined gradient, which clipping takes away."""
+        for domain, along in enumerate(self._clipping.coefficients(combined, gradients) or ()):
+            for index, gradient in enumerate(gradients):
+                if gradient is not None:
+                    self._add(domain, index, gradient, -along)
 
     @override
     def dot(self, vector: Gradients) -> Vector:
@@ -213,7 +236,8 @@ class DenseTraces(Traces):
     @property
     @override
     def nbytes(self) -> int:
-        return sum(distributed.to_local(stored).nbytes for trace in self._stored for stored in trace)
+        traces = sum(distributed.to_local(stored).nbytes for trace in self._stored for stored in trace)
+        return traces + self._clipping.nbytes
 
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:

@@ -80,7 +80,7 @@ class ForwardModeTraces(Traces):
         """Differentiate clipping and the optimizer's step."""
         for domain in range(self._domains):
             source = self._source[domain]
-            if combined.clip < 1 and combined.norm:
+            if combined.clipped and combined.norm:
                 along = sum(inner_products(combined.gradients, source)) / combined.clip
                 # 1e-6 is that of torch.nn.utils.clip_grad_norm_.
                 pulled = along / (combined.norm * (combined.norm + 1e-6))

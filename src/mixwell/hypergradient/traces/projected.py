@@ -22,6 +22,7 @@ from mixwell.hypergradient.capture.projections import Projection, Projections
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
+from mixwell.hypergradient.traces.clipping import clipping_coefficients
 from mixwell.hypergradient.traces.selection import Only, Selection
 from mixwell.typing import Gradients, Json, Vector
 from mixwell.utils.sections import Whole
@@ -156,6 +157,7 @@ class ProjectedTraces(Traces):
                 self._find_unsupported(gradients, combined.clip)
             # The backward pass was that of the weighted losses; a trace is of the domain's own gradient.
             self._gathered.mul_(torch.from_numpy(1 / self._row_weights).to(self._gathered).unsqueeze(1))
+        self._differentiate_clipping(combined, gradients)
         shrinks, rates = self._factors(combined.clip)
         for index, gradient in enumerate(gradients):
             if gradient is None:  # the optimizer does not change it
@@ -170,6 +172,29 @@ class ProjectedTraces(Traces):
         for columns, shrink, rate in self._runs(shrinks, rates):
             self._stored[:, columns].mul_(shrink).add_(self._gathered[:, columns], alpha=rate)
         self._empty = False
+
+    def _differentiate_clipping(self, combined: Combined, gradients: Gradients) -> None:
+        """``g_j <- g_j - a_j G`` where the step is clipped; inner products are those of the projections."""
+        if not combined.clipped:
+            return
+        row = self._combined_row(gradients)
+        products = (self._gathered @ row).double().cpu().numpy()
+        along = clipping_coefficients(combined, products, float(row @ row))
+        if along is not None:
+            self._gathered.addr_(torch.tensor(along).to(self._gathered), row, alpha=-1)
+
+    def _combined_row(self, gradients: Gradients) -> Tensor:
+        """Return the projection of the combined gradient, without what the traces leave out."""
+        if self._row_weights is not None and self._parameters.sharded:
+            # The sum over the domains, instead of gathering every gradient.
+            weights = torch.from_numpy(self._row_weights).to(self._gathered)
+            return distributed.all_reduce_mean(weights @ self._gathered)
+        row = self._projections.project(gradients)
+        left_out = self.unsupported if self._row_weights is not None else {}
+        for name, columns in zip(self._parameters.names, self._projections.slices, strict=True):
+            if name in left_out and self._unsupported == "ignore":
+                row[columns] = 0.0
+        return row
 
     @override
     def dot(self, vector: Gradients) -> Vector:

@@ -14,6 +14,8 @@ from mixwell import distributed
 from mixwell.hypergradient.capture.projections import random_signs, random_stream
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
+from mixwell.hypergradient.traces.clipping import GradientSketches
+from mixwell.hypergradient.traces.count_sketch import fold_into, prime_below
 from mixwell.hypergradient.traces.dense import SMALLEST_SCALE
 from mixwell.typing import Gradients, Json, Vector
 from mixwell.utils.sections import Whole
@@ -61,6 +63,7 @@ class SketchedTraces(Traces):
             )
         self._parameters = parameters
         self._step = step
+        self._clipping = GradientSketches(parameters, domains)
         self._empty = True
         self._decayed = False
         self._groups = sorted(set(parameters.groups))
@@ -71,7 +74,7 @@ class SketchedTraces(Traces):
             counts[group] += tensor.numel()
         self._stored = {
             g: torch.zeros(
-                domains, _prime_below(self.size * counts[g] // parameters.numel), dtype=dtype, device=device
+                domains, prime_below(self.size * counts[g] // parameters.numel), dtype=dtype, device=device
             )
             for g in self._groups
         }
@@ -93,6 +96,7 @@ class SketchedTraces(Traces):
     def begin_step(self, step: StepModel) -> None:
         # The sketches decay with the first gradient, so that a step without any can be begun again.
         self._step, self._decayed = step, False
+        self._clipping.clear()
 
     @property
     @override
@@ -113,8 +117,15 @@ class SketchedTraces(Traces):
         """``stored_j += rate * scale * S P g_j / decay``."""
         if not self._decayed:
             self._decay()
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                self._clipping.add(domain, index, gradient, scale)
+        self._fold({g: stored[domain] for g, stored in self._stored.items()}, gradients, scale)
+
+    def _fold(self, targets: dict[int, Tensor], gradients: Gradients, scale: float) -> None:
+        """``target += rate * scale * S P g / decay``."""
         self._sketch_into(
-            {g: stored[domain] for g, stored in self._stored.items()},
+            targets,
             (
                 None if gradient is None else response.precondition(gradient)
                 for gradient, response in zip(gradients, self._step.responses, strict=True)
@@ -122,11 +133,24 @@ class SketchedTraces(Traces):
             [self._step.rate(i) * scale / self._scale[g] for i, g in enumerate(self._parameters.groups)],
         )
 
+    def _differentiate_clipping(self, combined: Combined) -> None:
+        """Subtract from every trace its part along the combined gradient, which clipping takes away."""
+        along = self._clipping.coefficients(combined, combined.gradients)
+        if along is None:
+            return
+        sketch = {g: torch.zeros_like(stored[0]) for g, stored in self._stored.items()}
+        self._fold(sketch, combined.gradients, 1.0)
+        for group, stored in self._stored.items():
+            stored.addr_(
+                torch.tensor(along, dtype=stored.dtype, device=stored.device), sketch[group], alpha=-1
+            )
+
     @override
     def end_step(self, combined: Combined) -> None:
-        """Replace the clipping factor that was assumed for the first step of a round by the true one."""
+        """Differentiate clipping, and replace the factor that was assumed for a round's first step."""
         if not self._decayed:
             self._decay()
+        self._differentiate_clipping(combined)
         if self._empty:
             for group in self._groups:
                 self._scale[group] *= combined.clip / self._step.clip
@@ -145,7 +169,8 @@ class SketchedTraces(Traces):
     @property
     @override
     def nbytes(self) -> int:
-        return sum(s.nbytes for s in self._stored.values()) + sum(s.nbytes for s in self._signs)
+        sketches = [*self._stored.values(), *self._signs]
+        return sum(s.nbytes for s in sketches) + self._clipping.nbytes
 
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
@@ -203,26 +228,8 @@ class SketchedTraces(Traces):
             for piece, signs in zip(
                 tensor.detach().flatten().split(CHUNK), self._signs[index].split(CHUNK), strict=True
             ):
-                _fold_into(target, piece.to(target.dtype) * signs, start, factors[index])
+                fold_into(target, piece.to(target.dtype) * signs, start, factors[index])
                 start += piece.numel()
-
-
-def _fold_into(target: Tensor, values: Tensor, start: int, factor: float) -> None:
-    """``target[(start + i) mod s] += factor * values[i]``."""
-    size = len(target)
-    before = start % size
-    rows = -(-(before + len(values)) // size)
-    padded = values.new_zeros(rows * size)
-    padded[before : before + len(values)] = values
-    target.add_(padded.view(rows, size).sum(dim=0).to(target.device), alpha=factor)
-
-
-def _prime_below(limit: int) -> int:
-    """Return the greatest prime up to a limit, 1 where there is none."""
-    for candidate in range(limit, 1, -1):
-        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
-            return candidate
-    return 1
 
 
 @final
