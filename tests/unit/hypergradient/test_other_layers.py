@@ -155,6 +155,24 @@ class Functional(nn.Module):
         return torch.tanh(functional.linear(x, self.matrix)) + x @ (self.matrix * 0.5)
 
 
+class NotCalled(nn.Module):
+    """Layers that hold weights for functions, as in Mamba, and a table that is also the head's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.convolution = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = (x.abs().sum(dim=-1) * 7).long() % VOCABULARY
+        x = x + self.table(tokens)
+        mixed = functional.conv1d(
+            x.transpose(1, 2), self.convolution.weight, self.convolution.bias, padding=1, groups=WIDTH
+        )
+        x = x + torch.tanh(mixed.transpose(1, 2) @ self.inner.weight.t() + self.inner.bias)
+        return x + functional.linear(x, self.table.weight).softmax(dim=-1)[..., :WIDTH]
+
+
 class Experts(nn.Module):
     """Tokens are sent to the experts of a parameter with three dimensions; one of them has no tokens."""
 
@@ -248,6 +266,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "positions, no rows": lambda: Positions("vector"),
     "positions, parameter": lambda: Positions("parameter"),
     "functional": Functional,
+    "layers that are not called": NotCalled,
     "experts": Experts,
     "other than rows": SeesOtherThanRows,
 }
@@ -320,33 +339,37 @@ def test_parameters_and_scores_are_those_of_one_batch_per_domain(
     ids=["dropout", "spectral norm"],
 )
 def test_layers_that_would_not_repeat(make: Callable[[], nn.Module], traces: str) -> None:
-    """One more pass would draw other numbers, or iterate once more; compared with the passes of the same graph."""
+    """One more pass would draw other numbers, or iterate once more; compared with one graph for all domains."""
     torch.manual_seed(0)
     model = network(make())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     signal = Hypergradient(0.0, TRACES[traces](), points=1)
     mixer = Mixer(model, optimizer, DOMAINS, horizon=4, signal=signal, update=1.0)
+    twin = copy.deepcopy(model)
     parameters = list(model.parameters())
     wanted = torch.zeros(3, sum(p.numel() for p in parameters), dtype=torch.float64)
-    for _ in range(4):
+    for step in range(4):
         x = torch.randn(len(SHUFFLED), LENGTH, WIDTH, dtype=torch.float64)
+        torch.manual_seed(step)
+        losses = row_losses(twin, x)
+        for domain in range(3):
+            own = losses[torch.eq(SHUFFLED, domain)].mean()
+            found = torch.autograd.grad(own, list(twin.parameters()), retain_graph=True)
+            wanted[domain] += 0.05 * torch.cat([one.flatten() for one in found])
+        torch.manual_seed(step)
         with mixer.batch(SHUFFLED) as scope:
-            losses = row_losses(model, x)
-            for domain in range(3):
-                found = torch.autograd.grad(
-                    losses[torch.eq(SHUFFLED, domain)].mean(), parameters, retain_graph=True
-                )
-                wanted[domain] += 0.05 * torch.cat([one.flatten() for one in found])
-            scope.weighted_loss(losses).backward()
+            scope.weighted_loss(row_losses(model, x)).backward()
         mixer.step()
+        with torch.no_grad():
+            for one, other in zip(twin.parameters(), parameters, strict=True):
+                one.copy_(other)
     model.eval()
     x = torch.randn(4, LENGTH, WIDTH, dtype=torch.float64)
     with mixer.validation():
         row_losses(model, x).mean().backward()
     gradient = torch.autograd.grad(row_losses(model, x).mean(), parameters)
-    # The step after the validation has moved nothing: the update is of the weights of the domains.
     expected = -(wanted @ torch.cat([one.flatten() for one in gradient])).numpy()
-    np.testing.assert_allclose(last_scores(mixer), expected, rtol=1e-7)
+    np.testing.assert_allclose(last_scores(mixer), expected, rtol=1e-5)
 
 
 class RoundedWeight(nn.Parameter):

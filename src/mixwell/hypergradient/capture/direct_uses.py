@@ -31,7 +31,14 @@ ELEMENTWISE |= {"mul", "__mul__", "__rmul__", "div", "__truediv__"}
 
 @final
 class DirectUse:
-    """An operation ``Y = f(w, X)`` with a tensor w that has no rows, as a rule of a layer would treat it."""
+    """An operation ``Y = f(w, X)`` with a tensor w that has no rows, as a rule of a layer would treat it.
+
+    Args:
+        values: each w, and where it comes from, ``None`` for a parameter.
+        roots: the parameters that w depends on.
+        repeat: f for another w, where it works element by element.
+        inputs: X, where f is ``functional.linear`` and w its weight.
+    """
 
     def __init__(
         self,
@@ -39,8 +46,9 @@ class DirectUse:
         roots: Mapping[int, Tensor],
         outputs: Sequence[Tensor],
         repeat: Callable[[Tensor], Tensor] | None,
+        inputs: Tensor | None = None,
     ) -> None:
-        self._values, self._roots, self._repeat = values, roots, repeat
+        self._values, self._roots, self._repeat, self._inputs = values, roots, repeat, inputs
         self._edges = [get_gradient_edge(one) for one in outputs]
         self.param_indices = {str(index): index for index in roots}
 
@@ -55,6 +63,12 @@ class DirectUse:
         wanted = [i for i, one in enumerate(gradients) if one is not None]
         given = [cast("Tensor", gradients[i]) for i in wanted]
         groups = accumulator.row_groups
+        if self._inputs is not None:
+            (index,) = self._roots
+            outputs = accumulator.project_outputs(index, groups.per_row(given[0]))
+            inputs = accumulator.project_inputs(index, groups.per_row(self._inputs))
+            accumulator.add_products(index, outputs, inputs)
+            return
         if self._repeat is not None:
             found = self._elementwise(given[0], groups)
         else:
@@ -97,7 +111,7 @@ class DirectUses(TorchFunctionMode):
     """Finds the operations in which parameters without a rule meet the rows of a batch.
 
     Args:
-        watched: the index of each parameter without a rule, by its ``id``.
+        watched: the indices of the parameters to follow.
         tensors: all parameters that are trained.
         found: receives each operation and its outputs.
     """
@@ -105,7 +119,7 @@ class DirectUses(TorchFunctionMode):
     def __init__(
         self,
         model: nn.Module,
-        watched: Mapping[int, int],
+        watched: Iterable[int],
         tensors: Sequence[Tensor],
         groups: RowGroups,
         found: Callable[[DirectUse, Sequence[Tensor]], None],
@@ -114,7 +128,9 @@ class DirectUses(TorchFunctionMode):
         self._tensors, self._groups, self._found = tensors, groups, found
         # Tensors are kept, so that no other tensor of the batch has the same id.
         self._free: dict[int, Tensor] = {id(one): one for one in (*model.parameters(), *model.buffers())}
-        self._roots = {id(tensors[index]): frozenset([index]) for index in watched.values()}
+        self._roots = {id(tensors[index]): frozenset([index]) for index in watched}
+        self.suspended = 0
+        """The number of layers with rules that are running: their own operations are not looked at."""
 
     def has_no_rows(self, values: Any) -> bool:
         """Return whether all tensors of an argument are computed from parameters and constants alone."""
@@ -137,7 +153,7 @@ class DirectUses(TorchFunctionMode):
         given = nested.tensors((args, kwargs))
         free = all(self._is_free(one) for one in given) if given else name in CONSTANTS
         roots = frozenset[int]().union(*(self._roots.get(id(one), frozenset[int]()) for one in given))
-        if roots and not free and torch.is_grad_enabled():
+        if roots and not free and not self.suspended and torch.is_grad_enabled():
             return self._meet(func, name, args, kwargs, roots)
         result = func(*args, **kwargs)
         if free:
@@ -185,15 +201,18 @@ class DirectUses(TorchFunctionMode):
                     replaced = {**constants, id(only): value}
                     return cast("Tensor", func(*put(replaced, args), **put(replaced, kwargs)))
 
+        inputs = None
+        if name == "linear" and len(given) == 1 and isinstance(args[0], Tensor) and id(args[0]) not in given:
+            (only,) = given.values()
+            inputs = args[0].detach() if only.is_leaf and only.dim() == 2 else None
         values = [
             (view, None if given[key].is_leaf else get_gradient_edge(given[key]))
             for key, view in views.items()
         ]
-        # Each tensor is propagated to all parameters that any of them depends on.
-        leaves = [key for key in views if given[key].is_leaf]
-        if leaves and len(views) > 1:
+        if len(views) > 1:  # each is propagated to all parameters that any of them depends on
             values = [(view, get_gradient_edge(given[key])) for key, view in views.items()]
-        self._found(DirectUse(values, {i: self._tensors[i] for i in sorted(roots)}, outputs, repeat), outputs)
+        leaves_of = {index: self._tensors[index] for index in sorted(roots)}
+        self._found(DirectUse(values, leaves_of, outputs, repeat, inputs), outputs)
         return result
 
 

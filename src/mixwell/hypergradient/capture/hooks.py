@@ -137,17 +137,17 @@ class LayerHooks:
         # Operations outside of layers: not in compiled code, nor with the gathered copies of sharded parameters.
         self._follows_uses = not (self._compiled or parameters.sharded)
         self._names: dict[int, str] = {}
-        self._direct: dict[int, int] = {}
+        self._direct: set[int] = set()
         self._uses: DirectUses | None = None
         for name, module, param_indices, rule in layers_of(parameters.model, trained):
             if rule is not None:
                 self._layers.append((module, rule, self._hook(name, rule)))
             elif self._follows_uses and not isinstance(module, BATCH_NORMS):
-                self._direct |= {id(parameters.tensors[i]): i for i in param_indices.values()}
+                self._direct |= set(param_indices.values())
             else:
                 self.unsupported |= dict.fromkeys(param_indices.values(), self._no_rule(module))
         # Whether layers were called with values that have no rows is known after a batch.
-        self._needs_uses: bool | None = True if self._direct else None
+        self._first_uses, self._needs_uses = True, True if self._direct else None
         self.unsupported |= {
             parameters.names.index(name): reason for name, reason in known.unsupported.items()
         }
@@ -183,6 +183,8 @@ class LayerHooks:
             for module, rule, hook in self._layers:
                 if isinstance(rule, RecomputeRule):
                     rule.begin_batch()
+                if self._uses is not None:
+                    self._suspend_uses(module, stack)
                 fused = self._fuse(rule, accumulator) if fusable else None
                 if fused is not None:
                     stack.enter_context(fused)
@@ -348,19 +350,36 @@ class LayerHooks:
         assert self._parameters.model is not None
 
         def found(use: DirectUse, outputs: Sequence[Tensor]) -> None:
-            accumulator.touched = True
+            accumulator.touched = self._needs_uses = True
+            self._direct.update(use.param_indices.values())
             if not accumulator.paused:
                 self._attach("", use, None, outputs, accumulator)
 
+        # In the first batch all are followed: layers may hold weights that the model uses without calling them.
+        watched = range(len(self._parameters)) if self._first_uses else self._direct
         self._uses = DirectUses(
-            self._parameters.model, self._direct, self._parameters.tensors, accumulator.row_groups, found
+            self._parameters.model, watched, self._parameters.tensors, accumulator.row_groups, found
         )
         stack.callback(self._stop_uses)
         stack.enter_context(self._uses)
 
+    def _suspend_uses(self, module: nn.Module, stack: ExitStack) -> None:
+        """Leave what a layer with a rule does with its parameters to the rule."""
+        uses = self._uses
+        assert uses is not None
+
+        def suspend(*_: Any) -> None:
+            uses.suspended += 1
+
+        def resume(*_: Any) -> None:
+            uses.suspended -= 1
+
+        stack.callback(module.register_forward_pre_hook(suspend).remove)
+        stack.callback(module.register_forward_hook(resume, always_call=True).remove)
+
     def _stop_uses(self) -> None:
         self._uses = None
-        self._needs_uses = bool(self._needs_uses)
+        self._first_uses, self._needs_uses = False, bool(self._needs_uses)
 
     def _fuse(self, rule: LayerRule, accumulator: GradientAccumulator) -> AbstractContextManager[None] | None:
         name = self._names[id(rule)]
@@ -458,6 +477,7 @@ class LayerHooks:
         """Accumulate when the gradients of the outputs are known."""
 
         def backward(gradients: Sequence[Tensor | None]) -> None:
+            nonlocal twin
             known = [one for one in gradients if one is not None]
             if accumulator.paused or not known:
                 return
@@ -470,7 +490,8 @@ class LayerHooks:
                         return
                     if any(index not in self.unsupported for index in rule.param_indices.values()):
                         self._accumulate(rule, saved, gradients, accumulator)
-                    if twin is not None and twin(known[0]) > TOLERANCE:
+                    compared, twin = twin, None  # its graph is freed
+                    if compared is not None and compared(known[0]) > TOLERANCE:
                         self._unfused.add(name)
                         warn_user(f"layer {name} is not fused: its gradients would be others than PyTorch's")
                 finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from typing import final
 
@@ -92,7 +93,8 @@ class RowGroups:
         """
         if values.dim() < 2 or values.shape[0] % len(self):
             raise ValueError(FIRST_DIMENSION)
-        return values.reshape(len(self), -1, values.shape[-1])
+        length = math.prod(values.shape[:-1]) // len(self)  # -1 is ambiguous without elements
+        return values.reshape(len(self), length, values.shape[-1])
 
     def add_products(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """``total_j += left_j^T right_j`` over the rows of every domain.

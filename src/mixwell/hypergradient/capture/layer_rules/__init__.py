@@ -23,5 +23,6 @@ from mixwell.hypergradient.capture.layer_rules.embedding import EmbeddingRule as
 from mixwell.hypergradient.capture.layer_rules.linear import LinearRule as LinearRule
 from mixwell.hypergradient.capture.layer_rules.linear import TransposedLinearRule as TransposedLinearRule
 from mixwell.hypergradient.capture.layer_rules.lookup import layers_of as layers_of
+from mixwell.hypergradient.capture.layer_rules.lookup import rule_for as rule_for
 from mixwell.hypergradient.capture.layer_rules.norm import NormRule as NormRule
 from mixwell.hypergradient.capture.layer_rules.recompute import RecomputeRule as RecomputeRule
