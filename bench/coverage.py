@@ -1,7 +1,7 @@
 """The share of a model's parameters whose gradients mixed batches do not separate by domain, for projected traces.
 
-Run ``python bench/coverage.py``; it takes seconds on a CPU. Models are tiny ones of the configurations of transformers
-and of PyTorch's own layers.
+Run ``python bench/coverage.py``; it takes seconds on a CPU. Models are tiny ones of the configurations of
+transformers, and of PyTorch's own layers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main() -> None:
         torch.manual_seed(0)
         try:
             share, reasons = left_out(make())
-        except Exception as error:  # noqa: BLE001 - one model must not hide the others
+        except Exception as error:  # one model must not hide the others
             print(f"{name:28} {type(error).__name__}: {error}")
             continue
         print(f"{name:28} {share:8.1%}")

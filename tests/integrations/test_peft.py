@@ -138,7 +138,7 @@ def test_adapters_in_mixed_batches(name: str, traces: Callable[[], mixwell.Trace
         mixed = train(twin, traces(), mixed=True)
     for (key, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(
-            other, one, rtol=1e-7, atol=1e-10, msg=lambda text, key=key: f"{key}: {text}"
+            other, one, rtol=1e-4, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}"
         )
     scores = [np.array(list(one.rounds[-1].scores.values())) for one in (mixed, apart)]
-    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4, atol=1e-7)  # norms are in float32

@@ -9,6 +9,7 @@ propagated to the parameters. So nothing need be known about f, and its first di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast, final
 
 import torch
@@ -20,6 +21,7 @@ from typing_extensions import override
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.layer_rules.recompute import domain_products, in_backward
 from mixwell.hypergradient.capture.row_groups import RowGroups
+from mixwell.hypergradient.parameters import Parameters
 from mixwell.utils import nested
 
 # Functions whose results are constants of the model, not rows of a batch.
@@ -129,6 +131,8 @@ class DirectUses(TorchFunctionMode):
         # Tensors are kept, so that no other tensor of the batch has the same id.
         self._free: dict[int, Tensor] = {id(one): one for one in (*model.parameters(), *model.buffers())}
         self._roots = {id(tensors[index]): frozenset([index]) for index in watched}
+        self.in_place: set[int] = set()
+        """Parameters in tensors that were changed in place by values with rows."""
         self.suspended = 0
         """The number of layers with rules that are running: their own operations are not looked at."""
 
@@ -177,7 +181,10 @@ class DirectUses(TorchFunctionMode):
     ) -> Any:
         given = {id(one): one for one in nested.tensors((args, kwargs)) if id(one) in self._roots}
         if _changes_first(name) and id(nested.tensors(args)[0]) in given:
-            return func(*args, **kwargs)  # not followed: the comparison with the gradient will show it
+            changed = id(nested.tensors(args)[0])  # it has rows from now on, and is not followed
+            self.in_place |= self._roots.pop(changed)
+            self._free.pop(changed, None)
+            return func(*args, **kwargs)
         # Views of their own, so that the derivative is that of this operation alone.
         views = {key: one.view_as(one) for key, one in given.items() if one.requires_grad}
 
@@ -214,6 +221,84 @@ class DirectUses(TorchFunctionMode):
         leaves_of = {index: self._tensors[index] for index in sorted(roots)}
         self._found(DirectUse(values, leaves_of, outputs, repeat, inputs), outputs)
         return result
+
+
+@final
+class UseTracking:
+    """Decides which parameters are followed, batch by batch.
+
+    In the first batch all are: layers may hold weights that the model uses without calling them, and be called
+    with values that have no rows. Afterwards those that were found, and nothing where there are none.
+
+    Args:
+        found: receives each operation and its outputs.
+        enabled: whether to follow any.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        found: Callable[[DirectUse, Sequence[Tensor]], None],
+        *,
+        enabled: bool,
+    ) -> None:
+        self._parameters, self._report, self._enabled = parameters, found, enabled
+        self.watched: set[int] = set()
+        """Parameters without a rule, and those that were found to be used outside of their layers."""
+        self._in_place: set[int] = set()
+        self._first, self._called_without_rows = True, False
+        self._uses: DirectUses | None = None
+
+    def start(self, groups: RowGroups, stack: ExitStack) -> None:
+        """Follow the operations until the stack is closed."""
+        if not (self._enabled and (self._first or self.watched or self._called_without_rows)):
+            return
+        assert self._parameters.model is not None
+        watched = range(len(self._parameters)) if self._first else self.watched
+        self._uses = DirectUses(
+            self._parameters.model, watched, self._parameters.tensors, groups, self._found
+        )
+        stack.callback(self._stop)
+        stack.enter_context(self._uses)
+
+    def leave_to_rule(self, module: nn.Module, stack: ExitStack) -> None:
+        """Do not look at what a layer does with its parameters. Call it after all other hooks are registered."""
+        uses = self._uses
+        if uses is None:
+            return
+
+        def suspend(*_: Any) -> None:
+            uses.suspended += 1
+
+        def resume(*_: Any) -> None:
+            uses.suspended -= 1
+
+        stack.callback(module.register_forward_pre_hook(suspend).remove)
+        stack.callback(module.register_forward_hook(resume, always_call=True).remove)
+
+    def changed_in_place(self, index: int) -> bool:
+        """Return whether a parameter is part of a tensor that was changed in place by values with rows."""
+        current = self._uses.in_place if self._uses is not None else set[int]()
+        return index in self._in_place or index in current
+
+    def has_no_rows(self, values: Any) -> bool:
+        """Return whether all tensors of an argument are known to have no rows."""
+        return self._uses is not None and self._uses.has_no_rows(values)
+
+    def depend(self, outputs: Sequence[Tensor], indices: Iterable[int]) -> None:
+        """Record that outputs without rows of a layer depend on parameters."""
+        assert self._uses is not None
+        self._called_without_rows = True
+        self._uses.depend(outputs, indices)
+
+    def _found(self, use: DirectUse, outputs: Sequence[Tensor]) -> None:
+        self.watched.update(use.param_indices.values())
+        self._report(use, outputs)
+
+    def _stop(self) -> None:
+        if self._uses is not None:
+            self._in_place |= self._uses.in_place
+        self._uses, self._first = None, False
 
 
 def _changes_first(name: str) -> bool:

@@ -11,10 +11,9 @@ the parameters are sharded, and that the hooks see the whole gradient (no parame
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -22,29 +21,30 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
-from mixwell.hypergradient.capture.direct_uses import DirectUse, DirectUses
+from mixwell.hypergradient.capture.direct_uses import DirectUse, UseTracking
+from mixwell.hypergradient.capture.findings import (
+    IN_PLACE,
+    ROWS_ELSEWHERE,
+    TOLERANCE,
+    HookFindings,
+    Unsupported,
+    mixed_rows_message,
+    reason_in_layer,
+    unseen_gradients,
+    unsupported_warning,
+)
 from mixwell.hypergradient.capture.layer_rules import LayerCall, LayerRule, RecomputeRule, layers_of
-from mixwell.hypergradient.capture.layer_rules.lookup import BATCH_NORMS
+from mixwell.hypergradient.capture.layer_rules.lookup import BATCH_NORMS, reason_without_rule
 from mixwell.hypergradient.capture.layer_rules.recompute import in_backward
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.typing import Gradients, Json
+from mixwell.typing import Gradients
 from mixwell.utils import nested
 from mixwell.utils.user_warnings import warn_user
 
-Unsupported = Literal["ignore", "per_domain"]
-
 # The largest gradient of a row's loss in another row, relative to that in its own, before rows count as mixed.
 MIXED = 1e-6
-# The largest difference between the hooks' sum and the gradient itself, before a parameter counts as unsupported.
-# bfloat16 stays well below it.
-TOLERANCE = 0.05
-# Gradients below this times the largest of any parameter are zero but for rounding.
-ROUNDING = 1e-6
-ROWS_ELSEWHERE = "is used where the first dimension is not the batch"
-USED_ELSEWHERE = "is also used outside its own layer's forward pass"
-NOT_CALLED = "its layer was not called, or not with rows of the batch: the model uses it in another way"
 # Gradients of parameters of this size cost nothing, and their backward pass runs through all layers.
 SMALL = 1 << 13
 
@@ -64,35 +64,6 @@ class CaptureContext:
         """Take the weighted losses of the rows, shape ``(rows,)``, before their sum is differentiated."""
         if self._verify is not None:
             self._verify(losses)
-
-
-@final
-@dataclass(frozen=True)
-class HookFindings:
-    """What hooks have found out about a model, which a resumed run must know: it looks only at the first batch.
-
-    Args:
-        verified: whether a batch with rows of two domains was verified.
-        unsupported: the reason for each unsupported parameter, by name.
-        unfused: the names of layers with other gradients when they are fused.
-    """
-
-    verified: bool = False
-    unsupported: Mapping[str, str] = field(default_factory=dict[str, str])
-    unfused: Sequence[str] = ()
-
-    def to_json(self) -> Json:
-        """Return the findings as plain values."""
-        return {
-            "verified": self.verified,
-            "unsupported": dict(self.unsupported),
-            "unfused": list(self.unfused),
-        }
-
-    @classmethod
-    def from_json(cls, values: Any) -> Self:
-        """Return the findings of :meth:`to_json`."""
-        return cls(bool(values["verified"]), dict(values["unsupported"]), tuple(values.get("unfused", ())))
 
 
 @final
@@ -134,20 +105,17 @@ class LayerHooks:
         self.unsupported: dict[int, str] = {}
         """The reason for each parameter, by index, whose gradients cannot be separated."""
         self._unfused: set[str] = set(known.unfused)
-        # Operations outside of layers: not in compiled code, nor with the gathered copies of sharded parameters.
-        self._follows_uses = not (self._compiled or parameters.sharded)
+        # Not in compiled code, nor with the gathered copies of sharded parameters.
+        follows = not (self._compiled or parameters.sharded)
+        self._uses = UseTracking(parameters, self._found_use, enabled=follows)
         self._names: dict[int, str] = {}
-        self._direct: set[int] = set()
-        self._uses: DirectUses | None = None
         for name, module, param_indices, rule in layers_of(parameters.model, trained):
             if rule is not None:
                 self._layers.append((module, rule, self._hook(name, rule)))
-            elif self._follows_uses and not isinstance(module, BATCH_NORMS):
-                self._direct |= set(param_indices.values())
+            elif follows and not isinstance(module, BATCH_NORMS):
+                self._uses.watched.update(param_indices.values())
             else:
-                self.unsupported |= dict.fromkeys(param_indices.values(), self._no_rule(module))
-        # Whether layers were called with values that have no rows is known after a batch.
-        self._first_uses, self._needs_uses = True, True if self._direct else None
+                self.unsupported |= dict.fromkeys(param_indices.values(), reason_without_rule(module))
         self.unsupported |= {
             parameters.names.index(name): reason for name, reason in known.unsupported.items()
         }
@@ -179,12 +147,10 @@ class LayerHooks:
             self._accumulator = accumulator
             # Undone last: the exit stack first removes the hooks that use it.
             stack.callback(setattr, self, "_accumulator", None)
-            self._start_uses(accumulator, stack)
+            self._uses.start(accumulator.row_groups, stack)
             for module, rule, hook in self._layers:
                 if isinstance(rule, RecomputeRule):
                     rule.begin_batch()
-                if self._uses is not None:
-                    self._suspend_uses(module, stack)
                 fused = self._fuse(rule, accumulator) if fusable else None
                 if fused is not None:
                     stack.enter_context(fused)
@@ -192,6 +158,7 @@ class LayerHooks:
                     handle = module.register_forward_hook(hook, with_kwargs=True)
                     if not self._compiled:
                         stack.callback(handle.remove)
+                self._uses.leave_to_rule(module, stack)
             self._hooked = self._compiled
             try:
                 yield CaptureContext(lambda losses: self._verify(losses, accumulator))
@@ -215,21 +182,11 @@ class LayerHooks:
         Returns:
             The indices of those that were not known before.
         """
-        fresh: list[int] = []
-        largest = max(float(gradient[columns].norm()) for columns in projections.slices)
-        for index, columns in enumerate(projections.slices):
-            if index in self.unsupported:
-                continue
-            parts, whole = seen[:, columns], gradient[columns]
-            apart = float((parts.sum(dim=0) - whole).norm())
-            # Relative to the parts as well: gradients of domains may cancel in the sum.
-            size = float(parts.norm(dim=1).sum())
-            # A gradient that is zero but for rounding, such as that of the bias of keys, differs in each order of sums.
-            rounding = max(ROUNDING, self._epsilon) if size else ROUNDING
-            if apart > max(TOLERANCE * (size + float(whole.norm())), rounding * largest):
-                fresh.append(index)
-                self.unsupported[index] = USED_ELSEWHERE if size else NOT_CALLED
-        return fresh
+        found = unseen_gradients(seen, gradient, projections, known=self.unsupported, epsilon=self._epsilon)
+        self.unsupported |= {
+            i: IN_PLACE if self._uses.changed_in_place(i) else why for i, why in found.items()
+        }
+        return list(found)
 
     def warn_unsupported(self) -> None:
         """Warn of the unsupported parameters, once of each; raise ``ValueError`` where there are no others."""
@@ -237,20 +194,7 @@ class LayerHooks:
         if not fresh:
             return
         self._warned.update(fresh)
-        if len(self.unsupported) == len(self._parameters):
-            reason = self.unsupported[fresh[0]]
-            raise ValueError(
-                "no layer of the model is supported, so a mixed batch cannot be separated by domain "
-                f"({self._parameters.names[fresh[0]]}: {reason}). Give one batch per domain (mixer.domain)"
-            )
-        share = sum(self._parameters.tensors[i].numel() for i in fresh) / self._parameters.numel
-        names = [f"{self._parameters.names[i]} ({self.unsupported[i]})" for i in fresh[:8]]
-        more = ["..."] if len(fresh) > 8 else []
-        handling, remedy = "handled by one more pass per domain", ""
-        if self._mode == "ignore":
-            handling = "left out of the traces"
-            remedy = ". ProjectedTraces(unsupported='per_domain') includes them by one more backward pass per domain"
-        warn_user(f"{share:.2%} of the parameters are {handling}: {', '.join(names + more)}{remedy}")
+        warn_user(unsupported_warning(self._parameters, self.unsupported, fresh, self._mode))
 
     def _verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Verify the first batch that has rows of two domains, and handle unsupported parameters."""
@@ -259,7 +203,7 @@ class LayerHooks:
         if self._unverified and several and bool(losses.isfinite().all()):
             self._unverified = False
             self._check(losses, accumulator)
-            self.warn_unsupported()
+        self.warn_unsupported()
         if self._mode == "per_domain" and self.unsupported:
             self._add_unsupported(losses, accumulator)
 
@@ -307,12 +251,7 @@ class LayerHooks:
         finally:
             self._probe = None
         if mixed:
-            raise ValueError(
-                f"the rows of a batch are not independent in layer {mixed[-1]} ({len(mixed)} such layers): either "
-                "its first dimension is not the batch (batch_first=False), or something mixes rows (BatchNorm, a "
-                "loss over pairs). Give one batch per domain (mixer.domain). ProjectedTraces(check=False) omits "
-                "this check; gradients in such a layer then count for the wrong domains"
-            )
+            raise ValueError(mixed_rows_message(mixed))
         if compares:
             gradients: Gradients = [None] * len(self._parameters)
             for (index, _), gradient in zip(trained, found, strict=True):
@@ -337,49 +276,11 @@ class LayerHooks:
         finally:
             accumulator.paused, accumulator.ignored = False, self.unsupported
 
-    def _no_rule(self, module: nn.Module) -> str:
-        kind = type(module).__name__
-        if isinstance(module, BATCH_NORMS):
-            return f"belongs to a {kind}, which mixes the rows of a batch"
-        return f"belongs to a {kind}, for which there is no rule"
-
-    def _start_uses(self, accumulator: GradientAccumulator, stack: ExitStack) -> None:
-        """Follow the operations outside of layers, if there are any; the first batch shows whether."""
-        if not self._follows_uses or self._needs_uses is False:
-            return
-        assert self._parameters.model is not None
-
-        def found(use: DirectUse, outputs: Sequence[Tensor]) -> None:
-            accumulator.touched = self._needs_uses = True
-            self._direct.update(use.param_indices.values())
-            if not accumulator.paused:
-                self._attach("", use, None, outputs, accumulator)
-
-        # In the first batch all are followed: layers may hold weights that the model uses without calling them.
-        watched = range(len(self._parameters)) if self._first_uses else self._direct
-        self._uses = DirectUses(
-            self._parameters.model, watched, self._parameters.tensors, accumulator.row_groups, found
-        )
-        stack.callback(self._stop_uses)
-        stack.enter_context(self._uses)
-
-    def _suspend_uses(self, module: nn.Module, stack: ExitStack) -> None:
-        """Leave what a layer with a rule does with its parameters to the rule."""
-        uses = self._uses
-        assert uses is not None
-
-        def suspend(*_: Any) -> None:
-            uses.suspended += 1
-
-        def resume(*_: Any) -> None:
-            uses.suspended -= 1
-
-        stack.callback(module.register_forward_pre_hook(suspend).remove)
-        stack.callback(module.register_forward_hook(resume, always_call=True).remove)
-
-    def _stop_uses(self) -> None:
-        self._uses = None
-        self._first_uses, self._needs_uses = False, bool(self._needs_uses)
+    def _found_use(self, use: DirectUse, outputs: Sequence[Tensor]) -> None:
+        accumulator = self._accumulator
+        if accumulator is not None and not accumulator.paused:
+            accumulator.touched = True
+            self._attach("", use, None, outputs, accumulator)
 
     def _fuse(self, rule: LayerRule, accumulator: GradientAccumulator) -> AbstractContextManager[None] | None:
         name = self._names[id(rule)]
@@ -394,17 +295,15 @@ class LayerHooks:
     ) -> bool:
         """Return whether a layer is called with a table or a constant instead of rows, and follow its output."""
         values = (*call.args, *call.kwargs.values())
-        free = self._uses is not None and self._uses.has_no_rows(values)
+        free = self._uses.has_no_rows(values)
         if not free and any(accumulator.row_groups.has_rows(one) for one in nested.tensors(values)):
             return False
         if output is None:
             return True
-        if free and self._uses is not None:
-            self._needs_uses = True
+        if free:
             self._uses.depend(call.outputs, rule.param_indices.values())
         elif not in_backward():
-            reason = f"{FIRST_DIMENSION} in layer {name}; use batch_first=True, or mixer.domain"
-            self.unsupported |= dict.fromkeys(rule.param_indices.values(), reason)
+            self._give_up(rule, reason_in_layer(FIRST_DIMENSION, name), accumulator)
         return True
 
     def _give_up(self, rule: LayerRule | DirectUse, reason: str, accumulator: GradientAccumulator) -> None:
@@ -436,7 +335,7 @@ class LayerHooks:
                 return None
             accumulator.touched = True
             call = LayerCall(args, kwargs, outputs)
-            if self._uses is not None and self._uses.has_no_rows((args, kwargs)):
+            if self._uses.has_no_rows((args, kwargs)):
                 self._has_no_rows(name, rule, call, output, accumulator)
                 return None
             try:
@@ -444,12 +343,7 @@ class LayerHooks:
                     saved = rule.save_call(call, accumulator)
             except ValueError as error:
                 if not in_backward():
-                    reason = str(error)
-                    if reason == FIRST_DIMENSION:
-                        reason += (
-                            f" in layer {name}; use batch_first=True, or one batch per domain (mixer.domain)"
-                        )
-                    self.unsupported |= dict.fromkeys(rule.param_indices.values(), reason)
+                    self._give_up(rule, reason_in_layer(str(error), name), accumulator)
                 return None
             fuses = self._unverified and not self._compiled and self._fuse(rule, accumulator) is not None
             twin = rule.fused_twin(call, accumulator) if fuses else None

@@ -110,7 +110,7 @@ class LayerRule(ABC):
     def fused_twin(
         self, call: LayerCall, accumulator: GradientAccumulator
     ) -> Callable[[Tensor], float] | None:
-        """Return the error of :meth:`fuse` for a call as a function of dY; ``None`` for layers that do not fuse."""
+        """Return the error of :meth:`fuse` as a function of dY; ``None`` for layers that are not fused."""
         return None
 
     def _accumulate_linear(self, saved: Any, gradient: Tensor, accumulator: GradientAccumulator) -> None:

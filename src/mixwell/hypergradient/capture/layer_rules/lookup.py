@@ -59,6 +59,14 @@ def rule_for(module: nn.Module, param_indices: Mapping[str, int]) -> LayerRule |
     return None if isinstance(module, BATCH_NORMS) or layers else RecomputeRule(module, param_indices)
 
 
+def reason_without_rule(module: nn.Module) -> str:
+    """Return why the parameters of a module that has no rule are not separated."""
+    kind = type(module).__name__
+    if isinstance(module, BATCH_NORMS):
+        return f"belongs to a {kind}, which mixes the rows of a batch"
+    return f"belongs to a {kind}, for which there is no rule"
+
+
 def _registered(module: nn.Module) -> type[LayerRule] | None:
     """Return the rule of a module's type, unless it has another forward pass than that type."""
     served: type[Any] | None = next((one for one in type(module).__mro__ if one in LAYER_RULES.types()), None)

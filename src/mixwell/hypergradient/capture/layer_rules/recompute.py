@@ -195,7 +195,7 @@ class RecomputeRule(LayerRule):
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a call with these values changes nothing else; a cache of keys and values would be changed."""
+    """Return whether a call with these values changes nothing else, such as a cache of keys and values."""
     if isinstance(value, Mapping):
         return all(_is_plain(one) for one in cast("Mapping[Any, Any]", value).values())
     if type(value) in (tuple, list):
