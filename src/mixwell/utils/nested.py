@@ -9,7 +9,7 @@ mapping is one column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -56,13 +56,32 @@ def slice_rows(batch: Any, begin: int, end: int, rows: int) -> Any:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on a device; other values stay as they are."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in cast("Mapping[Any, Any]", batch).items()}
-    if isinstance(batch, tuple | list):
-        return like_container(batch, [to_device(value, device) for value in cast("Sequence[Any]", batch)])
-    return batch
+    return map_tensors(lambda value: value.to(device, non_blocking=True), batch)
+
+
+def map_tensors(function: Callable[[Tensor], Any], values: Any) -> Any:
+    """Return nested values with each tensor replaced by the function's result; other values stay as they are."""
+    if isinstance(values, Tensor):
+        return function(values)
+    if isinstance(values, Mapping):
+        entries = cast("Mapping[Any, Any]", values)
+        return {key: map_tensors(function, value) for key, value in entries.items()}
+    if isinstance(values, tuple | list):
+        return like_container(
+            values, [map_tensors(function, value) for value in cast("Sequence[Any]", values)]
+        )
+    return values
+
+
+def tensors(values: Any) -> list[Tensor]:
+    """Return the tensors of nested values, in order."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, Mapping):
+        return [one for value in cast("Mapping[Any, Any]", values).values() for one in tensors(value)]
+    if isinstance(values, tuple | list):
+        return [one for value in cast("Sequence[Any]", values) for one in tensors(value)]
+    return []
 
 
 def like_container(batch: Any, values: Sequence[Any]) -> Any:

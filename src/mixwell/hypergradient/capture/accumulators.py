@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 from typing import final
 
+import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
@@ -40,6 +41,10 @@ class GradientAccumulator(ABC):
         """Whether forward and backward passes are not captured."""
         self.touched = False
         """Whether a layer was run."""
+
+    def discard(self, index: int) -> None:
+        """Remove what was added for a parameter in this batch, as far as it is kept apart."""
+        return None
 
     def projection(self, index: int) -> Projection | None:
         """Return the projection of a parameter's gradient, ``None`` for the identity."""
@@ -99,6 +104,11 @@ class DenseAccumulator(GradientAccumulator):
         super().__init__(row_groups)
         self._parameters, self._add, self._blockwise = parameters, add, blockwise
         self._factors: list[float] = (1 / weights).tolist()
+
+    def discarding(self) -> DenseAccumulator:
+        """Return an accumulator for the same rows that keeps nothing, to compare two ways to the same gradient."""
+        weights = 1 / np.array(self._factors)
+        return DenseAccumulator(self._parameters, self.row_groups, weights, lambda *_: None, self._blockwise)
 
     @override
     def checking(self) -> ProjectedAccumulator:
@@ -161,6 +171,10 @@ class ProjectedAccumulator(GradientAccumulator):
         self.rows = projections.empty_rows(len(row_groups.counts)) if rows is None else rows
         # Views are cached: to make them for every layer costs more than the sums of a small layer.
         self._blocks: dict[int, Tensor] = {}
+
+    @override
+    def discard(self, index: int) -> None:
+        self._block(index).zero_()
 
     @override
     def projection(self, index: int) -> Projection | None:

@@ -11,29 +11,40 @@ the parameters are sharded, and that the hooks see the whole gradient (no parame
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self, cast, final
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
-from mixwell.hypergradient.capture.layer_rules import LayerRule, rule_for
+from mixwell.hypergradient.capture.direct_uses import DirectUse, UseTracking
+from mixwell.hypergradient.capture.findings import (
+    IN_PLACE,
+    ROWS_ELSEWHERE,
+    TOLERANCE,
+    HookFindings,
+    Unsupported,
+    mixed_rows_message,
+    reason_in_layer,
+    unseen_gradients,
+    unsupported_warning,
+)
+from mixwell.hypergradient.capture.layer_rules import LayerCall, LayerRule, RecomputeRule, layers_of
+from mixwell.hypergradient.capture.layer_rules.lookup import BATCH_NORMS, reason_without_rule
+from mixwell.hypergradient.capture.layer_rules.recompute import in_backward
 from mixwell.hypergradient.capture.projections import Projections
+from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.typing import Gradients, Json
+from mixwell.typing import Gradients
+from mixwell.utils import nested
 from mixwell.utils.user_warnings import warn_user
-
-Unsupported = Literal["ignore", "per_domain"]
 
 # The largest gradient of a row's loss in another row, relative to that in its own, before rows count as mixed.
 MIXED = 1e-6
-# The largest difference between the hooks' sum and the gradient itself, before a parameter counts as unsupported.
-# bfloat16 stays well below it.
-TOLERANCE = 0.05
 # Gradients of parameters of this size cost nothing, and their backward pass runs through all layers.
 SMALL = 1 << 13
 
@@ -53,29 +64,6 @@ class CaptureContext:
         """Take the weighted losses of the rows, shape ``(rows,)``, before their sum is differentiated."""
         if self._verify is not None:
             self._verify(losses)
-
-
-@final
-@dataclass(frozen=True)
-class HookFindings:
-    """What hooks have found out about a model, which a resumed run must know: it looks only at the first batch.
-
-    Args:
-        verified: whether a batch with rows of two domains was verified.
-        unsupported: the reason for each unsupported parameter, by name.
-    """
-
-    verified: bool = False
-    unsupported: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def to_json(self) -> Json:
-        """Return the findings as plain values."""
-        return {"verified": self.verified, "unsupported": dict(self.unsupported)}
-
-    @classmethod
-    def from_json(cls, values: Any) -> Self:
-        """Return the findings of :meth:`to_json`."""
-        return cls(bool(values["verified"]), dict(values["unsupported"]))
 
 
 @final
@@ -111,36 +99,37 @@ class LayerHooks:
         # Layers hold the tensors that the optimizer trains only while FSDP2 has not gathered them.
         distributed.reshard(parameters.model)
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
-        self._layers: list[tuple[nn.Module, LayerRule, Callable[..., None]]] = []
+        self._layers: list[tuple[nn.Module, LayerRule, Callable[..., Any]]] = []
         self._compiled = any(_is_compiled(module) for module in parameters.model.modules())
         self._warned: set[int] = set()
         self.unsupported: dict[int, str] = {}
         """The reason for each parameter, by index, whose gradients cannot be separated."""
-        for name, module in parameters.model.named_modules():
-            # With duplicates: a rule asks by name, and a layer may have two names for one tensor.
-            named = module.named_parameters(recurse=False, remove_duplicate=False)
-            param_indices = {key: trained[id(p)] for key, p in named if id(p) in trained}
-            if not param_indices:
-                continue
-            rule = rule_for(module, param_indices)
-            if rule is None:
-                reason = f"belongs to a {type(module).__name__}, for which there is no rule"
-                self.unsupported |= dict.fromkeys(param_indices.values(), reason)
-            else:
+        self._unfused: set[str] = set(known.unfused)
+        # Not in compiled code, nor with the gathered copies of sharded parameters.
+        follows = not (self._compiled or parameters.sharded)
+        self._uses = UseTracking(parameters, self._found_use, enabled=follows)
+        self._names: dict[int, str] = {}
+        for name, module, param_indices, rule in layers_of(parameters.model, trained):
+            if rule is not None:
                 self._layers.append((module, rule, self._hook(name, rule)))
+            elif follows and not isinstance(module, BATCH_NORMS):
+                self._uses.watched.update(param_indices.values())
+            else:
+                self.unsupported |= dict.fromkeys(param_indices.values(), reason_without_rule(module))
         self.unsupported |= {
             parameters.names.index(name): reason for name, reason in known.unsupported.items()
         }
         self._accumulator: GradientAccumulator | None = None
         self._hooked = False
-        self._probe: Callable[[str, LayerRule, Any, Tensor], None] | None = None
+        self._probe: Callable[[str, LayerRule | DirectUse, Any, Sequence[Tensor | None]], None] | None = None
+        self._epsilon = 0.0
         self.warn_unsupported()
 
     @property
     def findings(self) -> HookFindings:
         """What was found so far."""
         reasons = {self._parameters.names[index]: reason for index, reason in self.unsupported.items()}
-        return HookFindings(not self._unverified, reasons)
+        return HookFindings(not self._unverified, reasons, tuple(sorted(self._unfused)))
 
     @contextmanager
     def capture(self, accumulator: GradientAccumulator) -> Generator[CaptureContext]:
@@ -158,14 +147,18 @@ class LayerHooks:
             self._accumulator = accumulator
             # Undone last: the exit stack first removes the hooks that use it.
             stack.callback(setattr, self, "_accumulator", None)
+            self._uses.start(accumulator.row_groups, stack)
             for module, rule, hook in self._layers:
-                fused = rule.fuse(accumulator) if fusable else None
+                if isinstance(rule, RecomputeRule):
+                    rule.begin_batch()
+                fused = self._fuse(rule, accumulator) if fusable else None
                 if fused is not None:
                     stack.enter_context(fused)
                 elif not self._hooked:
                     handle = module.register_forward_hook(hook, with_kwargs=True)
                     if not self._compiled:
                         stack.callback(handle.remove)
+                self._uses.leave_to_rule(module, stack)
             self._hooked = self._compiled
             try:
                 yield CaptureContext(lambda losses: self._verify(losses, accumulator))
@@ -189,17 +182,11 @@ class LayerHooks:
         Returns:
             The indices of those that were not known before.
         """
-        fresh: list[int] = []
-        for index, columns in enumerate(projections.slices):
-            if index in self.unsupported:
-                continue
-            parts, whole = seen[:, columns], gradient[columns]
-            apart = float((parts.sum(dim=0) - whole).norm())
-            # Relative to the parts as well: gradients of domains may cancel in the sum.
-            if apart > TOLERANCE * float(parts.norm(dim=1).sum() + whole.norm()):
-                fresh.append(index)
-        self.unsupported |= dict.fromkeys(fresh, "is used outside its own layer's forward pass")
-        return fresh
+        found = unseen_gradients(seen, gradient, projections, known=self.unsupported, epsilon=self._epsilon)
+        self.unsupported |= {
+            i: IN_PLACE if self._uses.changed_in_place(i) else why for i, why in found.items()
+        }
+        return list(found)
 
     def warn_unsupported(self) -> None:
         """Warn of the unsupported parameters, once of each; raise ``ValueError`` where there are no others."""
@@ -207,18 +194,7 @@ class LayerHooks:
         if not fresh:
             return
         self._warned.update(fresh)
-        if len(self.unsupported) == len(self._parameters):
-            raise ValueError(
-                "no layer of the model is supported, so a mixed batch cannot be separated by domain; is it "
-                "compiled? Give one batch per domain (mixer.domain)"
-            )
-        share = sum(self._parameters.tensors[i].numel() for i in fresh) / self._parameters.numel
-        names = [f"{self._parameters.names[i]} ({self.unsupported[i]})" for i in fresh[:8]]
-        more = ["..."] if len(fresh) > 8 else []
-        handling = (
-            "left out of the traces" if self._mode == "ignore" else "handled by one more pass per domain"
-        )
-        warn_user(f"{share:.2%} of the parameters are {handling}: {', '.join(names + more)}")
+        warn_user(unsupported_warning(self._parameters, self.unsupported, fresh, self._mode))
 
     def _verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Verify the first batch that has rows of two domains, and handle unsupported parameters."""
@@ -227,7 +203,7 @@ class LayerHooks:
         if self._unverified and several and bool(losses.isfinite().all()):
             self._unverified = False
             self._check(losses, accumulator)
-            self.warn_unsupported()
+        self.warn_unsupported()
         if self._mode == "per_domain" and self.unsupported:
             self._add_unsupported(losses, accumulator)
 
@@ -241,12 +217,20 @@ class LayerHooks:
         seen = accumulator.checking()
         seen.ignored = self.unsupported
 
-        def probe(name: str, rule: LayerRule, saved: Any, gradient: Tensor) -> None:
-            sizes = groups.per_row(gradient.unsqueeze(-1)).abs().amax(dim=(1, 2))
-            if bool(sizes[~chosen].max() > MIXED * sizes.max()):
-                mixed.append(name)
+        def probe(
+            name: str, rule: LayerRule | DirectUse, saved: Any, gradients: Sequence[Tensor | None]
+        ) -> None:
+            for gradient, dim in zip(gradients, rule.row_dims(len(gradients)), strict=True):
+                if gradient is None:
+                    continue
+                sizes = groups.per_row(gradient.movedim(dim, 0).unsqueeze(-1)).abs().amax(dim=(1, 2))
+                if bool(sizes[~chosen].max() > MIXED * sizes.max()):
+                    if isinstance(rule, DirectUse):
+                        self._give_up(rule, ROWS_ELSEWHERE, seen)
+                        return
+                    mixed.append(name)
             if compares:
-                rule.accumulate(saved, gradient, seen)
+                self._accumulate(rule, saved, gradients, seen)
 
         trained = [(i, p) for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
         small = [(i, p) for i, p in trained if p.numel() <= SMALL]
@@ -267,12 +251,7 @@ class LayerHooks:
         finally:
             self._probe = None
         if mixed:
-            raise ValueError(
-                f"the rows of a batch are not independent in layer {mixed[-1]} ({len(mixed)} such layers): either "
-                "its first dimension is not the batch (batch_first=False), or something mixes rows (BatchNorm, a "
-                "loss over pairs). Give one batch per domain (mixer.domain). ProjectedTraces(check=False) omits "
-                "this check; gradients in such a layer then count for the wrong domains"
-            )
+            raise ValueError(mixed_rows_message(mixed))
         if compares:
             gradients: Gradients = [None] * len(self._parameters)
             for (index, _), gradient in zip(trained, found, strict=True):
@@ -297,40 +276,127 @@ class LayerHooks:
         finally:
             accumulator.paused, accumulator.ignored = False, self.unsupported
 
-    def _hook(self, name: str, rule: LayerRule) -> Callable[..., None]:
-        def forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _found_use(self, use: DirectUse, outputs: Sequence[Tensor]) -> None:
+        accumulator = self._accumulator
+        if accumulator is not None and not accumulator.paused:
+            accumulator.touched = True
+            self._attach("", use, None, outputs, accumulator)
+
+    def _fuse(self, rule: LayerRule, accumulator: GradientAccumulator) -> AbstractContextManager[None] | None:
+        name = self._names[id(rule)]
+        if name in self._unfused:
+            return None
+        return rule.fuse(
+            accumulator, lambda call, output: self._has_no_rows(name, rule, call, output, accumulator)
+        )
+
+    def _has_no_rows(
+        self, name: str, rule: LayerRule, call: LayerCall, output: Any, accumulator: GradientAccumulator
+    ) -> bool:
+        """Return whether a layer is called with a table or a constant instead of rows, and follow its output."""
+        values = (*call.args, *call.kwargs.values())
+        free = self._uses.has_no_rows(values)
+        if not free and any(accumulator.row_groups.has_rows(one) for one in nested.tensors(values)):
+            return False
+        if output is None:
+            return True
+        if free:
+            self._uses.depend(call.outputs, rule.param_indices.values())
+        elif not in_backward():
+            self._give_up(rule, reason_in_layer(FIRST_DIMENSION, name), accumulator)
+        return True
+
+    def _give_up(self, rule: LayerRule | DirectUse, reason: str, accumulator: GradientAccumulator) -> None:
+        for index in rule.param_indices.values():
+            self.unsupported.setdefault(index, reason)
+            accumulator.discard(index)
+
+    def _accumulate(
+        self,
+        rule: LayerRule | DirectUse,
+        saved: Any,
+        gradients: Sequence[Tensor | None],
+        accumulator: GradientAccumulator,
+    ) -> None:
+        try:
+            rule.accumulate_call(saved, gradients, accumulator)
+        except ValueError as error:
+            self._give_up(rule, str(error), accumulator)
+
+    def _hook(self, name: str, rule: LayerRule) -> Callable[..., Any]:
+        self._names[id(rule)] = name
+
+        def forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             accumulator = self._accumulator
             if accumulator is None or accumulator.paused:
-                return
-            if not isinstance(output, Tensor) or not output.requires_grad:
-                return
+                return None
+            outputs = [one for one in nested.tensors(output) if one.requires_grad]
+            if not outputs:
+                return None
             accumulator.touched = True
+            call = LayerCall(args, kwargs, outputs)
+            if self._uses.has_no_rows((args, kwargs)):
+                self._has_no_rows(name, rule, call, output, accumulator)
+                return None
             try:
                 with torch.no_grad():
-                    saved = rule.save_inputs((*args, *kwargs.values()), accumulator)
+                    saved = rule.save_call(call, accumulator)
             except ValueError as error:
-                self.unsupported |= dict.fromkeys(rule.param_indices.values(), str(error))
-                return
-
-            def backward(gradient: Tensor) -> None:
-                if accumulator.paused:
-                    return
-                with torch.no_grad():
-                    accumulator.paused = True  # a layer that the rule runs again is not captured
-                    try:
-                        if self._probe is not None:
-                            self._probe(name, rule, saved, gradient)
-                        elif any(index not in self.unsupported for index in rule.param_indices.values()):
-                            rule.accumulate(saved, gradient, accumulator)
-                    finally:
-                        accumulator.paused = False
-
-            # On the tensor, not register_full_backward_hook, which wraps the outputs in a function of its own and
-            # fails where a model changes them in place.
-            output.register_hook(backward)
+                if not in_backward():
+                    self._give_up(rule, reason_in_layer(str(error), name), accumulator)
+                return None
+            fuses = self._unverified and not self._compiled and self._fuse(rule, accumulator) is not None
+            twin = rule.fused_twin(call, accumulator) if fuses else None
+            if len(outputs) == 1 or not isinstance(output, tuple | list):
+                self._attach(name, rule, saved, outputs, accumulator, twin)
+                return None
+            # One output may depend on another (the state of a recurrent cell), so that its gradient would include
+            # the other's. That of a view includes only what comes from outside of the layer.
+            views = {id(one): one.view_as(one) for one in outputs}
+            self._attach(name, rule, saved, list(views.values()), accumulator, twin)
+            return nested.map_tensors(lambda one: views.get(id(one), one), output)
 
         # A compiler would trace the hook with the accumulator, and the flags, at the time of compilation.
-        return cast("Callable[..., None]", torch.compiler.disable(forward)) if self._compiled else forward
+        return cast("Callable[..., Any]", torch.compiler.disable(forward)) if self._compiled else forward
+
+    def _attach(
+        self,
+        name: str,
+        rule: LayerRule | DirectUse,
+        saved: Any,
+        outputs: Sequence[Tensor],
+        accumulator: GradientAccumulator,
+        twin: Callable[[Tensor], float] | None = None,
+    ) -> None:
+        """Accumulate when the gradients of the outputs are known."""
+
+        def backward(gradients: Sequence[Tensor | None]) -> None:
+            nonlocal twin
+            known = [one for one in gradients if one is not None]
+            if accumulator.paused or not known:
+                return
+            self._epsilon = max(self._epsilon, torch.finfo(known[0].dtype).eps)
+            with torch.no_grad():
+                accumulator.paused = True  # a layer that the rule runs again is not captured
+                try:
+                    if self._probe is not None:
+                        self._probe(name, rule, saved, gradients)
+                        return
+                    if any(index not in self.unsupported for index in rule.param_indices.values()):
+                        self._accumulate(rule, saved, gradients, accumulator)
+                    compared, twin = twin, None  # its graph is freed
+                    if compared is not None and compared(known[0]) > TOLERANCE:
+                        self._unfused.add(name)
+                        warn_user(f"layer {name} is not fused: its gradients would be others than PyTorch's")
+                finally:
+                    accumulator.paused = False
+
+        # On the tensors, not register_full_backward_hook, which wraps the outputs in a function of its own and
+        # fails where a model changes them in place.
+        if len(outputs) == 1:
+            outputs[0].register_hook(lambda gradient: backward([gradient]))
+        else:
+            register_multi_grad_hook(outputs, backward)
 
 
 def _is_compiled(module: nn.Module) -> bool:

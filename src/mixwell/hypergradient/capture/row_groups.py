@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from typing import final
 
@@ -52,6 +53,38 @@ class RowGroups:
         self._move_to(values.device)
         return values.index_select(0, self._order)
 
+    def take(self, values: Tensor, begin: int, end: int, *, dim: int = 0) -> Tensor:
+        """Return some of the sorted rows, those of a domain for its ``begin`` and ``end`` in :attr:`slices`.
+
+        Args:
+            values: with ``rows`` or ``rows * length`` entries along ``dim``.
+        """
+        split = self._split(values, dim)
+        if self._in_order:
+            return split.narrow(dim, begin, end - begin).flatten(dim, dim + 1)
+        self._move_to(values.device)
+        return split.index_select(dim, self._order[begin:end]).flatten(dim, dim + 1)
+
+    def mask(self, values: Tensor, begin: int, end: int, *, dim: int = 0) -> Tensor:
+        """Return the values with zeros outside of some of the sorted rows; see :meth:`take`."""
+        self._move_to(values.device)
+        split, places = self._split(values, dim), self._order[begin:end]
+        masked = torch.zeros_like(split).index_copy_(dim, places, split.index_select(dim, places))
+        return masked.flatten(dim, dim + 1)
+
+    def has_rows(self, values: Tensor, dim: int = 0) -> bool:
+        """Return whether a dimension has the size of the rows, or a multiple of it."""
+        return values.dim() > dim and values.shape[dim] > 0 and values.shape[dim] % len(self) == 0
+
+    def check_rows(self, values: Tensor, dim: int = 0) -> None:
+        """Raise ``ValueError`` where the values have no rows."""
+        if not self.has_rows(values, dim):
+            raise ValueError(FIRST_DIMENSION)
+
+    def _split(self, values: Tensor, dim: int) -> Tensor:
+        self.check_rows(values, dim)
+        return values.unflatten(dim, (len(self), -1))
+
     def per_row(self, values: Tensor) -> Tensor:
         """Reshape a layer's input or output to ``(rows, length, n)``.
 
@@ -60,7 +93,8 @@ class RowGroups:
         """
         if values.dim() < 2 or values.shape[0] % len(self):
             raise ValueError(FIRST_DIMENSION)
-        return values.reshape(len(self), -1, values.shape[-1])
+        length = math.prod(values.shape[:-1]) // len(self)  # -1 is ambiguous without elements
+        return values.reshape(len(self), length, values.shape[-1])
 
     def add_products(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """``total_j += left_j^T right_j`` over the rows of every domain.

@@ -16,11 +16,13 @@ its own.
 """
 
 from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES as LAYER_RULES
+from mixwell.hypergradient.capture.layer_rules.base import LayerCall as LayerCall
 from mixwell.hypergradient.capture.layer_rules.base import LayerRule as LayerRule
 from mixwell.hypergradient.capture.layer_rules.convolution import ConvolutionRule as ConvolutionRule
 from mixwell.hypergradient.capture.layer_rules.embedding import EmbeddingRule as EmbeddingRule
 from mixwell.hypergradient.capture.layer_rules.linear import LinearRule as LinearRule
 from mixwell.hypergradient.capture.layer_rules.linear import TransposedLinearRule as TransposedLinearRule
-from mixwell.hypergradient.capture.layer_rules.lookup import RecomputeRule as RecomputeRule
+from mixwell.hypergradient.capture.layer_rules.lookup import layers_of as layers_of
 from mixwell.hypergradient.capture.layer_rules.lookup import rule_for as rule_for
 from mixwell.hypergradient.capture.layer_rules.norm import NormRule as NormRule
+from mixwell.hypergradient.capture.layer_rules.recompute import RecomputeRule as RecomputeRule

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 from torch import Tensor, nn
 
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.utils.registry import TypeRegistry
+
+
+@final
+@dataclass(frozen=True)
+class LayerCall:
+    """A forward pass of a layer.
+
+    Args:
+        outputs: the tensors of the output that require gradients, in order.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: Sequence[Tensor]
+
+
+OtherCall = Callable[[LayerCall, Any], bool]
+"""Takes a call and its output, and returns whether it has no rows; before the call the output is ``None``."""
 
 
 class LayerRule(ABC):
@@ -19,6 +38,12 @@ class LayerRule(ABC):
     Args:
         param_indices: the index among all parameters, by the name in the layer; only of trained parameters.
     """
+
+    covers_submodules: bool = False
+    """Whether the rule is also that of the parameters of the layer's submodules, which are not called."""
+    parameter_names: frozenset[str] | None = None
+    """The parameters that the rule knows, ``None`` for any. A layer that has others or computes these, such as a
+    pruned or parametrized one, is not given to the rule."""
 
     def __init__(self, module: nn.Module, param_indices: Mapping[str, int]) -> None:
         self.module: Any = module
@@ -53,8 +78,39 @@ class LayerRule(ABC):
             gradient: dY, of the loss by the layer's output.
         """
 
-    def fuse(self, accumulator: GradientAccumulator) -> AbstractContextManager[None] | None:
+    def save_call(self, call: LayerCall, accumulator: GradientAccumulator) -> Any:
+        """Return what :meth:`accumulate_call` needs; by default the result of :meth:`save_inputs`.
+
+        Raises:
+            ValueError: the rows of the batch cannot be found.
+        """
+        return self.save_inputs((*call.args, *call.kwargs.values()), accumulator)
+
+    def accumulate_call(
+        self, saved: Any, gradients: Sequence[Tensor | None], accumulator: GradientAccumulator
+    ) -> None:
+        """Add the gradients of the layer's parameters.
+
+        Args:
+            gradients: of the loss by each of the call's outputs, ``None`` for those that it does not depend on.
+        """
+        if gradients[0] is not None:
+            self.accumulate(saved, gradients[0], accumulator)
+
+    def row_dims(self, count: int) -> list[int]:
+        """Return the dimension of each of the outputs in which the rows are."""
+        return [0] * count
+
+    def fuse(
+        self, accumulator: GradientAccumulator, other_call: OtherCall
+    ) -> AbstractContextManager[None] | None:
         """Return a context in which the layer accumulates by itself, without hooks; ``None`` where it cannot."""
+        return None
+
+    def fused_twin(
+        self, call: LayerCall, accumulator: GradientAccumulator
+    ) -> Callable[[Tensor], float] | None:
+        """Return the error of :meth:`fuse` as a function of dY; ``None`` for layers that are not fused."""
         return None
 
     def _accumulate_linear(self, saved: Any, gradient: Tensor, accumulator: GradientAccumulator) -> None:
@@ -64,6 +120,8 @@ class LayerRule(ABC):
         if self.bias is not None:
             accumulator.add_vectors(self.bias, gradient)
 
+
+WEIGHT_AND_BIAS = frozenset({"weight", "bias"})
 
 LAYER_RULES = TypeRegistry[type[LayerRule]]("layer rule", package="mixwell.hypergradient.capture.layer_rules")
 """The rule of every supported type of layer."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
-from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, LayerRule
+from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, WEIGHT_AND_BIAS, LayerRule
 from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION
 
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
@@ -25,6 +25,8 @@ CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
 @LAYER_RULES.register(*CONVOLUTIONS)
 class ConvolutionRule(LayerRule):
     """``(dY B)^T (X A)``; ``X A`` is a convolution with the r columns of A as filters, so X is never formed."""
+
+    parameter_names = WEIGHT_AND_BIAS
 
     @classmethod
     @override

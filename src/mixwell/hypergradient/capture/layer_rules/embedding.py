@@ -10,13 +10,15 @@ from torch.nn import functional
 from typing_extensions import override
 
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
-from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, LayerRule
+from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, WEIGHT_AND_BIAS, LayerRule
 
 
 @final
 @LAYER_RULES.register(nn.Embedding)
 class EmbeddingRule(LayerRule):
     """``G = X^T dY``, projected ``(X B)^T (dY A)``, where ``X B`` are the rows of B that were looked up."""
+
+    parameter_names = WEIGHT_AND_BIAS
 
     @classmethod
     @override

@@ -2,75 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Generator, Mapping
+from typing import Any
 
-import torch
 from torch import Tensor, nn
-from typing_extensions import override
+from torch.nn.utils.parametrize import ParametrizationList
 
-from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, LayerRule
 from mixwell.hypergradient.capture.layer_rules.linear import TransposedLinearRule
 from mixwell.hypergradient.capture.layer_rules.norm import NormRule
-from mixwell.hypergradient.parameters import buffers_kept, cuda_devices
+from mixwell.hypergradient.capture.layer_rules.recompute import RecomputeRule
+
+# Modules that hold the parameters of the module that they belong to.
+CONTAINERS = (nn.ParameterList, nn.ParameterDict, ParametrizationList)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-@final
-class RecomputeRule(LayerRule):
-    """A layer of another type, run again on the rows of each domain. It must treat rows independently."""
+def layers_of(
+    model: nn.Module, trained: Mapping[int, int]
+) -> Generator[tuple[str, nn.Module, dict[str, int], LayerRule | None]]:
+    """Yield each layer with trained parameters: its name, itself, its parameters and its rule.
 
-    @override
-    def save_inputs(self, inputs: tuple[Any, ...], accumulator: GradientAccumulator) -> Any:
-        if isinstance(inputs[0], Tensor):
-            # Refuses a first dimension that is not that of the rows.
-            accumulator.row_groups.per_row(inputs[0].unsqueeze(-1))
-        return inputs
-
-    @override
-    def accumulate(self, saved: Any, gradient: Tensor, accumulator: GradientAccumulator) -> None:
-        """Run a forward and a backward pass of this layer for each domain."""
-        groups = accumulator.row_groups
-        count = len(groups)
-
-        def has_rows(value: Any) -> bool:
-            return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] % count == 0
-
-        def sort_rows(value: Any) -> Any:
-            """Return ``(rows, positions, ...)`` in the order of the domains."""
-            # Detached, so that the backward pass ends at this layer.
-            return groups.sort_rows(value.detach().unflatten(0, (count, -1))) if has_rows(value) else value
-
-        inputs, outputs = [(sort_rows(value), has_rows(value)) for value in saved], sort_rows(gradient)
-        parameters = [getattr(self.module, name) for name in self.param_indices]
-        # The additional passes must not change training: neither random numbers nor running statistics. Random
-        # states are saved once for all domains, since that takes longer than running a small layer.
-        with torch.random.fork_rng(cuda_devices(parameters)):
-            for domain, begin, end in groups.slices:
-                local = [value[begin:end].flatten(0, 1) if of_rows else value for value, of_rows in inputs]
-                with buffers_kept(self.module):
-                    with torch.enable_grad():
-                        again = self.module(*local)
-                    found = torch.autograd.grad(
-                        again, parameters, outputs[begin:end].flatten(0, 1).to(again.dtype), allow_unused=True
-                    )
-                gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
-                for index, one in zip(self.param_indices.values(), gradients, strict=True):
-                    if one is not None:
-                        accumulator.add_gradient(index, domain, one)
+    Args:
+        trained: the index of each parameter by its ``id``.
+    """
+    covered: set[int] = set()
+    for name, module in model.named_modules():
+        if id(module) in covered:
+            continue
+        own = _own_modules(module, covers=_covers_submodules(module))
+        covered.update(id(one) for _, one in own)
+        # With duplicates: a rule asks by name, and a layer may have two names for one tensor.
+        param_indices = {
+            prefix + key: trained[id(parameter)]
+            for prefix, one in own
+            for key, parameter in one.named_parameters(recurse=False, remove_duplicate=False)
+            if id(parameter) in trained
+        }
+        if param_indices:
+            yield name, module, param_indices, rule_for(module, param_indices)
 
 
 def rule_for(module: nn.Module, param_indices: Mapping[str, int]) -> LayerRule | None:
-    """Return the rule of a module with trained parameters, ``None`` where its rows cannot be separated.
+    """Return the rule of a module with trained parameters, ``None`` where there is none.
 
     A layer that only shares the name of a recognized one is found in the first step of a round, where the sums are
     compared with the gradient.
     """
     by_name = (one for one in (TransposedLinearRule, NormRule) if one.recognizes(module, param_indices))
-    rule = LAYER_RULES.find(module) or next(by_name, None)
-    if rule is not None and rule.supports(module):
+    rule = _registered(module) or next(by_name, None)
+    if rule is not None and rule.supports(module) and _knows(rule, module, param_indices):
         return rule(module, param_indices)
-    mixes_rows = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
-    # A module with submodules, such as the model itself, is too large to be run again for each domain.
-    composed = any(True for _ in module.children())
-    return None if mixes_rows or composed else RecomputeRule(module, param_indices)
+    # A module with layers, such as the model itself, is too large to be run again for each domain.
+    own = {id(one) for _, one in _own_modules(module)}
+    layers = [one for one in module.modules() if id(one) not in own and one._parameters]  # pyright: ignore[reportPrivateUsage]
+    return None if isinstance(module, BATCH_NORMS) or layers else RecomputeRule(module, param_indices)
+
+
+def reason_without_rule(module: nn.Module) -> str:
+    """Return why the parameters of a module that has no rule are not separated."""
+    kind = type(module).__name__
+    if isinstance(module, BATCH_NORMS):
+        return f"belongs to a {kind}, which mixes the rows of a batch"
+    return f"belongs to a {kind}, for which there is no rule"
+
+
+def _registered(module: nn.Module) -> type[LayerRule] | None:
+    """Return the rule of a module's type, unless it has another forward pass than that type."""
+    served: type[Any] | None = next((one for one in type(module).__mro__ if one in LAYER_RULES.types()), None)
+    if served is None or "forward" in vars(module):
+        return None
+    return LAYER_RULES.find(module) if type(module).forward is served.forward else None
+
+
+def _covers_submodules(module: nn.Module) -> bool:
+    rule = _registered(module)
+    return rule is not None and rule.covers_submodules
+
+
+def _knows(rule: type[LayerRule], module: nn.Module, param_indices: Mapping[str, int]) -> bool:
+    """Return whether the rule knows all parameters, and none of them is computed from others."""
+    if rule.parameter_names is None:
+        return True
+    computed = any(
+        isinstance(getattr(module, name, None), Tensor) and name not in module._parameters  # pyright: ignore[reportPrivateUsage]
+        for name in rule.parameter_names
+    )
+    return not computed and rule.parameter_names.issuperset(param_indices)
+
+
+def _own_modules(module: nn.Module, *, covers: bool = False) -> list[tuple[str, nn.Module]]:
+    """Return a module and the containers of its parameters, with the prefixes of their names."""
+    found = [("", module)]
+    for name, child in module.named_children():
+        if covers or _holds_parameters(child):
+            found += [(f"{name}.{prefix}", one) for prefix, one in _own_modules(child, covers=covers)]
+    return found
+
+
+def _holds_parameters(module: nn.Module) -> bool:
+    if isinstance(module, CONTAINERS):
+        return True
+    children = list(module.children()) if isinstance(module, nn.ModuleDict) else []
+    return bool(children) and all(_holds_parameters(one) for one in children)

@@ -10,13 +10,15 @@ from torch.nn import functional
 from typing_extensions import override
 
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
-from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, LayerRule
+from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, WEIGHT_AND_BIAS, LayerRule
 
 
 @final
 @LAYER_RULES.register(nn.LayerNorm, nn.RMSNorm)
 class NormRule(LayerRule):
     """The sums of ``dY x^`` and of dY over a row's positions; both are vectors, which are not projected."""
+
+    parameter_names = WEIGHT_AND_BIAS
 
     def __init__(self, module: nn.Module, param_indices: Mapping[str, int]) -> None:
         super().__init__(module, param_indices)

@@ -1,0 +1,311 @@
+"""Parameters that a model uses outside of layers: tables of positions, scales, decays, classification tokens.
+
+A tensor *has no rows* if it is computed from parameters, buffers and constants alone. Where such a tensor w, which
+depends on parameters without a rule, meets others in an operation ``Y = f(w, X)`` that does have rows, domain j's
+gradient of w is the product of ``dY_j``, the rows of domain j, with the derivative of f, and from w it is
+propagated to the parameters. So nothing need be known about f, and its first dimension is the batch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from mixwell.hypergradient.capture.accumulators import GradientAccumulator
+from mixwell.hypergradient.capture.layer_rules.recompute import domain_products, in_backward
+from mixwell.hypergradient.capture.row_groups import RowGroups
+from mixwell.hypergradient.parameters import Parameters
+from mixwell.utils import nested
+
+# Functions whose results are constants of the model, not rows of a batch.
+CONSTANTS = {"arange", "eye", "zeros", "ones", "full", "empty", "linspace"}
+# Each element of the result depends on one element of w: the gradients of all domains are one product.
+ELEMENTWISE = {"add", "__add__", "__radd__", "sub", "__sub__", "rsub", "__rsub__"}
+ELEMENTWISE |= {"mul", "__mul__", "__rmul__", "div", "__truediv__"}
+
+
+@final
+class DirectUse:
+    """An operation ``Y = f(w, X)`` with a tensor w that has no rows, as a rule of a layer would treat it.
+
+    Args:
+        values: each w, and where it comes from, ``None`` for a parameter.
+        roots: the parameters that w depends on.
+        repeat: f for another w, where it works element by element.
+        inputs: X, where f is ``functional.linear`` and w its weight.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[tuple[Tensor, GradientEdge | None]],
+        roots: Mapping[int, Tensor],
+        outputs: Sequence[Tensor],
+        repeat: Callable[[Tensor], Tensor] | None,
+        inputs: Tensor | None = None,
+    ) -> None:
+        self._values, self._roots, self._repeat, self._inputs = values, roots, repeat, inputs
+        self._edges = [get_gradient_edge(one) for one in outputs]
+        self.param_indices = {str(index): index for index in roots}
+
+    def row_dims(self, count: int) -> list[int]:
+        """Return the dimension of each of the outputs in which the rows are."""
+        return [0] * count
+
+    def accumulate_call(
+        self, saved: Any, gradients: Sequence[Tensor | None], accumulator: GradientAccumulator
+    ) -> None:
+        """Add the gradients of the parameters that w depends on."""
+        wanted = [i for i, one in enumerate(gradients) if one is not None]
+        given = [cast("Tensor", gradients[i]) for i in wanted]
+        groups = accumulator.row_groups
+        if self._inputs is not None:
+            (index,) = self._roots
+            outputs = accumulator.project_outputs(index, groups.per_row(given[0]))
+            inputs = accumulator.project_inputs(index, groups.per_row(self._inputs))
+            accumulator.add_products(index, outputs, inputs)
+            return
+        if self._repeat is not None:
+            found = self._elementwise(given[0], groups)
+        else:
+            edges, inputs = [self._edges[i] for i in wanted], [one for one, _ in self._values]
+            found = domain_products(edges, given, self.row_dims(len(wanted)), inputs, groups)
+        for domain, products in found:
+            for (_, edge), product in zip(self._values, products, strict=True):
+                if product is not None:
+                    self._add(domain, edge, product, accumulator)
+
+    def _elementwise(self, gradient: Tensor, groups: RowGroups) -> list[tuple[int, list[Tensor | None]]]:
+        assert self._repeat is not None
+        value = self._values[0][0].detach()
+        with torch.enable_grad():
+            expanded = value.expand(gradient.shape).requires_grad_()
+            again = self._repeat(expanded)
+        (product,) = torch.autograd.grad(again, expanded, gradient.to(again.dtype))
+        return [
+            (domain, [groups.take(product, begin, end).sum(dim=0, keepdim=True).sum_to_size(value.shape)])
+            for domain, begin, end in groups.slices
+        ]
+
+    def _add(
+        self, domain: int, edge: GradientEdge | None, product: Tensor, accumulator: GradientAccumulator
+    ) -> None:
+        if edge is None:  # w is a parameter
+            (index,) = self._roots
+            accumulator.add_gradient(index, domain, product)
+            return
+        found = torch.autograd.grad(
+            [edge], list(self._roots.values()), [product], retain_graph=True, allow_unused=True
+        )
+        for index, one in zip(self._roots, cast("Iterable[Tensor | None]", found), strict=True):
+            if one is not None:
+                accumulator.add_gradient(index, domain, one)
+
+
+@final
+class DirectUses(TorchFunctionMode):
+    """Finds the operations in which parameters without a rule meet the rows of a batch.
+
+    Args:
+        watched: the indices of the parameters to follow.
+        tensors: all parameters that are trained.
+        found: receives each operation and its outputs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        watched: Iterable[int],
+        tensors: Sequence[Tensor],
+        groups: RowGroups,
+        found: Callable[[DirectUse, Sequence[Tensor]], None],
+    ) -> None:
+        super().__init__()
+        self._tensors, self._groups, self._found = tensors, groups, found
+        # Tensors are kept, so that no other tensor of the batch has the same id.
+        self._free: dict[int, Tensor] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+        self._roots = {id(tensors[index]): frozenset([index]) for index in watched}
+        self.in_place: set[int] = set()
+        """Parameters in tensors that were changed in place by values with rows."""
+        self.suspended = 0
+        """The number of layers with rules that are running: their own operations are not looked at."""
+
+    def has_no_rows(self, values: Any) -> bool:
+        """Return whether all tensors of an argument are computed from parameters and constants alone."""
+        return all(self._is_free(one) for one in nested.tensors(values))
+
+    def depend(self, outputs: Sequence[Tensor], indices: Iterable[int]) -> None:
+        """Record that outputs without rows of a layer depend on parameters."""
+        for one in outputs:
+            self._free[id(one)] = one
+            self._roots[id(one)] = self._roots.get(id(one), frozenset()) | frozenset(indices)
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if in_backward():
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        given = nested.tensors((args, kwargs))
+        free = all(self._is_free(one) for one in given) if given else name in CONSTANTS
+        roots = frozenset[int]().union(*(self._roots.get(id(one), frozenset[int]()) for one in given))
+        if roots and not free and not self.suspended and torch.is_grad_enabled():
+            return self._meet(func, name, args, kwargs, roots)
+        result = func(*args, **kwargs)
+        if free:
+            self._mark(result, roots)
+        elif given and _changes_first(name):
+            self._free.pop(id(given[0]), None)
+        return result
+
+    def _is_free(self, value: Tensor) -> bool:
+        alone = value.dim() == 0 or (value.shape[0] == 1 and len(self._groups) > 1)
+        return alone or id(value) in self._free
+
+    def _mark(self, result: Any, roots: frozenset[int]) -> None:
+        for one in nested.tensors(result):
+            self._free[id(one)] = one
+            if roots and one.requires_grad:
+                self._roots[id(one)] = self._roots.get(id(one), frozenset()) | roots
+
+    def _meet(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], roots: frozenset[int]
+    ) -> Any:
+        given = {id(one): one for one in nested.tensors((args, kwargs)) if id(one) in self._roots}
+        if _changes_first(name) and id(nested.tensors(args)[0]) in given:
+            changed = id(nested.tensors(args)[0])  # it has rows from now on, and is not followed
+            self.in_place |= self._roots.pop(changed)
+            self._free.pop(changed, None)
+            return func(*args, **kwargs)
+        # Views of their own, so that the derivative is that of this operation alone.
+        views = {key: one.view_as(one) for key, one in given.items() if one.requires_grad}
+
+        def put(replaced: Mapping[int, Tensor], values: Any) -> Any:
+            return nested.map_tensors(lambda one: replaced.get(id(one), one), values)
+
+        result = func(*put(views, args), **put(views, kwargs))
+        outputs = [one for one in nested.tensors(result) if one.requires_grad]
+        if not outputs or not views:
+            return result
+        if not all(self._groups.has_rows(one) for one in outputs):
+            self._mark(result, roots)
+            return result
+        repeat = None
+        if name in ELEMENTWISE and len(given) == 1 and isinstance(result, Tensor):
+            (only,) = given.values()
+            if only.dim() < result.dim() or only.shape[0] == 1:
+                constants = {id(one): one.detach() for one in nested.tensors((args, kwargs))}
+
+                def repeat(value: Tensor) -> Tensor:
+                    replaced = {**constants, id(only): value}
+                    return cast("Tensor", func(*put(replaced, args), **put(replaced, kwargs)))
+
+        inputs = None
+        if name == "linear" and len(given) == 1 and isinstance(args[0], Tensor) and id(args[0]) not in given:
+            (only,) = given.values()
+            inputs = args[0].detach() if only.is_leaf and only.dim() == 2 else None
+        values = [
+            (view, None if given[key].is_leaf else get_gradient_edge(given[key]))
+            for key, view in views.items()
+        ]
+        if len(views) > 1:  # each is propagated to all parameters that any of them depends on
+            values = [(view, get_gradient_edge(given[key])) for key, view in views.items()]
+        leaves_of = {index: self._tensors[index] for index in sorted(roots)}
+        self._found(DirectUse(values, leaves_of, outputs, repeat, inputs), outputs)
+        return result
+
+
+@final
+class UseTracking:
+    """Decides which parameters are followed, batch by batch.
+
+    In the first batch all are: layers may hold weights that the model uses without calling them, and be called
+    with values that have no rows. Afterwards those that were found, and nothing where there are none.
+
+    Args:
+        found: receives each operation and its outputs.
+        enabled: whether to follow any.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        found: Callable[[DirectUse, Sequence[Tensor]], None],
+        *,
+        enabled: bool,
+    ) -> None:
+        self._parameters, self._report, self._enabled = parameters, found, enabled
+        self.watched: set[int] = set()
+        """Parameters without a rule, and those that were found to be used outside of their layers."""
+        self._in_place: set[int] = set()
+        self._first, self._called_without_rows = True, False
+        self._uses: DirectUses | None = None
+
+    def start(self, groups: RowGroups, stack: ExitStack) -> None:
+        """Follow the operations until the stack is closed."""
+        if not (self._enabled and (self._first or self.watched or self._called_without_rows)):
+            return
+        assert self._parameters.model is not None
+        watched = range(len(self._parameters)) if self._first else self.watched
+        self._uses = DirectUses(
+            self._parameters.model, watched, self._parameters.tensors, groups, self._found
+        )
+        stack.callback(self._stop)
+        stack.enter_context(self._uses)
+
+    def leave_to_rule(self, module: nn.Module, stack: ExitStack) -> None:
+        """Do not look at what a layer does with its parameters. Call it after all other hooks are registered."""
+        uses = self._uses
+        if uses is None:
+            return
+
+        def suspend(*_: Any) -> None:
+            uses.suspended += 1
+
+        def resume(*_: Any) -> None:
+            uses.suspended -= 1
+
+        stack.callback(module.register_forward_pre_hook(suspend).remove)
+        stack.callback(module.register_forward_hook(resume, always_call=True).remove)
+
+    def changed_in_place(self, index: int) -> bool:
+        """Return whether a parameter is part of a tensor that was changed in place by values with rows."""
+        current = self._uses.in_place if self._uses is not None else set[int]()
+        return index in self._in_place or index in current
+
+    def has_no_rows(self, values: Any) -> bool:
+        """Return whether all tensors of an argument are known to have no rows."""
+        return self._uses is not None and self._uses.has_no_rows(values)
+
+    def depend(self, outputs: Sequence[Tensor], indices: Iterable[int]) -> None:
+        """Record that outputs without rows of a layer depend on parameters."""
+        assert self._uses is not None
+        self._called_without_rows = True
+        self._uses.depend(outputs, indices)
+
+    def _found(self, use: DirectUse, outputs: Sequence[Tensor]) -> None:
+        self.watched.update(use.param_indices.values())
+        self._report(use, outputs)
+
+    def _stop(self) -> None:
+        if self._uses is not None:
+            self._in_place |= self._uses.in_place
+        self._uses, self._first = None, False
+
+
+def _changes_first(name: str) -> bool:
+    """Return whether a function changes its first argument: ``add_``, ``__iadd__``, ``__setitem__``."""
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        in_place
+        or name == "__setitem__"
+        or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
+    )
