@@ -96,9 +96,9 @@ class MixtureBatch:
         parts: else the rows of each domain.
         equal_forward_passes: whether all ranks must run the model equally often, so that :meth:`by_domain` has
             rows of every domain of the step; those that this rank has none of do not count.
-        counted: whether each row counts, shape ``(rows,)``; ``None`` for all. Rows without a label do not: they are
-            run with the others and have no part in losses, gradients and counts. ``step`` has the numbers of those
-            that count. Only for ``mixer.batch``.
+        counted: whether each row counts, shape ``(rows,)``; ``None`` for all. Rows without a label do not: they
+            are run with the others, and have no part in losses, gradients and counts. ``step`` has the numbers of
+            those that count. Only for ``mixer.batch``.
     """
 
     names: tuple[str, ...]
