@@ -35,6 +35,13 @@ def rows(kind: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [{"input_ids": one, "labels": one} for one in sequences(kind, count, seed)]
 
 
+def masked(kind: str, count: int, every: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows of which every second, third, ... has no label; 0 for none."""
+    made = rows(kind, count, seed)
+    hidden = range(0, count, every) if every else ()
+    return [{**row, "labels": [-100] * LENGTH} if place in hidden else row for place, row in enumerate(made)]
+
+
 def labeled(kinds: tuple[str, ...] = ("up", "down", "noise"), count: int = 60) -> datasets.Dataset:
     return datasets.Dataset.from_list(
         [{**row, "domain": kind} for kind in kinds for row in rows(kind, count)]

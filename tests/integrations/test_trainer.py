@@ -97,7 +97,7 @@ def test_matches_plain_loop(accumulation: int, tmp_path: Path, monkeypatch: pyte
 
     def watched(model: nn.Module, inputs: dict[str, Any], items: Any = None) -> Tensor:
         tensors = {key: value.clone() for key, value in inputs.items()}
-        batches.append((tensors, trainer._followed._fetched[0]))
+        batches.append((tensors, trainer._batches[0]))
         return step(model, inputs, items)
 
     monkeypatch.setattr(trainer, "training_step", watched)
@@ -273,7 +273,7 @@ def test_row_losses_match_model_loss(make: Any, labels: Any) -> None:
     losses_of.check_model_loss(model, model.loss_type, inputs)
     for row in range(4):
         one = {key: value[row : row + 1] for key, value in inputs.items()}
-        found = losses_of.means(*losses_of.parts_of(model, model.loss_type, inputs))[row]
+        found = losses_of.parts_of(model, model.loss_type, inputs).means()[row]
         torch.testing.assert_close(found, model(**one).loss.reshape(()), rtol=1e-5, atol=1e-6)
 
 

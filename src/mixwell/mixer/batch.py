@@ -96,6 +96,9 @@ class MixtureBatch:
         parts: else the rows of each domain.
         equal_forward_passes: whether all ranks must run the model equally often, so that :meth:`by_domain` has
             rows of every domain of the step; those that this rank has none of do not count.
+        counted: whether each row counts, shape ``(rows,)``; ``None`` for all. Rows without a label do not: they
+            are run with the others, and have no part in losses, gradients and counts. ``step`` has the numbers of
+            those that count. Only for ``mixer.batch``.
     """
 
     names: tuple[str, ...]
@@ -104,6 +107,7 @@ class MixtureBatch:
     collated: Any = None
     parts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     equal_forward_passes: bool = False
+    counted: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -168,7 +172,11 @@ class MixtureBatch:
         step = replace(self.step, micro_batches=self.step.micro_batches * number)
         return [
             MixtureBatch(
-                self.names, self.labels[begin:end], step, nested.slice_rows(self.rows, begin, end, count)
+                self.names,
+                self.labels[begin:end],
+                step,
+                nested.slice_rows(self.rows, begin, end, count),
+                counted=None if self.counted is None else self.counted[begin:end],
             )
             for begin, end in pairwise(bounds)
         ]
@@ -195,6 +203,8 @@ class MixtureBatch:
             max_rows: the greatest number of rows of a part; ``None`` for no limit.
             min_parts: the least number of parts of a domain that has at least that number of rows on all ranks.
         """
+        if self.counted is not None:
+            raise ValueError("rows that do not count can be in mixed batches only; use mixer.batch")
         present = self.step.total if self.equal_forward_passes else self.step.local
         absent = frozenset(self.names) - {name for name, count in present.items() if count}
         found: list[DomainBatch] = []

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mixwell.hypergradient.capture.hooks import CaptureContext
@@ -80,13 +81,21 @@ class BatchScope:
     Args:
         expected: the expected count of each domain, shape ``(m,)``.
         signal: may weight rows by more than their domain.
+        counted: whether each row counts, shape ``(rows,)``; ``None`` for all.
     """
 
     def __init__(
-        self, groups: RowGroups, expected: Vector, weights: Vector, capture: CaptureContext, signal: Signal
+        self,
+        groups: RowGroups,
+        expected: Vector,
+        weights: Vector,
+        capture: CaptureContext,
+        signal: Signal,
+        counted: NDArray[np.bool_] | None = None,
     ) -> None:
-        self.groups, self.expected = groups, expected
-        self._factors = torch.from_numpy((weights / expected)[groups.labels])
+        self.groups, self.expected, self._counted = groups, expected, counted
+        factors = (weights / expected)[groups.labels]
+        self._factors = torch.from_numpy(factors if counted is None else np.where(counted, factors, 0.0))
         self._capture, self._signal = capture, signal
         self._means: list[tuple[int, int, float]] | None = None
         self.losses: Tensor | None = None
@@ -121,6 +130,10 @@ class BatchScope:
             _expect_same_shape(losses, reference)
         self.recorded = losses.detach(), None if reference is None else reference.detach()
         losses, minimized = _by_row(losses), _by_row(losses if objective is None else objective)
+        if self._counted is not None:
+            # Filled, not multiplied by 0: a mean over no tokens may be NaN.
+            left_out = torch.from_numpy(~self._counted).to(losses.device)
+            losses, minimized = losses.masked_fill(left_out, 0), minimized.masked_fill(left_out, 0)
         self.losses = losses.detach()
         # Losses in bfloat16 would round the weights to three digits.
         weighted = minimized * self._factors.to(
@@ -133,7 +146,7 @@ class BatchScope:
         return weighted.sum()
 
     def means(self) -> list[tuple[int, int, float]]:
-        """Return for each domain in the batch its number, its rows and their mean loss.
+        """Return for each domain in the batch its number, its rows that count and their mean loss.
 
         It copies the losses from their device, which waits for everything before them.
         """
@@ -141,9 +154,21 @@ class BatchScope:
             return []
         if self._means is None:
             losses = self.losses.cpu().double().numpy()
+            # Those that do not count have a loss of 0.
             sums = np.bincount(self.groups.labels, weights=losses, minlength=len(self.groups.counts))
-            self._means = [(d, end - begin, sums[d] / (end - begin)) for d, begin, end in self.groups.slices]
+            rows = self.groups.counts_where(self._counted).tolist()
+            self._means = [(d, n, sums[d] / n) for d, n in enumerate(rows) if n]
         return self._means
+
+    def recorded_of(self, domain: int) -> tuple[Tensor, Tensor | None]:
+        """Return the losses of a domain's rows that count, and those of a reference model."""
+        assert self.recorded is not None
+        chosen = self.groups.labels == domain
+        if self._counted is not None:
+            chosen &= self._counted
+        losses, reference = self.recorded
+        rows = torch.from_numpy(chosen).to(losses.device)
+        return losses[rows], None if reference is None else reference[rows]
 
 
 def _by_row(losses: Tensor) -> Tensor:

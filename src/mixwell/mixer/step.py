@@ -191,18 +191,20 @@ class StepAccumulator:
         """
         self._round.expect_intact()
         self._round.expect_no_validation_due()
-        names, batch = self._names, None
+        names, batch, counted_rows = self._names, None, None
         if isinstance(given, MixtureBatch):
             if expected_counts is not None:
                 raise ValueError("expected_counts goes with labels; a MixtureBatch has its own")
             batch, expected_counts = given, given.expected_counts
             places = np.array([self._round.weights.index(name) for name in given.names])
             numbers = places[domain_numbers(given.labels, given.names)]
+            counted_rows = None if given.counted is None else given.counted.cpu().numpy()
         else:
             numbers = domain_numbers(given, names)
         groups, counted = RowGroups(numbers, len(names)), expected_counts is not None
-        expected = resolve_expected(groups.counts, names, expected_counts)
-        present = [index for index, _, _ in groups.slices]
+        counts = groups.counts_where(counted_rows)
+        expected = resolve_expected(counts, names, expected_counts)
+        present = np.flatnonzero(counts).tolist()
         self._given.expect_batch(batch, present, self._number, counted=counted)
         first = not self._given.mixed
         self._collector.expect_ready("batch", first=first)
@@ -213,7 +215,7 @@ class StepAccumulator:
         self._given.mixed = True
         try:
             with self._collector.accumulate("batch", self._number), capture as context:
-                scope = BatchScope(groups, expected, weights, context, self._signal)
+                scope = BatchScope(groups, expected, weights, context, self._signal, counted_rows)
                 yield scope
             losses = self._add_batch(scope, batch)
         except BaseException:
@@ -221,7 +223,7 @@ class StepAccumulator:
             raise
         self._losses += losses
         for index in present:
-            self._round.row_counts.add(index, int(groups.counts[index]))
+            self._round.row_counts.add(index, int(counts[index]))
         self._given.add_batch(batch, present, counted=counted)
 
     def _add_batch(self, scope: BatchScope, batch: MixtureBatch | None) -> list[tuple[str, Any, float]]:
@@ -256,24 +258,18 @@ class StepAccumulator:
 
     def _record_rows(self, scope: BatchScope, batch: MixtureBatch | None) -> None:
         assert scope.recorded is not None
-        losses, reference = scope.recorded
-        if self._signal.requirements.reference and reference is None:
+        if self._signal.requirements.reference and scope.recorded[1] is None:
             raise ValueError(
                 f"{self._signal!r} needs the losses of a reference model: "
                 "batch.weighted_loss(losses, reference=...)"
             )
         if not self._signal.requirements.losses:
             return
-        losses = scope.groups.sort_rows(losses)
-        reference = None if reference is None else scope.groups.sort_rows(reference)
-        for index, begin, end in scope.groups.slices:
+        for index, rows, _ in scope.means():
             often = 1.0 if batch is None else batch.step.probability(self._names[index])
-            self._signal.record_loss(
-                index,
-                losses[begin:end],
-                fraction=(end - begin) * often / float(scope.expected[index]),
-                reference=None if reference is None else reference[begin:end],
-            )
+            losses, reference = scope.recorded_of(index)
+            fraction = rows * often / float(scope.expected[index])
+            self._signal.record_loss(index, losses, fraction=fraction, reference=reference)
 
     # ------------------------------------------------------------------------------------------- the whole step
 

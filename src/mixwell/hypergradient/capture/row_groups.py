@@ -46,6 +46,12 @@ class RowGroups:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def counts_where(self, counted: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """Return the rows by domain among those that count, shape ``(m,)``; ``None`` for all."""
+        if counted is None:
+            return self.counts
+        return np.bincount(self.labels[counted], minlength=len(self.counts))
+
     def sort_rows(self, values: Tensor) -> Tensor:
         """Return the rows in the order of their domains; the tensor itself where they are in order."""
         if self._in_order:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils.memory import clear_device_cache
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, Trainer
+from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from mixwell import distributed
@@ -18,15 +21,20 @@ from mixwell.data import readers
 from mixwell.data.loader import MixtureLoader
 from mixwell.integrations import loggers
 from mixwell.integrations.batches import FollowedBatches, default_settings
-from mixwell.integrations.transformers import checkpoints, refusals
+from mixwell.integrations.transformers import checkpoints, counting, refusals
 from mixwell.integrations.transformers import row_losses as losses_of
+from mixwell.integrations.transformers.callbacks import (
+    FoldedPrinterCallback,
+    FoldedProgressCallback,
+    MixingCallback,
+)
 from mixwell.integrations.transformers.domains import CollateWithout, by_domain
-from mixwell.integrations.transformers.validation import ValidationRows
+from mixwell.integrations.transformers.validation import ValidationRows, as_one_dataset
+from mixwell.mixer.batch import MixtureBatch
 from mixwell.mixer.mixer import Mixer
 from mixwell.simplex.repetition import EpochPace, epoch_caps
 from mixwell.training import mixture_file
 from mixwell.utils.nested import identity
-from mixwell.utils.seeding import seeded
 
 RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """From the model and a batch one loss for each row, shape ``(rows,)``."""
@@ -100,15 +108,18 @@ class MixerTrainer(Trainer):
         self._settings = default_settings(mixer, reserved={"budget", "clip_norm"})
         # The signal of another method comes with that method's own settings, and given constraints are complete.
         self._paced = not {"signal", "constraints"} & set(mixer or {})
-        refusals.refuse_validation(validation_dataset, validation_rows)
-        self._validation_dataset, self._validation_rows = validation_dataset, validation_rows
+        wanted = as_one_dataset(validation_dataset)
+        refusals.refuse_validation(wanted, validation_rows)
+        self._validation_dataset, self._validation_rows = wanted, validation_rows
         self._row_losses, self._least, self._block = row_losses, least, block
         self._followed: FollowedBatches | None = None
+        self._batches: deque[MixtureBatch] = deque()  # of the step, not trained on yet
         self._resumed: str | None = None
         self._clipped: tuple[float, float] | None = None
         self._checked = False
         self._sums = np.zeros((2, len(self._domains)))
-        self.add_callback(_Hooks(self))
+        self.add_callback(MixingCallback(self))
+        self._fold_displayed_logs()
 
     # ------------------------------------------------------------------------------------------- what Trainer asks
 
@@ -194,6 +205,17 @@ class MixerTrainer(Trainer):
             return self._loader.total_rows or super().num_examples(dataloader)
         return super().num_examples(dataloader)
 
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """Fetch the micro-batches of a step, and count their rows that have a label, over all ranks."""
+        samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        assert self._followed is not None
+        batches = [self._followed.next() for _ in samples]
+        counted = [self._counted_rows(inputs) for inputs in samples]
+        self._batches = deque(counting.count_rows(batches, counted, device) if batches else ())
+        return samples, items
+
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
@@ -201,18 +223,23 @@ class MixerTrainer(Trainer):
 
         The loss is not divided by the number of micro-batches, since it is already a part of the step's.
         """
-        assert self._followed is not None
         prepared: dict[str, Any] = self._prepare_inputs(inputs)
         self._check_losses(model, prepared)
         model.train()
         optimizer: Any = self.optimizer
         if callable(getattr(optimizer, "train", None)):  # as schedule-free optimizers want it
             optimizer.train()
-        with self.mixer.batch(self._followed.next()) as scope:
+        batch = self._batches.popleft()
+        with self.mixer.batch(batch) as scope:
             with self.compute_loss_context_manager():
-                losses = self._losses(model, prepared)
+                losses, auxiliary = self._losses(model, prepared)
             loss = scope.weighted_loss(losses)
+            if auxiliary is not None:
+                loss = loss + batch.fraction * auxiliary
             self.accelerator.backward(loss)
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0:
+            clear_device_cache()
         for place, rows, mean in scope.means():
             self._sums[:, place] += mean * rows, rows
         return loss.detach()
@@ -256,20 +283,27 @@ class MixerTrainer(Trainer):
 
     def validate(self) -> None:
         """Compute the validation gradient that is due."""
-        rows, rank_scale = self._validation.next(self.mixer)
+        # Rows for evaluation may be more than there is room for a backward pass.
+        size = min(self.args.eval_batch_size, self._train_batch_size)
+        parts, rank_scale = self._validation.next(
+            self.mixer,
+            self._collator("evaluation"),
+            self._counted_rows,
+            max_rows=size,
+            device=self.args.device,
+        )
+        rows, own = sum(len(mask) for _, mask in parts), sum(int(mask.sum()) for _, mask in parts)
         model: Any = self.model_wrapped
         # Models of transformers keep all activations outside of training, whatever checkpointing was asked for.
         model.train(self.args.gradient_checkpointing)
-        # Rows for evaluation may be more than there is room for a backward pass.
-        collate, size = self._collator("evaluation"), min(self.args.eval_batch_size, self._train_batch_size)
-        for first in range(0, len(rows), size):
-            part = rows[first : first + size]
-            with seeded(self.mixer.steps_done + first):
-                inputs = collate(part)
-            with self.mixer.validation(fraction=len(part) / len(rows), rank_scale=rank_scale) as scope:
+        for inputs, mask in parts:
+            fraction = len(mask) / rows
+            with self.mixer.validation(fraction=fraction, rank_scale=rank_scale) as scope:
                 with self.compute_loss_context_manager():
-                    loss = self._losses(model, self._prepare_inputs(dict(inputs))).mean()
-                self.accelerator.backward(scope.scaled_loss(loss))
+                    losses, _ = self._losses(model, self._prepare_inputs(dict(inputs)))
+                # Fractions are of rows, and the mean is over those that count.
+                total = losses.masked_fill(~mask.to(losses.device), 0).sum()
+                self.accelerator.backward(scope.scaled_loss(total / (max(own, 1) * fraction)))
         model.train()
 
     def save_mixing(self, folder: Path) -> None:
@@ -300,17 +334,28 @@ class MixerTrainer(Trainer):
         collate = self._get_collator_with_removed_columns(self.data_collator, description=what)
         return CollateWithout(collate, self._column)
 
-    def _losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+    def _losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Return the loss of every row, and what the model adds for the whole batch."""
         if self._row_losses is not None:
-            return self._row_losses(model, inputs)
+            return self._row_losses(model, inputs), None
         smoothing = self.args.label_smoothing_factor
-        return losses_of.means(*losses_of.parts_of(model, self._loss_type, inputs, smoothing=smoothing))
+        parts = losses_of.parts_of(model, self._loss_type, inputs, smoothing=smoothing)
+        return parts.means(), parts.auxiliary
 
     @property
     def _loss_type(self) -> str | None:
-        model = self.accelerator.unwrap_model(self.model)
-        causal = "ForCausalLM" if type(model).__name__.endswith("LMHeadModel") else None
-        return getattr(model, "loss_type", None) or causal
+        return losses_of.loss_type(self.accelerator.unwrap_model(self.model))
+
+    def _counted_rows(self, inputs: Any) -> Tensor | None:
+        return losses_of.counted_rows(self.accelerator.unwrap_model(self.model), self._loss_type, inputs)
+
+    def _fold_displayed_logs(self) -> None:
+        """Display one entry for each kind of number, not one for each domain."""
+        folded = {PrinterCallback: FoldedPrinterCallback, ProgressCallback: FoldedProgressCallback}
+        for plain, folding in folded.items():
+            if any(type(one) is plain for one in self.callback_handler.callbacks):
+                self.remove_callback(plain)
+                self.add_callback(folding)
 
     def _check_losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         """Check once in a run that the loss by rows is the model's own."""
@@ -333,39 +378,3 @@ class MixerTrainer(Trainer):
         checkpoints.load_mixer(folder, self.mixer)
         self._validation.reader.load_state(plain["validation"])
         self._sums[:] = plain["losses"]
-
-
-class _Hooks(TrainerCallback):
-    """Calls the trainer back where its loop has places for it."""
-
-    def __init__(self, trainer: MixerTrainer) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._trainer.begin_mixing()
-
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._trainer.before_step()
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._trainer.mixer.after_step()
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        mixer = self._trainer.mixer
-        if mixer.validation_due:
-            self._trainer.validate()
-        record, due = mixer.round_ended, control.should_log
-        if record is not None and args.logging_strategy != "no":
-            self._trainer.log(loggers.named(record))
-            control.should_log = due  # logging takes it for done
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if not args.save_only_model:
-            self._trainer.save_mixing(Path(str(args.output_dir), f"checkpoint-{state.global_step}"))
-
-    def on_train_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        self._trainer.save_mixture(Path(str(args.output_dir)))
