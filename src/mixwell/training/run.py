@@ -37,7 +37,7 @@ from mixwell.training.loop import CHECKPOINTS, TrainingLoop
 from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
-from mixwell.utils.files import lock_folder
+from mixwell.utils.files import lock_folder, refuse_links_out
 from mixwell.utils.terminal import say
 
 CONFIG = "config.yaml"
@@ -244,6 +244,8 @@ class Run:
         with ExitStack() as stack:
 
             def hold() -> None:
+                names = (*FILES, CHECKPOINTS, stages.FOLDER, *loggers.outputs(self.config.loggers))
+                refuse_links_out(self.folder, names)
                 stack.enter_context(lock_folder(self.folder))
 
             distributed.run_on_rank_zero(hold)

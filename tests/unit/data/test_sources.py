@@ -16,6 +16,7 @@ import pytest
 
 from mixwell.data.sources import HuggingFace, JsonLines, Parquet, Piece, Source, TextFiles, Texts, paths
 from mixwell.data.sources.text import good_cut
+from mixwell.utils import files
 
 DOCUMENTS = ["The first one.\nIt has two lines.", "zweites, mit Größe und 😀", "a third"]
 
@@ -105,7 +106,7 @@ def test_missing_pattern_and_special_file_raise(tmp_path: Path) -> None:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests of files that were changed just now are remembered too."""
-    monkeypatch.setattr(paths, "_SETTLED_SECONDS", -1e9)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", -1e9)
 
 
 @pytest.mark.usefixtures("settled")
