@@ -111,7 +111,7 @@ def open_all(chosen: Chosen, run: LoggerContext, *, given: Sequence[Logger] = ()
     """
     noted: dict[str, dict[str, str]] = {}
     if run.resume is not None and (run.folder / FILE).exists():
-        noted = checksums.read_sealed(run.folder / FILE)["loggers"]
+        noted = checksums.read_sealed(run.folder / FILE)
     opened: dict[str, Logger] = {}
     with generators_kept():
         for name in sorted(chosen, key=lambda name: not chosen[name].remote):
@@ -126,7 +126,7 @@ def open_all(chosen: Chosen, run: LoggerContext, *, given: Sequence[Logger] = ()
                 raise
     identities = {name: logger.identity for name, logger in opened.items() if logger.identity}
     if identities:
-        files.write_atomically(run.folder / FILE, checksums.sealed({"loggers": noted | identities}, indent=1))
+        files.write_atomically(run.folder / FILE, checksums.sealed(noted | identities, indent=1))
     return RunLoggers(opened, given)
 
 
