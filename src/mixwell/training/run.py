@@ -244,8 +244,8 @@ class Run:
         with ExitStack() as stack:
 
             def hold() -> None:
-                names = (*FILES, CHECKPOINTS, stages.FOLDER, *loggers.outputs(self.config.loggers))
-                refuse_links_out(self.folder, names)
+                # Folders of loggers are left out: W&B links to its logs from there.
+                refuse_links_out(self.folder, (*FILES, CHECKPOINTS, stages.FOLDER, loggers.FILE))
                 stack.enter_context(lock_folder(self.folder))
 
             distributed.run_on_rank_zero(hold)
