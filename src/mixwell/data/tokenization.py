@@ -1,10 +1,9 @@
-"""Arrays of tokens on disk: made once from text, and memory-mapped."""
+"""Arrays of tokens on disk: made once from text, compared with their checksums, and memory-mapped."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +16,21 @@ from numpy.typing import NDArray
 from mixwell.data.sketches import TextSketches
 from mixwell.data.sources.base import Piece, Source, digest_of
 from mixwell.data.tokenizer import Tokenizer
-from mixwell.utils import files
+from mixwell.utils import checksums, files
+from mixwell.utils.checksums import DamagedError
+from mixwell.utils.user_warnings import warn_user
 
-FORMAT = 2
+FORMAT = 3
 """The version of the cached files; those of another version are made anew."""
 GROUP_CHARACTERS = 8 << 20
 RAW_TYPES = ("uint16", "uint32", "int32", "int64")
 _CHUNK = 1 << 20
+_CHECKED = (".bin", ".npz")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Integers = NDArray[np.integer[Any]]
+_verified: dict[Path, tuple[str, list[int]]] = {}
+"""The checksums of files that this process has verified, and their stamps at that time."""
 
 
 @final
@@ -63,7 +67,8 @@ def tokenize(
     """Write a source's text as an array of tokens to the cache, or find the array there.
 
     Every document is followed by the end token; documents without text are left out. If another process makes
-    the same array, wait for it.
+    the same array, wait for it. An array that does not fit its checksum is made again, with a warning; a process
+    verifies a file once, unless it changes.
 
     Args:
         cache: the folder of arrays, found by the source's fingerprint and the tokenizer's identity.
@@ -73,7 +78,7 @@ def tokenize(
     fingerprint = source.fingerprint(cache)
     key = digest_of(FORMAT, fingerprint, tokenizer.identity)
     folder = cache / "tokens"
-    found = _find(folder, key)
+    found = _find(folder, key, source.name)
     if found is not None:
         return found
     try:
@@ -81,10 +86,10 @@ def tokenize(
         _remove_leftovers(folder)
         with FileLock(folder / f"{key}.lock"):
             # Another process may have made it in the meantime.
-            found = _find(folder, key)
+            found = _find(folder, key, source.name)
             if found is None:
                 _tokenize_to(folder / key, source, tokenizer, cache, fingerprint, progress)
-                found = _find(folder, key)
+                found = _find(folder, key, source.name)
     except OSError as error:
         if not _is_about(folder, error):
             raise
@@ -172,8 +177,15 @@ def _tokenize_to(
         if source.fingerprint(cache) != fingerprint:
             raise ValueError(f"{source.name} changed while it was read; start again when it is complete")
     sketches.save(stem.with_suffix(".npz"))
-    facts = {"format": FORMAT, "source": source.name, "dtype": tokenizer.dtype.str, **counts}
-    files.write_atomically(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
+    made = {suffix: checksums.file_checksum(stem.with_suffix(suffix)) for suffix in _CHECKED}
+    facts = {
+        "format": FORMAT,
+        "source": source.name,
+        "dtype": tokenizer.dtype.str,
+        **counts,
+        "checksums": made,
+    }
+    files.write_atomically(stem.with_suffix(".json"), checksums.sealed(facts, indent=1))
 
 
 def _is_about(folder: Path, error: OSError) -> bool:
@@ -184,17 +196,33 @@ def _is_about(folder: Path, error: OSError) -> bool:
     return place is not None and (place.is_relative_to(folder) or folder.is_relative_to(place))
 
 
-def _find(folder: Path, key: str) -> TokenFile | None:
+def _find(folder: Path, key: str, name: str) -> TokenFile | None:
+    """Return the array of a key; ``None`` if there is none, or it is damaged, of which the user is warned."""
     array, sketches = folder / f"{key}.bin", folder / f"{key}.npz"
-    try:
-        facts = json.loads((folder / f"{key}.json").read_bytes())
-        found = TokenFile(
-            array, facts["dtype"], facts["tokens"], key, facts["documents"], facts["text_bytes"], sketches
-        )
-        whole = array.stat().st_size == found.tokens * np.dtype(found.dtype).itemsize and sketches.is_file()
-    except (OSError, ValueError, KeyError, TypeError):
+    if not (folder / f"{key}.json").exists():
         return None
-    return found if whole else None
+    try:
+        facts = checksums.read_sealed(folder / f"{key}.json")
+        for suffix in _CHECKED:
+            _verify(folder / f"{key}{suffix}", facts["checksums"][suffix])
+    except (ValueError, KeyError, OSError) as error:
+        warn_user(f"the cached tokens of {name} are damaged ({error}), so the text is tokenized again")
+        return None
+    return TokenFile(
+        array, facts["dtype"], facts["tokens"], key, facts["documents"], facts["text_bytes"], sketches
+    )
+
+
+def _verify(path: Path, expected: str) -> None:
+    """Compare a file with its checksum, unless this process has done so and the file has not changed since."""
+    before = path.stat()
+    known = (expected, files.stamp(before))
+    if _verified.get(path) == known:
+        return
+    if checksums.file_checksum(path) != expected:
+        raise DamagedError(f"the checksum of {path} is wrong")
+    if files.settled(before):
+        _verified[path] = known
 
 
 def _write_tokens(

@@ -1,5 +1,7 @@
 """The state of a mixer, and its file: safetensors, with plain values as JSON. Reading one runs no code from it.
 
+Each has a checksum (:mod:`mixwell.utils.checksums`).
+
 The state of several processes is a folder: their tensors (:mod:`mixwell.distributed.sharded_checkpoint`), and
 their plain values in ``mixwell.json``.
 """
@@ -8,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +23,9 @@ from torch import Tensor
 from mixwell import distributed
 from mixwell.distributed import sharded_checkpoint
 from mixwell.mixer.round import RoundAccumulator
-from mixwell.utils import files
+from mixwell.utils import checksums, files
 
-FORMAT = 3
+FORMAT = 4
 PLAIN = "mixwell.json"
 # Tensors with one entry for each finished round.
 GROWING = ("weights.history", "weights.steps")
@@ -93,8 +94,10 @@ def write_file(path: str | os.PathLike[str], state: State) -> None:
     tensors = {name: distributed.full_tensor(t.detach()).contiguous() for name, t in state["tensors"].items()}
     # As a tensor, since a header of safetensors has a limit that the records of many rounds would reach.
     tensors[PLAIN] = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
+    tensors[checksums.TENSOR] = torch.zeros(32, dtype=torch.uint8)
     with _moved_away(target), files.replacing(target) as temporary:
         save_file(tensors, temporary)
+        checksums.seal_safetensors(temporary)
 
 
 def write_folder(path: str | os.PathLike[str], state: State) -> None:
@@ -110,7 +113,8 @@ def write_folder(path: str | os.PathLike[str], state: State) -> None:
     plain = distributed.all_gather_object({key: value for key, value in state.items() if key != "tensors"})
 
     def finish() -> None:
-        files.write_atomically(part / PLAIN, json.dumps({"processes": plain}))
+        content = {"format": FORMAT, "checksums": checksums.folder_checksums(part), "processes": plain}
+        files.write_atomically(part / PLAIN, checksums.sealed(content))
         for written in (*part.iterdir(), part):
             files.flush(written)
         with _moved_away(target):
@@ -146,10 +150,18 @@ def values_for_rank(plain: Sequence[State]) -> State:
 
 
 def _read_folder(folder: Path, like: Mapping[str, Tensor]) -> State:
-    try:
-        plain = json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{folder} is not a state of mixwell, or it is damaged ({error})") from error
+    def problem() -> str | None:
+        try:
+            checksums.verify_files(folder, checksums.read_sealed(folder / PLAIN, version=FORMAT)["checksums"])
+        except (KeyError, ValueError) as error:
+            return f"{folder} is not a state of mixwell, or it is damaged ({error})"
+        return None
+
+    # Rank 0 reads all files for the others, which read their own parts.
+    found = distributed.run_on_rank_zero(problem)
+    if found is not None:
+        raise ValueError(found)
+    plain = checksums.read_sealed(folder / PLAIN)["processes"]
     return {**values_for_rank(plain), "tensors": sharded_checkpoint.load_sharded(folder, like)}
 
 
@@ -157,7 +169,7 @@ def _read_folder(folder: Path, like: Mapping[str, Tensor]) -> State:
 def _moved_away(target: Path) -> Generator[None]:
     """Make room for something new, and bring the old back where that fails."""
     old = target.with_name(target.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
+    files.remove_tree(old)
     if target.is_dir():
         os.replace(target, old)
     try:
@@ -166,7 +178,7 @@ def _moved_away(target: Path) -> Generator[None]:
         if old.is_dir() and not target.exists():
             os.replace(old, target)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    files.remove_tree(old)
 
 
 def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = None) -> State:
@@ -184,8 +196,10 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
     if Path(path).is_dir():
         return _read_folder(Path(path), like or {})
     try:
+        checksums.verify_safetensors(Path(path))
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        del tensors[checksums.TENSOR]
         plain = json.loads(tensors.pop(PLAIN).numpy().tobytes())
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a state file of mixwell, or it is damaged ({error})") from error

@@ -6,7 +6,8 @@ A checkpoint is a folder ``step-00001200`` with
 - ``training.safetensors``: the tensors of the optimizer, of the mixer and of the random generators; with several
   processes a folder ``training`` of ``torch.distributed.checkpoint``
   (:mod:`mixwell.distributed.sharded_checkpoint`), which any world size can load;
-- ``state.json``: everything that is not a tensor, and the checksums of the other files.
+- ``state.json``: everything that is not a tensor, the checksums of the other files, and its own
+  (:mod:`mixwell.utils.checksums`).
 
 It is written under another name, flushed to the disk, and moved into place; older ones are removed after that. So
 the last complete checkpoint survives the death of the process or the machine at any moment.
@@ -15,15 +16,12 @@ the last complete checkpoint survives the death of the process or the machine at
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -31,11 +29,12 @@ from torch import Tensor, nn
 
 from mixwell import distributed
 from mixwell.distributed import sharded_checkpoint
-from mixwell.utils import files
+from mixwell.utils import checksums, files
+from mixwell.utils.checksums import DamagedError as DamagedError
 
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
 SHARDS = "training"
-FORMAT = 3
+FORMAT = 4
 _PREFIX, _PART = "step-", ".part"
 # Copies that a user has put there, such as step-00001200-good, are not ours.
 _OURS = re.compile(rf"{_PREFIX}\d{{8,}}")
@@ -78,10 +77,6 @@ class Checkpoint:
         return sharded_checkpoint.load_sharded(self.folder, like, only=like)
 
 
-class DamagedError(ValueError):
-    """A checkpoint cannot be read."""
-
-
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Write a checkpoint, then remove all but the last ``keep``; all ranks must call it.
 
@@ -104,18 +99,17 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path
 
         def finish() -> None:
             save_file(_apart(model), part / MODEL)
-            written = sorted(path for path in part.rglob("*") if path.is_file())
             content = {
                 "format": FORMAT,
                 "step": checkpoint.step,
-                "checksums": {path.relative_to(part).as_posix(): _checksum(path) for path in written},
+                "checksums": checksums.folder_checksums(part),
                 **checkpoint.plain,
                 "processes": own,
             }
-            (part / STATE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+            (part / STATE).write_text(checksums.sealed(content), encoding="utf-8")
             for path in (*part.rglob("*"), part):
                 files.flush(path)
-            shutil.rmtree(final_place, ignore_errors=True)
+            files.remove_tree(final_place)
             os.replace(part, final_place)
             files.flush(folder)
 
@@ -123,7 +117,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path
     except distributed.RankZeroError:
         raise
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(part, ignore_errors=True)
+        files.remove_tree(part)
         raise _explained(error, folder) from error
     if distributed.rank() == 0:
         for old in list_all(folder)[:-keep]:
@@ -143,9 +137,9 @@ def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def list_all(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, the oldest first."""
+    """Return the checkpoints in a folder, the oldest first. A symbolic link is none: nothing behind it is ours."""
     found = [path for path in folder.glob(f"{_PREFIX}*") if _OURS.fullmatch(path.name)]
-    return sorted((path for path in found if (path / STATE).is_file()), key=_step)
+    return sorted((path for path in found if not path.is_symlink() and (path / STATE).is_file()), key=_step)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -157,7 +151,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     verify_checkpoint(path)
     try:
-        plain = json.loads((path / STATE).read_text(encoding="utf-8"))
+        plain = checksums.read_sealed(path / STATE)
         del plain["checksums"], plain["format"]
         # With several processes each reads its shards, when their layout is known.
         model = load_file(path / MODEL) if distributed.is_single_process() else {}
@@ -178,15 +172,13 @@ def verify_checkpoint(path: Path) -> None:
 
     def problem() -> tuple[bool, str] | None:
         try:
-            plain = json.loads((path / STATE).read_text(encoding="utf-8"))
-            for name, expected in plain["checksums"].items():
-                if _checksum(path / name) != expected:
-                    return True, f"{path / name} is damaged: its checksum is wrong"
-            version = plain["format"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return True, f"{path} is damaged: {error}"
-        if version != FORMAT:
-            return False, f"{path} has format {version}, this version of mixwell reads format {FORMAT}"
+            expected = checksums.read_sealed(path / STATE, version=FORMAT).get("checksums")
+            checksums.verify_files(path, expected)
+            uncovered = sorted({MODEL, *_training_files(path)} - set(cast("dict[str, str]", expected)))
+            if uncovered:
+                return True, f"{path} is damaged: it has no checksum of {', '.join(uncovered)}"
+        except ValueError as error:
+            return isinstance(error, DamagedError), str(error)
         return None
 
     found = distributed.run_on_rank_zero(problem)
@@ -218,8 +210,9 @@ def tidy(folder: Path, *, after: int | None = None) -> None:
     """Remove unfinished checkpoints of a dead process, and those after a step, which could not be read."""
     whole = list_all(folder)
     for path in folder.glob(f"{_PREFIX}*"):
-        if path not in whole and _OURS.fullmatch(path.name.removesuffix(_PART)):
-            shutil.rmtree(path, ignore_errors=True)
+        ours = _OURS.fullmatch(path.name.removesuffix(_PART)) and not path.is_symlink()
+        if ours and path not in whole:
+            files.remove_tree(path)
     for path in whole:
         if after is not None and _step(path) > after:
             _remove(path)
@@ -269,15 +262,15 @@ def _step(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    (path / STATE).unlink(
-        missing_ok=True
-    )  # first, so that a half-removed one is not taken for a complete one
-    shutil.rmtree(path, ignore_errors=True)
+    # First, so that a half-removed one is not taken for a complete one.
+    (path / STATE).unlink(missing_ok=True)
+    files.remove_tree(path)
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+def _training_files(path: Path) -> list[str]:
+    """Return the names of the files with the tensors of the training, at least of one that must exist."""
+    shards = [one.relative_to(path).as_posix() for one in (path / SHARDS).rglob("*") if one.is_file()]
+    return shards or [TRAINING]
 
 
 def _explained(error: OSError | SafetensorError, folder: Path) -> OSError:

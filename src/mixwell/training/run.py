@@ -37,7 +37,7 @@ from mixwell.training.loop import CHECKPOINTS, TrainingLoop
 from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
-from mixwell.utils.files import lock_folder
+from mixwell.utils.files import lock_folder, refuse_links_out
 from mixwell.utils.terminal import say
 
 CONFIG = "config.yaml"
@@ -249,6 +249,8 @@ class Run:
         with ExitStack() as stack:
 
             def hold() -> None:
+                # Folders of loggers are left out: W&B links to its logs from there.
+                refuse_links_out(self.folder, (*FILES, CHECKPOINTS, stages.FOLDER, loggers.FILE))
                 stack.enter_context(lock_folder(self.folder))
 
             distributed.run_on_rank_zero(hold)

@@ -100,6 +100,8 @@ def run_sweep(
 
 
 def _remove_if_empty(folder: Path) -> None:
+    if folder.is_symlink():
+        return
     for left in folder.glob("*.part"):
         left.unlink()  # of a process that was killed while it wrote
     if folder.exists() and not any(folder.iterdir()):

@@ -1,15 +1,19 @@
-"""Atomic writes, and a lock for folders of results."""
+"""Atomic writes, deletion that follows no links, and a lock for folders of results."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+SETTLED_SECONDS = 2.0
+"""A file changed more recently may change again without its time of change showing it."""
 
 
 @contextmanager
@@ -39,8 +43,44 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 def empty_folder(path: Path) -> None:
     """Make an empty folder, removing an existing one with its content."""
-    shutil.rmtree(path, ignore_errors=True)
+    remove_tree(path)
     path.mkdir(parents=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with its content, as far as possible; of symbolic links only the link, never its target."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)  # which removes links inside, and does not follow them
+
+
+def refuse_links_out(folder: Path, names: Iterable[str]) -> None:
+    """Raise ``OSError`` if a file that a run would read, write or delete is a symbolic link out of its folder.
+
+    Args:
+        folder: may be reached through links itself.
+        names: entries of the folder; everything below them is examined too.
+    """
+    inside = folder.resolve()
+    for name in names:
+        for path in _walk(folder / name):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                raise OSError(
+                    f"{path} is a symbolic link to {os.readlink(path)}, outside of {folder}: a run reads, writes "
+                    "and deletes only in its own folder; replace the link by its target, or give another --out"
+                )
+
+
+def stamp(found: os.stat_result) -> list[int]:
+    """Return what changes whenever a program writes to a file."""
+    # A program can set the time of modification, but not the time of the last change of the inode.
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def settled(found: os.stat_result) -> bool:
+    """Return whether the next change of a file will change its stamp: times of change have steps."""
+    return time.time() - max(found.st_mtime, found.st_ctime) > SETTLED_SECONDS
 
 
 def flush(path: Path) -> None:
@@ -67,6 +107,14 @@ def lock_folder(folder: Path) -> Generator[None]:
         # Removed while it is held, so that no other process holds the same file.
         (folder / ".lock").unlink(missing_ok=True)
         lock.release()
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    """Yield a path and everything below, without following links."""
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        for parent, folders, names in os.walk(path):
+            yield from (Path(parent, name) for name in (*folders, *names))
 
 
 def _umask() -> int:

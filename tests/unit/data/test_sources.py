@@ -16,6 +16,7 @@ import pytest
 
 from mixwell.data.sources import HuggingFace, JsonLines, Parquet, Piece, Source, TextFiles, Texts, paths
 from mixwell.data.sources.text import good_cut
+from mixwell.utils import checksums, files
 
 DOCUMENTS = ["The first one.\nIt has two lines.", "zweites, mit Größe und 😀", "a third"]
 
@@ -105,7 +106,7 @@ def test_missing_pattern_and_special_file_raise(tmp_path: Path) -> None:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests of files that were changed just now are remembered too."""
-    monkeypatch.setattr(paths, "_SETTLED_SECONDS", -1e9)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", -1e9)
 
 
 @pytest.mark.usefixtures("settled")
@@ -113,7 +114,11 @@ def test_digests_are_cached(tmp_path: Path) -> None:
     file, cache = write(tmp_path / "a.txt", "one"), tmp_path / "cache"
     first = paths.digests([file], cache)
     (memory,) = (cache / "digests").iterdir()
-    memory.write_text(memory.read_text().replace(first[0], "remembered"))
+    changed = memory.read_text().replace(first[0], "remembered")
+    memory.write_text(changed)
+    assert paths.digests([file], cache) == first, "a changed file of digests is not trusted"
+    known = json.loads(changed)["files"]
+    memory.write_text(checksums.sealed({"files": known}))
     assert paths.digests([file], cache) == ["remembered"]
     assert paths.digests([file], tmp_path / "other") == first
     os.utime(file, ns=(1, 5 * 10**17))

@@ -133,6 +133,7 @@ def test_leftovers_of_killed_process_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["short", "no array", "no facts", "half facts", "no sketch"])
+@pytest.mark.filterwarnings("ignore:the cached tokens")
 def test_damaged_arrays_are_rebuilt(tmp_path: Path, damage: str) -> None:
     source = counted()
     made = tokenize(source, ByteTokenizer(), cache=tmp_path)

@@ -12,6 +12,7 @@ import torch
 
 from mixwell.training import checkpoints
 from mixwell.training.checkpoints import Checkpoint, DamagedError
+from mixwell.utils import files
 
 
 def at(step: int) -> Checkpoint:
@@ -65,7 +66,7 @@ def test_all_damaged_checkpoints_raise(tmp_path: Path) -> None:
 def test_other_format_is_not_reported_as_damage(tmp_path: Path) -> None:
     path = checkpoints.write_checkpoint(tmp_path, at(1), keep=2) / checkpoints.STATE
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    with pytest.raises(ValueError, match="has format 99, this version of mixwell reads format 3"):
+    with pytest.raises(ValueError, match="has format 99, this version of mixwell reads format 4"):
         checkpoints.newest(tmp_path)
 
 
@@ -80,6 +81,34 @@ def test_leftovers_of_killed_process_are_removed(tmp_path: Path) -> None:
     assert (found.step, wrong) == (1, [])
     checkpoints.tidy(tmp_path)
     assert os.listdir(tmp_path) == ["step-00000001"]
+
+
+def test_pruning_follows_no_links(tmp_path: Path) -> None:
+    elsewhere = checkpoints.write_checkpoint(tmp_path / "elsewhere", at(1), keep=2)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "step-00000001").symlink_to(elsewhere)
+    (mine / "step-00000009.part").symlink_to(elsewhere)
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    for step in (2, 3, 4):
+        checkpoints.write_checkpoint(mine, at(step), keep=1)
+    checkpoints.tidy(mine, after=3)
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+    assert checkpoints.list_all(mine) == []
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "checkpoints/step-00000001"])
+def test_links_out_of_run_folder_are_refused(name: str, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    (run / name).parent.mkdir(parents=True)
+    other.mkdir()
+    (run / name).symlink_to(other)
+    with pytest.raises(OSError, match="is a symbolic link to .* outside of"):
+        files.refuse_links_out(run, ["metrics.jsonl", "checkpoints"])
+    (run / name).unlink()
+    (run / "inside").mkdir()
+    (run / name).symlink_to(run / "inside")
+    files.refuse_links_out(run, ["metrics.jsonl", "checkpoints"])
 
 
 def test_tied_weights_are_saved_once(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import ray
 from rich.console import Console
 
 from helpers import commands
+from helpers.commands import PATIENCE
 from helpers.sweep_jobs import where
 from helpers.text_configs import write_config
 from mixwell.lab import tables
@@ -143,3 +147,27 @@ def test_missing_ray_names_install_command(tmp_path: Path, monkeypatch: pytest.M
     assert "pip install 'mixwell[ray]'" in error
     assert len(error.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+STRANGER = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False); print('connected')"
+
+
+@pytest.mark.parametrize(
+    "token", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}]
+)
+def test_started_ray_refuses_strangers(token: dict[str, str]) -> None:
+    with connection.connected(None, cpus=1):
+        address = ray.get_runtime_context().gcs_address
+        own = ray.remote(lambda: os.getpid()).remote()
+        assert ray.get(own, timeout=PATIENCE) != os.getpid()
+        tried = subprocess.run(
+            [sys.executable, "-c", STRANGER, address],
+            env={**os.environ, **token},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert tried.returncode != 0
+    assert "connected" not in tried.stdout
+    assert "token" in tried.stderr

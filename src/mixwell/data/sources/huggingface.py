@@ -180,6 +180,7 @@ class HuggingFace(Source):
                         split=self.split,
                         streaming=self.streaming,
                         revision=self.revision,
+                        trust_remote_code=False,  # versions before 4 could run a script of the dataset
                     )
             except Exception as error:
                 raise self._cannot_read(error) from error

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import os
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mixwell.data.downloads import cache_folder
-from mixwell.utils import files
-
-_SETTLED_SECONDS = 2.0
-"""A file changed more recently may change again without its time of change showing it."""
+from mixwell.utils import checksums, files
 
 
 def expand(
@@ -112,11 +107,6 @@ def _files_in(folder: Path) -> list[Path]:
     return inside
 
 
-def _stamp(found: os.stat_result) -> list[int]:
-    # A program can set the time of modification, but not the time of the last change of the inode.
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-
-
 class _Memo:
     """The digests of the files of one folder."""
 
@@ -126,23 +116,21 @@ class _Memo:
         self.changed = False
         self.known: dict[str, Any] = {}
         try:
-            known = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
+            self.known = checksums.read_sealed(self.path)["files"]
+        except (ValueError, KeyError):
             return  # without it files are read again
-        if isinstance(known, dict):
-            self.known = known
 
     def digest(self, path: Path) -> str:
         before = path.stat()
-        stamp = _stamp(before)
+        stamp = files.stamp(before)
         known = self.known.get(path.name)
         if isinstance(known, list) and known[:-1] == stamp and isinstance(known[-1], str):
             return known[-1]
         with path.open("rb") as file:
             content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20))
-        if _stamp(path.stat()) != stamp:
+        if files.stamp(path.stat()) != stamp:
             raise ValueError(f"{path} changed while it was read; start again when it is complete")
-        if time.time() - max(before.st_mtime, before.st_ctime) > _SETTLED_SECONDS:
+        if files.settled(before):
             self.known[path.name] = [*stamp, content.hexdigest()]
             self.changed = True
         return content.hexdigest()
@@ -151,6 +139,6 @@ class _Memo:
         if not self.changed:
             return
         try:
-            files.write_atomically(self.path, json.dumps(self.known))
+            files.write_atomically(self.path, checksums.sealed({"files": self.known}))
         except OSError:
             return  # a cache that cannot be written is slow, not wrong

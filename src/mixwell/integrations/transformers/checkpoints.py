@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 from mixwell import distributed
 from mixwell.distributed import sharded_checkpoint
 from mixwell.mixer.mixer import Mixer
-from mixwell.utils import files
+from mixwell.utils import checksums, files
 
 ALONE, TOGETHER = "mixer.safetensors", "mixer"
 PLACES = "mixing.json"
@@ -28,7 +26,7 @@ def write_checkpoint(folder: Path, mixer: Mixer, plain: dict[str, Any]) -> None:
     mixer.save(folder / (ALONE if distributed.is_single_process() else TOGETHER))
     # Written last, so that where it exists the others are complete.
     distributed.run_on_rank_zero(
-        lambda: files.write_atomically(folder / PLACES, json.dumps({"processes": places}))
+        lambda: files.write_atomically(folder / PLACES, checksums.sealed({"processes": places}))
     )
 
 
@@ -58,13 +56,12 @@ def load_mixer(folder: Path, mixer: Mixer) -> None:
 
 
 def _places(folder: Path) -> list[dict[str, Any]]:
-    try:
-        return json.loads((folder / PLACES).read_text(encoding="utf-8"))["processes"]
-    except FileNotFoundError as error:
+    if not (folder / PLACES).exists():
         raise ValueError(
             f"{folder} has no mixing.json: it was not saved by a MixerTrainer, or saving was cut off; take an "
             "older checkpoint"
-        ) from error
+        )
+    return checksums.read_sealed(folder / PLACES)["processes"]
 
 
 def _remove_earlier(folder: Path) -> None:
@@ -72,4 +69,4 @@ def _remove_earlier(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PLACES).unlink(missing_ok=True)
     (folder / ALONE).unlink(missing_ok=True)
-    shutil.rmtree(folder / TOGETHER, ignore_errors=True)
+    files.remove_tree(folder / TOGETHER)

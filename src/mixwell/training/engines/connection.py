@@ -1,9 +1,14 @@
-"""Connect to an existing Ray cluster within bounded time, or start a local Ray and shut it down."""
+"""Connect to an existing Ray cluster within bounded time, or start a local Ray and shut it down.
+
+Ray listens on all interfaces, whatever address its node is given, and runs the code of its clients. So a
+Ray that is started here asks every client for a token that only this process and its workers know.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -50,18 +55,37 @@ def connected(address: str | None, *, cpus: int) -> Generator[None]:
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     else:
         _expect_answer(existing)
-    try:
-        with environment_with(NO_STATISTICS):
+    # The processes of Ray inherit the token; the driver reads it with every new client.
+    with environment_with(NO_STATISTICS | (_token() if existing is None else {})):
+        with _explained(existing):
             ray.init(address=existing or "local", **options)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _explained(existing: str | None) -> Generator[None]:
+    """Raise ``OSError`` with the place where Ray does not start, or cannot be connected to."""
+    try:
+        yield
     except (OSError, RuntimeError, ValueError) as error:
         where = (
             "start Ray on this machine" if existing is None else f"connect to the Ray cluster at {existing}"
         )
         raise OSError(f"cannot {where}: {error}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+
+
+@cache
+def _token() -> dict[str, str]:
+    """Return the environment with the token of a local Ray; one for the process, since Ray reads it once.
+
+    Ray 2.60 asks for tokens unless ``RAY_AUTH_MODE`` is ``disabled``; without one in the environment it would
+    write one to the home folder, which all runs of the user share.
+    """
+    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return {} if given else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _existing(address: str | None) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +12,7 @@ from typing import Self, final
 
 from mixwell.training.logging.base import Logger, LoggerConfig, LoggerContext, outcome_of
 from mixwell.training.randomness import generators_kept
-from mixwell.utils import files
+from mixwell.utils import checksums, files
 
 FILE = "loggers.json"
 """By tool, the identity of its record, such as the id of a W&B run."""
@@ -113,7 +111,7 @@ def open_all(chosen: Chosen, run: LoggerContext, *, given: Sequence[Logger] = ()
     """
     noted: dict[str, dict[str, str]] = {}
     if run.resume is not None and (run.folder / FILE).exists():
-        noted = json.loads((run.folder / FILE).read_text(encoding="utf-8"))
+        noted = checksums.read_sealed(run.folder / FILE)
     opened: dict[str, Logger] = {}
     with generators_kept():
         for name in sorted(chosen, key=lambda name: not chosen[name].remote):
@@ -128,7 +126,7 @@ def open_all(chosen: Chosen, run: LoggerContext, *, given: Sequence[Logger] = ()
                 raise
     identities = {name: logger.identity for name, logger in opened.items() if logger.identity}
     if identities:
-        files.write_atomically(run.folder / FILE, json.dumps(noted | identities, indent=1) + "\n")
+        files.write_atomically(run.folder / FILE, checksums.sealed(noted | identities, indent=1))
     return RunLoggers(opened, given)
 
 
@@ -137,6 +135,6 @@ def remove_outputs(chosen: Chosen, folder: Path) -> None:
     for name in outputs(chosen):
         path = folder / name
         if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+            files.remove_tree(path)
         else:
             path.unlink(missing_ok=True)

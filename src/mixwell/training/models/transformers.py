@@ -59,9 +59,12 @@ class TransformersConfig(ModelConfig):
         auto = transformers.AutoModelForCausalLM
         try:
             if self.pretrained:
-                model = auto.from_pretrained(path, local_files_only=True)
+                model = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             else:
-                model = auto.from_config(transformers.AutoConfig.from_pretrained(path, local_files_only=True))
+                found = transformers.AutoConfig.from_pretrained(
+                    path, local_files_only=True, trust_remote_code=False
+                )
+                model = auto.from_config(found, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"model.path: cannot load a causal language model from {path}: {error}"
