@@ -182,6 +182,11 @@ def _finish(run: Run, *, resuming: bool, after: AfterRun | None) -> None:
         trainer = run.resume() if resuming else run.start()
         if not distributed.rank():
             _show_result(run, trainer, Console())
+    except InterruptedError:
+        # The live display is gone from the terminal; what it showed last must not be.
+        if run.trainer is not None and not distributed.rank():
+            _show_result(run, run.trainer, Console())
+        raise
     finally:
         if after and not distributed.rank() and run.begun and (run.folder / metrics.FILE).exists():
             after(run.folder)
