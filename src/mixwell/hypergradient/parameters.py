@@ -64,6 +64,12 @@ class Parameters:
                 "Mixer (weights=mixer.weights.last) after changing what is trained"
             )
 
+    def untrained(self) -> list[tuple[str, Tensor]]:
+        """Return the parameters of the model that the optimizer does not have, with their names."""
+        trained = {id(p) for p in self.tensors}
+        named = [] if self.model is None else _named(self.model)
+        return [(name, p) for p, name in named if id(p) not in trained]
+
     def __len__(self) -> int:
         return len(self.tensors)
 

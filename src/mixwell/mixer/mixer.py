@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Self, final
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,6 +17,8 @@ from mixwell.mixer import state
 from mixwell.mixer.batch import DomainBatch, MixtureBatch
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.nonfinite import NonFiniteGuard, NonFinitePolicy
+from mixwell.mixer.optimizers import expect_one_optimizer, no_param_groups
+from mixwell.mixer.progress import MixerProgress
 from mixwell.mixer.recipes import METHODS
 from mixwell.mixer.records import VALIDATION, RoundRecord
 from mixwell.mixer.round import RoundAccumulator
@@ -26,7 +27,7 @@ from mixwell.mixer.scopes import BatchScope, DomainScope
 from mixwell.mixer.step import StepAccumulator
 from mixwell.signals import Hypergradient, Signal
 from mixwell.signals.probes import Probes
-from mixwell.simplex import horizons, rounds
+from mixwell.simplex import horizons
 from mixwell.simplex.constraints import Constraint
 from mixwell.simplex.horizons import Horizon
 from mixwell.simplex.rounds import RoundClock
@@ -35,7 +36,7 @@ from mixwell.simplex.weight_updater import WeightUpdater
 
 
 @final
-class Mixer:
+class Mixer(MixerProgress):
     """Learns the weights of the domains while an optimizer trains a model.
 
     Put it around a training loop::
@@ -100,10 +101,7 @@ class Mixer:
         probes: Probes | None = None,
     ) -> None:
         nonfinite = NonFiniteGuard(on_nonfinite)
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "LBFGS evaluates the loss within a step, so it cannot be mixed; use SGD or AdamW"
-            )
+        expect_one_optimizer(optimizer)
         length = horizons.resolve(horizon, budget)
         clock = RoundClock(length, budget=None if budget is None else int(budget), warmup=warmup)
         updater = WeightUpdater(update, constraints)
@@ -165,7 +163,8 @@ class Mixer:
                 mixtures, which only :func:`mixwell.train` and ``mixwell run`` do.
 
         Example:
-            >>> model = nn.Linear(2, 1)
+            >>> import torch
+            >>> model = torch.nn.Linear(2, 1)
             >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             >>> mixer = Mixer.from_method("doge", model, optimizer, ["web", "code"], budget=100, horizon="long")
             >>> mixer.horizon
@@ -199,75 +198,15 @@ class Mixer:
             probes=probes,
         )
 
+    def __getattr__(self, name: str) -> Any:
+        # scaler.step(mixer) and scaler.unscale_(mixer) ask for it.
+        raise AttributeError(
+            no_param_groups() if name == "param_groups" else f"Mixer has no attribute {name!r}"
+        )
+
     def __repr__(self) -> str:
         clock, update = self._round.clock, self._round.updater.update
         return f"Mixer({self.weights!r}, {clock!r}, {self.signal!r}, {update!r})"
-
-    @property
-    def horizon(self) -> int:
-        """The number T of training steps in a round."""
-        return self._round.clock.horizon
-
-    @property
-    def budget(self) -> int | None:
-        """The number N of training steps, where it is known."""
-        return self._round.clock.budget
-
-    @property
-    def steps_done(self) -> int:
-        """The number of training steps so far."""
-        return self._round.clock.steps_done
-
-    @property
-    def validation_due(self) -> bool:
-        """Whether a validation gradient is due before the next step (``with mixer.validation():``).
-
-        That is so several times in the later part of a round and at its end, when the weights are updated with it;
-        never where the signal needs none.
-        """
-        return self._round.validation_due
-
-    def validation_rows(self, batch_rows: int) -> int:
-        """Return the number of rows of a validation batch with which those of a round take 5% of its training.
-
-        In a round of fewer than twenty steps they are one training batch in all. A batch has at least one.
-
-        Args:
-            batch_rows: the rows of a training step, all domains together.
-        """
-        points = len(self.signal.validation_points(self.horizon))
-        return rounds.validation_rows(batch_rows, steps=self.horizon, points=points)
-
-    @property
-    def round_ended(self) -> RoundRecord | None:
-        """The record of the round that ended with the last step and its validation, ``None`` where none did."""
-        last = self.rounds[-1] if self.rounds else None
-        return last if last is not None and last.first_step + last.steps == self.steps_done else None
-
-    @property
-    def round_left(self) -> int:
-        """The number of steps until the weights may change, so that batches may be drawn ahead."""
-        return self._round.clock.remaining
-
-    @property
-    def limits(self) -> dict[str, tuple[float, float]]:
-        """The least and the greatest weight that the constraints allow each domain, as of the last update."""
-        return self._round.updater.limits(self.weights.names)
-
-    @property
-    def requires_equal_forward_passes(self) -> bool:
-        """Whether all ranks must run the model equally often, since each has parts of it (``fully_shard``)."""
-        return self._parameters.sharded
-
-    @property
-    def nbytes(self) -> int:
-        """The memory in bytes that mixing holds in addition to plain training: traces and weighted sum."""
-        return self.signal.nbytes + self._step.sum.nbytes
-
-    @property
-    def skipped(self) -> dict[str, int]:
-        """The number of non-finite contributions that were skipped so far, by domain, where there were any."""
-        return dict(self._round.nonfinite.total)
 
     def domain(
         self, batch: DomainBatch | str, *, fraction: float = 1.0, rows: int | None = None
@@ -310,6 +249,20 @@ class Mixer:
                 weights, ``{d: w_d * rows}``, the loss is the ordinary mean. With several ranks the mean of theirs.
         """
         return self._step.batch(batch, expected_counts)
+
+    def auxiliary(self) -> AbstractContextManager[DomainScope]:
+        """Return a block for a loss of no domain; its gradient is added to the combined one with weight 1.
+
+        It is for a regularizer or a loss on other data that is trained in addition to the mixture::
+
+            with mixer.auxiliary():
+                (0.01 * penalty(model)).backward()
+
+        Enter it after the first block of the step, as often as needed, and before :meth:`step`. The gradient does
+        not depend on the weights, so it leaves no trace; it is clipped with the rest. With several micro-batches
+        divide the loss by their number; with several ranks the mean over them is taken.
+        """
+        return self._step.auxiliary()
 
     def step(self) -> None:
         """Take one training step: ``.grad = sum_j w_j g_j``, clipped if set, then ``optimizer.step()``.

@@ -7,6 +7,8 @@ from typing import Any, final
 
 VALIDATION = "validation"
 """The name under which records have the validation loss and skipped validation gradients."""
+AUXILIARY = "auxiliary loss"
+"""The name under which skipped gradients of ``mixer.auxiliary()`` are counted."""
 
 
 @final

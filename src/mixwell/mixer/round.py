@@ -15,7 +15,7 @@ from mixwell.mixer.batch import DomainBatch
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.nonfinite import NonFiniteGuard
-from mixwell.mixer.records import VALIDATION, RoundRecord
+from mixwell.mixer.records import AUXILIARY, VALIDATION, RoundRecord
 from mixwell.mixer.row_counts import RowCounts
 from mixwell.mixer.scopes import DomainScope
 from mixwell.mixer.scores import LossMeans, RoundScores
@@ -28,7 +28,7 @@ from mixwell.simplex.weights import Weights
 from mixwell.typing import Gradients
 
 # Sources of non-finite values that all ranks find at once, so that each of them counts it.
-COMMON = ("batch", "combined gradient", VALIDATION)
+COMMON = ("batch", "combined gradient", AUXILIARY, VALIDATION)
 
 
 @final

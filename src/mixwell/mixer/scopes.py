@@ -15,6 +15,9 @@ from mixwell.mixer.batch import DomainBatch
 from mixwell.signals.base import RowFactors, Signal
 from mixwell.typing import Gradients, Vector
 
+# The rounding that is allowed in a factor of 1 (a division and a multiplication by the number of micro-batches).
+FACTOR_TOLERANCE = 1e-2
+
 
 @final
 class DomainScope:
@@ -98,6 +101,7 @@ class BatchScope:
         self._factors = torch.from_numpy(factors if counted is None else np.where(counted, factors, 0.0))
         self._capture, self._signal = capture, signal
         self._means: list[tuple[int, int, float]] | None = None
+        self._factor: Tensor | None = None  # the derivative of what was propagated by the weighted loss
         self.losses: Tensor | None = None
         """The loss of every row, shape ``(rows,)``, after :meth:`weighted_loss`."""
         self.recorded: tuple[Tensor, Tensor | None] | None = None
@@ -143,7 +147,39 @@ class BatchScope:
             factors = self._signal.row_factors(self.losses, self.groups, data)
             weighted = weighted if factors is None else weighted * factors.to(losses)
         self._capture.weighted(weighted)
-        return weighted.sum()
+        total = weighted.sum()
+        if total.requires_grad:
+            total.register_hook(self._propagated)
+        return total
+
+    def _propagated(self, gradient: Tensor) -> None:
+        gradient = gradient.detach()
+        self._factor = gradient if self._factor is None else self._factor + gradient
+
+    def expect_propagated(self, step: int) -> None:
+        """Raise a ValueError if another loss than the weighted one was propagated.
+
+        A term that is added to the weighted loss is not seen; ``mixer.auxiliary()`` is for those. Factors below 1
+        are accepted, since trainers divide by the number of micro-batches.
+        """
+        use = "call batch.weighted_loss(losses).backward() in `with mixer.batch(...) as batch:`"
+        if self.losses is None:
+            raise ValueError(
+                f"the loss of the mixed batch at step {step} did not go through batch.weighted_loss, so the "
+                f"weights of the domains are not in its gradient: {use}"
+            )
+        if self._factor is None:
+            raise ValueError(
+                f"batch.weighted_loss was called at step {step}, but another loss was propagated, without the "
+                f"weights of the domains: {use}, and compute other losses in `with mixer.auxiliary():`"
+            )
+        factor = float(self._factor)
+        if not 0 < factor <= 1 + FACTOR_TOLERANCE:
+            raise ValueError(
+                f"the weighted loss was multiplied by {factor:g} before .backward() at step {step}, so the "
+                "optimizer would step with a gradient that much larger (a GradScaler does this; train in bfloat16 "
+                f"without one): {use}; multiply the losses themselves where that is meant"
+            )
 
     def means(self) -> list[tuple[int, int, float]]:
         """Return for each domain in the batch its number, its rows that count and their mean loss.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 import numpy as np
@@ -15,9 +15,11 @@ from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.responses import unwrap_optimizer
 from mixwell.hypergradient.traces.base import Combined
+from mixwell.mixer.auxiliary import AuxiliaryGradients
 from mixwell.mixer.batch import DomainBatch, MixtureBatch
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
+from mixwell.mixer.loss_records import expect_recorded, record_rows
 from mixwell.mixer.round import RoundAccumulator
 from mixwell.mixer.row_labels import RowLabels, domain_numbers, resolve_expected
 from mixwell.mixer.scopes import BatchScope, DomainScope
@@ -55,12 +57,14 @@ class StepAccumulator:
         self._nonfinite, self._averaged = round_accumulator.nonfinite, round_accumulator.averaged
         lazy = not self._signal.requirements.domain_batches
         self.sum = WeightedSum(self._parameters, lazy=lazy, averaged=self._averaged)
+        self._auxiliary = AuxiliaryGradients(self._parameters, collector, self._nonfinite, self.sum)
         self.clear()
 
     def clear(self) -> None:
         """Begin a new step."""
         self._given = StepProgress(self._names)
         self.sum.clear()
+        self._collector.forget_gradients()
         self._losses: list[tuple[str, Any, float]] = []
         self._skipped: tuple[dict[str, int], dict[str, int]] | None = None  # counts before the step
         self._lost = False  # whether the gradient of a mixed batch is not finite
@@ -144,7 +148,7 @@ class StepAccumulator:
             yield scope
         with self._parameters.full_precision():
             if self._nonfinite.accept_scope(scope, self._number, self._parameters):
-                self._expect_recorded(scope)
+                expect_recorded(self._signal, scope)
                 self._begin()
                 self._add_domain(index, scope)
             scope.gradients = []  # so that a kept scope does not keep its gradient alive
@@ -166,17 +170,6 @@ class StepAccumulator:
                 losses, reference = scope.recorded()
                 signal.record_loss(index, losses, fraction=fraction, reference=reference)
             self._losses.append((part.domain, scope.loss, fraction))
-
-    def _expect_recorded(self, scope: DomainScope) -> None:
-        if self._signal.requirements.losses and not scope.losses:
-            raise ValueError(
-                f"{self._signal!r} requires the losses: call scope.record_loss(loss) in `with "
-                f"mixer.domain({scope.batch.domain!r}) as scope:`"
-            )
-        if self._signal.requirements.reference and any(other is None for _, other in scope.losses):
-            raise ValueError(
-                f"{self._signal!r} needs the losses of a reference model: scope.record_loss(losses, reference=...)"
-            )
 
     # ------------------------------------------------------------------------------------------- mixed batches
 
@@ -217,6 +210,7 @@ class StepAccumulator:
             with self._collector.accumulate("batch", self._number), capture as context:
                 scope = BatchScope(groups, expected, weights, context, self._signal, counted_rows)
                 yield scope
+            scope.expect_propagated(self._number)
             losses = self._add_batch(scope, batch)
         except BaseException:
             self.abandon()
@@ -242,7 +236,7 @@ class StepAccumulator:
             else:
                 problems[self._names[index]] = f"loss ({mean:g})"
         if self._traced and scope.recorded is not None and not problems:
-            self._record_rows(scope, batch)
+            record_rows(signal, self._names, scope, batch)
         if found is None and not problems:  # the signal has not looked at the gradients
             parameter = self._parameters.non_finite([p.grad for p in self._parameters.tensors])
             if parameter is not None:
@@ -256,25 +250,27 @@ class StepAccumulator:
             )
         return losses
 
-    def _record_rows(self, scope: BatchScope, batch: MixtureBatch | None) -> None:
-        assert scope.recorded is not None
-        if self._signal.requirements.reference and scope.recorded[1] is None:
-            raise ValueError(
-                f"{self._signal!r} needs the losses of a reference model: "
-                "batch.weighted_loss(losses, reference=...)"
-            )
-        if not self._signal.requirements.losses:
-            return
-        for index, rows, _ in scope.means():
-            often = 1.0 if batch is None else batch.step.probability(self._names[index])
-            losses, reference = scope.recorded_of(index)
-            fraction = rows * often / float(scope.expected[index])
-            self._signal.record_loss(index, losses, fraction=fraction, reference=reference)
-
     # ------------------------------------------------------------------------------------------- the whole step
 
-    def _expect_ready(self, call: str) -> None:
-        """Raise if the calls are out of order, a domain or a micro-batch is missing, or the optimizer changed."""
+    def auxiliary(self) -> AbstractContextManager[DomainScope]:
+        """Return a block whose gradient is added with weight 1."""
+        self._round.expect_intact()
+        if not self._given or self._prepared:
+            raise RuntimeError(
+                "mixer.auxiliary() belongs to a step: enter it after the step's first block of mixer.domain or "
+                "mixer.batch, and before mixer.step()"
+            )
+        self._keep_skipped()
+        add = self._auxiliary.add_to_batches if self._given.mixed else self._auxiliary.add_to_sum
+        return add(self._number)
+
+    def _expect_ready(self, call: str, *, clipped: bool = False) -> None:
+        """Raise if the calls are out of order, a domain or a micro-batch is missing, or the optimizer changed.
+
+        Args:
+            clipped: whether a trainer has clipped the gradients; otherwise nothing outside of the blocks may
+                change them.
+        """
         self._collector.expect_closed(call)
         if self._prepared:
             raise RuntimeError(
@@ -283,6 +279,8 @@ class StepAccumulator:
         self._round.expect_intact()
         self._round.expect_no_validation_due()
         self._given.expect_complete(self._number)
+        if not clipped:
+            self._collector.expect_untouched(call)
         self._parameters.expect_all_of(unwrap_optimizer(self._optimizer))
 
     def take(self) -> None:
@@ -302,7 +300,7 @@ class StepAccumulator:
         Args:
             norm: the norm before the gradient was clipped elsewhere, to ``clip_norm``.
         """
-        self._expect_ready("mixer.before_step()")
+        self._expect_ready("mixer.before_step()", clipped=clip_norm is not None)
         if clip_norm is not None and self.clip_norm is not None:
             raise ValueError(
                 f"the gradient is clipped to {clip_norm:g} by the trainer and to {self.clip_norm:g} by the "
@@ -360,7 +358,8 @@ class StepAccumulator:
             if self._traced:
                 self._folded = True
                 clip = 1.0 if norm is None or clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
-                self._signal.end_step(Combined(combined, clip, norm))
+                extra = self.sum.gradients if self._given.mixed and self.sum else None
+                self._signal.end_step(Combined(combined, clip, norm, extra))
             return True
 
     def _reduce(self) -> bool:

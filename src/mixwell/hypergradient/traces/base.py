@@ -92,11 +92,14 @@ class Combined:
         gradients: after clipping.
         clip: the factor of clipping, 1 where nothing was clipped.
         norm: the norm before clipping, where it was computed.
+        auxiliary: the part of auxiliary losses in the gradient of mixed batches, before clipping, where there is
+            any. It does not depend on the weights.
     """
 
     gradients: Gradients
     clip: float = 1.0
     norm: float | None = None
+    auxiliary: Gradients | None = None
 
     @property
     def clipped(self) -> bool:
