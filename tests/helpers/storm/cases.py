@@ -66,7 +66,10 @@ def table(results: Iterable[Result]) -> str:
     rows.append(["all", *map(str, totals), str(sum(totals))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     )
 
@@ -94,7 +97,13 @@ def plain_config(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def paths_in(plain: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths of all values inside plain values, at most two items of each list."""
-    inside = list(plain.items()) if isinstance(plain, dict) else list(enumerate(plain))[:2] if isinstance(plain, list) else []
+    inside = (
+        list(plain.items())
+        if isinstance(plain, dict)
+        else list(enumerate(plain))[:2]
+        if isinstance(plain, list)
+        else []
+    )
     return [found for key, value in inside for found in ((*before, key), *paths_in(value, (*before, key)))]
 
 
@@ -122,12 +131,20 @@ def mutated(content: bytes, chance: random.Random) -> bytes:
         case 0:
             return content[:place]
         case 1:
-            return content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
+            return (
+                content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
+            )
         case 2:
             return content[:place] + content[place + length :]
         case 3:
-            return content[:place] + content[place : place + length] * chance.choice([2, 50]) + content[place:]
+            return (
+                content[:place] + content[place : place + length] * chance.choice([2, 50]) + content[place:]
+            )
         case 4:
             return content[:place] + chance.randbytes(length) + content[place + length :]
         case _:
-            return content[:place] + chance.choice([b"\0", b"\xff", b"{", b"[", b":", b"\n", b"-", b"9" * 400]) + content[place:]
+            return (
+                content[:place]
+                + chance.choice([b"\0", b"\xff", b"{", b"[", b":", b"\n", b"-", b"9" * 400])
+                + content[place:]
+            )

@@ -34,7 +34,13 @@ class Runner:
         self._number = 0
 
     def __enter__(self) -> Self:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "COLUMNS": "200",
+        }
         self._server = subprocess.Popen(
             [sys.executable, server.__file__],
             stdin=subprocess.PIPE,
@@ -59,7 +65,13 @@ class Runner:
         cwd.mkdir(parents=True)
         try:
             argv = [str(one) for one in case.write(cwd)]
-            asked = {"argv": argv, "cwd": str(cwd), "stdin": case.stdin, "seconds": self._seconds, "memory": self._memory}
+            asked = {
+                "argv": argv,
+                "cwd": str(cwd),
+                "stdin": case.stdin,
+                "seconds": self._seconds,
+                "memory": self._memory,
+            }
             assert self._server.stdin is not None
             assert self._server.stdout is not None
             self._server.stdin.write(json.dumps(asked) + "\n")
@@ -68,7 +80,12 @@ class Runner:
         finally:
             shutil.rmtree(cwd, ignore_errors=True)
         status, output = answered["status"], answered["output"]
-        return Result(case, classify(status, output, raises_own=case.raises_own), -9 if status is None else status, output)
+        return Result(
+            case,
+            classify(status, output, raises_own=case.raises_own),
+            -9 if status is None else status,
+            output,
+        )
 
 
 def classify(status: int | None, output: str, *, raises_own: bool) -> Outcome:

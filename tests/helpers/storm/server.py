@@ -78,15 +78,23 @@ def run(asked: dict[str, Any], printed: Path) -> None:
     status = 1
     try:
         os.setsid()
-        for name, number, flags in ((printed.with_name(".stdin"), 0, os.O_RDONLY), (printed, 1, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)):
+        for name, number, flags in (
+            (printed.with_name(".stdin"), 0, os.O_RDONLY),
+            (printed, 1, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        ):
             opened = os.open(name, flags, 0o600)
             os.dup2(opened, number)
         os.dup2(1, 2)
         sys.stdin = open(0, closefd=False)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False, errors="backslashreplace"), open(2, "w", closefd=False, errors="backslashreplace")
+        sys.stdout, sys.stderr = (
+            open(1, "w", closefd=False, errors="backslashreplace"),
+            open(2, "w", closefd=False, errors="backslashreplace"),
+        )
         os.chdir(asked["cwd"])
         os.environ["MIXWELL_CACHE"] = str(Path(asked["cwd"]) / "cache")
-        pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
+        pages = (
+            int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
+        )
         limit = pages * resource.getpagesize() + asked["memory"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
