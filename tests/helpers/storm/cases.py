@@ -53,7 +53,9 @@ class Result:
     output: str
 
     def __str__(self) -> str:
-        return f"{self.outcome}: {self.case.kind}: {self.case.name} (status {self.status})\n{self.output[-1500:]}"
+        return (
+            f"{self.outcome}: {self.case.kind}: {self.case.name} (status {self.status})\n{self.output[-600:]}"
+        )
 
 
 def table(results: Iterable[Result]) -> str:

@@ -29,7 +29,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-def cases(seed: int, *, values: int = 420, mutations: int = 130) -> list[Case]:
+def cases(seed: int, *, values: int = 200, mutations: int = 60) -> list[Case]:
     """Return cases with wrong values of settings, with files that are no configs, and with random changes."""
     chance = random.Random(f"{KIND} {seed}")
     found = [*_sizes(), *_files()]

@@ -23,7 +23,7 @@ KIND = "data files"
 CNN: dict[str, Any] = {"kind": "cnn", "classes": 3, "channels": 2}
 
 
-def cases(seed: int, *, mutations: int = 24) -> list[Case]:
+def cases(seed: int, *, mutations: int = 10) -> list[Case]:
     """Return specific cases of each format, and random changes of valid files."""
     found = _texts() + _json_lines() + _tokens() + _tensors() + _parquet() + _places()
     for name, (make, section) in _formats().items():

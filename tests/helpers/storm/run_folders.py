@@ -25,7 +25,7 @@ READERS = {
     "environment.json": ("report", "resume"),
     "checkpoints/step-00000002/model.safetensors": ("resume",),
     "checkpoints/step-00000002/training.safetensors": ("resume",),
-    "fidelity.jsonl": ("report",),
+    "fidelity.json": ("report",),
 }
 ARGUMENTS: dict[str, list[str]] = {
     "export": ["export", "run", "--to", "megatron"],
@@ -40,10 +40,10 @@ def make_run(folder: Path) -> None:
     small_config(folder)
     mixwell("run", "tiny.yaml", "--out", "run", "--no-report", cwd=folder)
     shutil.rmtree(folder / "run/checkpoints/step-00000004")
-    (folder / "run/fidelity.jsonl").touch()
+    (folder / "run/fidelity.json").write_text("[]")
 
 
-def cases(seed: int, made: Path, *, values: int = 200, mutations: int = 60) -> list[Case]:
+def cases(seed: int, made: Path, *, values: int = 110, mutations: int = 30) -> list[Case]:
     """Return cases with wrong values in the files of a run, random changes, and what is no file.
 
     Args:
@@ -70,7 +70,7 @@ def cases(seed: int, made: Path, *, values: int = 200, mutations: int = 60) -> l
         )
     for number in range(mutations):
         own = random.Random(f"{KIND} bytes {seed} {number}")
-        name = own.choice([one for one in READERS if one != "fidelity.jsonl"])
+        name = own.choice([one for one in READERS if one != "fidelity.json"])
         command = own.choice(READERS[name])
         found.append(_case(made, f"{command}, bytes of {name} {number}", command, _bytes(name, own.random())))
     return found

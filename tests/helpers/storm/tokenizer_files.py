@@ -22,7 +22,7 @@ PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def cases(seed: int, *, values: int = 40, mutations: int = 20) -> list[Case]:
+def cases(seed: int, *, values: int = 25, mutations: int = 10) -> list[Case]:
     """Return chosen files, and random changes of a valid one."""
     found = _chosen() + _places()
     for number in range(values):
