@@ -11,6 +11,7 @@ from typing import Any, final
 from mixwell import methods
 from mixwell.training import fidelity, metrics, mixture_file
 from mixwell.training.run import CONFIG
+from mixwell.utils.regular_files import read_regular
 
 Lines = list[dict[str, Any]]
 HYPERGRADIENTS = ("mixwell", "truncated", "implicit-cg", "implicit-neumann", "single-loop")
@@ -75,7 +76,7 @@ def read(folder: Path, *, name: str | None = None) -> RunSummary:
         by_kind.setdefault(line["kind"], []).append(line)
     return RunSummary(
         name=name or folder.resolve().name,
-        config=(folder / CONFIG).read_text(encoding="utf-8"),
+        config=read_regular(folder / CONFIG).decode("utf-8", "replace"),
         mixture=artifact,
         steps=by_kind["step"],
         rounds=by_kind["round"],

@@ -32,6 +32,8 @@ from torch import Tensor, nn
 from mixwell import distributed
 from mixwell.distributed import sharded_checkpoint
 from mixwell.utils import files
+from mixwell.utils.parsing import parse_json
+from mixwell.utils.regular_files import read_regular, regular_opener
 
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
 SHARDS = "training"
@@ -157,7 +159,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     verify_checkpoint(path)
     try:
-        plain = json.loads((path / STATE).read_text(encoding="utf-8"))
+        plain = parse_json(read_regular(path / STATE))
         del plain["checksums"], plain["format"]
         # With several processes each reads its shards, when their layout is known.
         model = load_file(path / MODEL) if distributed.is_single_process() else {}
@@ -178,7 +180,7 @@ def verify_checkpoint(path: Path) -> None:
 
     def problem() -> tuple[bool, str] | None:
         try:
-            plain = json.loads((path / STATE).read_text(encoding="utf-8"))
+            plain = parse_json(read_regular(path / STATE))
             for name, expected in plain["checksums"].items():
                 if _checksum(path / name) != expected:
                     return True, f"{path / name} is damaged: its checksum is wrong"
@@ -276,7 +278,7 @@ def _remove(path: Path) -> None:
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular_opener) as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 

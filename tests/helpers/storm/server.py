@@ -27,11 +27,6 @@ def import_everything() -> None:
     import torch
 
     import mixwell.cli  # noqa: F401
-    import mixwell.integrations.exporters.command
-    import mixwell.lab.compare.command
-    import mixwell.lab.quadratic.command
-    import mixwell.report.folders
-    import mixwell.training.api
     import mixwell.training.command  # noqa: F401
 
     torch.set_num_threads(1)
