@@ -28,8 +28,8 @@ from measure import plain_parser
 
 from mixwell.lab import tables
 from mixwell.lab.compare.results import RUNS
-from mixwell.lab.intervals import interval
 from mixwell.report import style
+from mixwell.utils.intervals import interval
 
 DEVELOPMENT = ("synthetic", "mnist", "demo", "drama", "repetition")
 SHOWN = ("fashion", "finetune", "manuals")

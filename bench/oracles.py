@@ -29,11 +29,11 @@ from rich.console import Console
 
 from mixwell.lab import problems, tables
 from mixwell.lab.compare.results import RUNS
-from mixwell.lab.intervals import interval
 from mixwell.training import config_io, randomness
 from mixwell.training.config import Config
 from mixwell.training.run import Run
 from mixwell.training.trainer import Trainer
+from mixwell.utils.intervals import interval
 
 Array = NDArray[np.float64]
 SPLITS = (0.25, 0.5, 0.75)

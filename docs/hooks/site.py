@@ -94,6 +94,8 @@ def _command(command: Any, words: list[str]) -> Iterator[str]:
         else:
             names = [*parameter.opts, *parameter.secondary_opts]
         yield from _item(names, [f"default {default}"] if default else [], text)
+    shown = (command.epilog or "").partition("Examples:\n")[2].partition("\n\n")[0]
+    yield from ("", "```sh", *(line.strip() for line in shown.splitlines()), "```")
 
 
 def _shown(parameter: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,19 @@ from mixwell.lab.cli import Reproduced, reproduce
 from mixwell.lab.problems import PROBLEMS
 from mixwell.training.command_options import EngineName, RayAddress, Workers, make_engine
 from mixwell.training.interrupts import interruptible
+from mixwell.utils.command_help import CONTEXT, HelpCommand, examples
 
 app = typer.Typer(
     name="mixwell",
     help="Learn how much of each training domain a model should see, while it trains.",
+    epilog=examples(
+        "mixwell init              write mixwell.yaml, to be filled in",
+        "mixwell plan              what the run of mixwell.yaml will cost",
+        "mixwell run               train, learn the mixture, write runs/mixwell",
+        "mixwell compare demo      compare methods on a small problem",
+        "mixwell COMMAND -h        options and examples of a command",
+    ),
+    context_settings=CONTEXT,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,19 +46,28 @@ def _root(
         raise typer.Exit
 
 
-ConfigFile = Annotated[Path, typer.Argument(help="A config file; `mixwell init` writes one.")]
+DEFAULT_CONFIG = Path("mixwell.yaml")
+"""What `mixwell init` writes, and other commands read where no config is named."""
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A YAML or TOML file; `mixwell init` writes one.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Replace a setting: key=value, as in optimizer.lr=0.001.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Replace a setting, as in optimizer.lr=0.001; repeatable."
+    ),
 ]
 TrialsEngine = Annotated[
-    str, typer.Option("--engine", help="Backend for the trials of a method: local or ray.")
+    str,
+    typer.Option("--engine", metavar="NAME", help="Backend for the trials of a method: local or ray."),
 ]
 Report = Annotated[bool, typer.Option(help="Write the report page at the end.")]
 
 
-@app.command("init")
+@app.command("init", cls=HelpCommand, epilog=examples("mixwell init", "mixwell init configs/text.yaml"))
 def init_command(
-    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("mixwell.yaml"),
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = DEFAULT_CONFIG,
 ) -> None:
     """Write a commented config file to start from."""
     from mixwell.training import template
@@ -56,23 +75,42 @@ def init_command(
     template.write_template(path)
 
 
-@app.command("plan")
+@app.command(
+    "plan",
+    cls=HelpCommand,
+    epilog=examples(
+        "mixwell plan",
+        "mixwell plan text.yaml --set batch.rows=64",
+        "mixwell plan text.yaml --processes 8",
+    ),
+)
 def plan_command(
-    config: ConfigFile,
+    config: ConfigFile = DEFAULT_CONFIG,
     overrides: Overrides = None,
-    processes: Annotated[int, typer.Option(help="In how many processes it will train (torchrun).")] = 1,
+    processes: Annotated[
+        int, typer.Option(metavar="N", help="In how many processes it will train (torchrun).")
+    ] = 1,
 ) -> None:
-    """Tell what a run will cost. Parameters, memory, weight updates, time per step (measured on a few)."""
+    """Show what a run will cost. Parameters, memory, weight updates, time per step (measured on a few)."""
     from mixwell.training import command
 
     command.show_plan(config, overrides=overrides or (), processes=processes)
 
 
-@app.command("run")
+@app.command(
+    "run",
+    cls=HelpCommand,
+    epilog=examples(
+        "mixwell run",
+        "mixwell run text.yaml --out runs/first --set steps=4000",
+        "torchrun --nproc-per-node 2 -m mixwell run text.yaml",
+    ),
+)
 def run_command(
-    config: ConfigFile,
+    config: ConfigFile = DEFAULT_CONFIG,
     out: Annotated[
-        Path | None, typer.Option(help="The run's directory. [default: runs/ and the config's name]")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The run's directory. [default: runs/ and the config's name]"),
     ] = None,
     overrides: Overrides = None,
     engine: TrialsEngine = "local",
@@ -93,30 +131,55 @@ def run_command(
 
 @app.command(
     "compare",
-    epilog="\b\nEmbedded problems:\n"
-    + "\n".join(f"  {name:<12}{problem.description}" for name, problem in PROBLEMS.items()),
+    cls=HelpCommand,
+    epilog=examples(
+        "mixwell compare",
+        "mixwell compare demo --methods mixwell,uniform --seeds 5",
+        "mixwell compare text.yaml --methods mixwell,doremi,regmix --set steps=1000",
+    )
+    + "\n\n\b\nEmbedded problems:\n"
+    + "\n".join(
+        textwrap.fill(
+            f"{name:<12}{problem.description}",
+            width=76,
+            initial_indent=" " * 2,
+            subsequent_indent=" " * 14,
+        )
+        for name, problem in PROBLEMS.items()
+    ),
 )
 def compare_command(
     problem: Annotated[
         str,
         typer.Argument(metavar="CONFIG", help="A YAML or TOML file, or the name of an embedded problem."),
-    ],
+    ] = str(DEFAULT_CONFIG),
     method_names: Annotated[
-        str, typer.Option("--methods", help="Comma-separated names; `mixwell methods` lists them.")
+        str,
+        typer.Option(
+            "--methods", metavar="NAMES", help="Comma-separated names; `mixwell methods` lists them."
+        ),
     ] = "all",
-    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Runs of each method.")] = 3,
     horizons: Annotated[
         str,
         typer.Option(
-            "--horizons", "-T", help="T of the online methods: own (its authors'), long, or numbers."
+            "--horizons",
+            "-T",
+            metavar="N,N,...",
+            help="T of the online methods: own (its authors'), long, or numbers.",
         ),
     ] = "own",
     equal: Annotated[
-        str, typer.Option(help="What is equal for all methods: compute, or steps (of the last run).")
+        str,
+        typer.Option(
+            metavar="NAME", help="What is equal for all methods: compute, or steps (of the last run)."
+        ),
     ] = "compute",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for everything. [default: runs/compare- and the config's name]"),
+        typer.Option(
+            metavar="FOLDER", help="Folder for everything. [default: runs/compare- and the config's name]"
+        ),
     ] = None,
     workers: Workers = None,
     engine: EngineName = "local",
@@ -144,9 +207,9 @@ def compare_command(
     compared.raise_error()
 
 
-@app.command("methods")
+@app.command("methods", cls=HelpCommand, epilog=examples("mixwell methods", "mixwell methods doremi"))
 def methods_command(
-    name: Annotated[str | None, typer.Argument(help="Tell all about this one.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show all about this one.")] = None,
 ) -> None:
     """List the methods. What each does, what it needs, and the paper."""
     from mixwell.methods import listing
@@ -154,9 +217,9 @@ def methods_command(
     listing.show(name)
 
 
-@app.command("resume")
+@app.command("resume", cls=HelpCommand, epilog=examples("mixwell resume runs/mixwell"))
 def resume_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")],
+    folder: RunFolder,
     engine: TrialsEngine = "local",
     ray_address: RayAddress = None,
     report: Report = True,
@@ -171,20 +234,34 @@ def resume_command(
     )
 
 
-@app.command("export")
+@app.command(
+    "export",
+    cls=HelpCommand,
+    epilog=examples(
+        "mixwell export runs/mixwell --to megatron --path web=/data/web",
+        "mixwell export runs/mixwell --to yaml --out mixture.yaml",
+        "mixwell export --list",
+    ),
+)
 def export_command(
     mixture: Annotated[
         Path | None,
         typer.Argument(metavar="MIXTURE", help="A mixture.json, or the directory of a run that has one."),
     ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="The format; --list names them.")] = None,
-    weights: Annotated[str, typer.Option(help="Which weights: average or last.")] = "average",
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="FORMAT", help="The format; --list names them.")
+    ] = None,
+    weights: Annotated[str, typer.Option(metavar="NAME", help="Which weights: average or last.")] = "average",
     path: Annotated[
         list[str] | None,
         typer.Option("--path", metavar="NAME=PATH", help="The tool's own name of a domain; repeatable."),
     ] = None,
-    paths: Annotated[Path | None, typer.Option(help="A YAML file of such names, `domain: path`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to write. [default: standard output]")] = None,
+    paths: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A YAML file of such names, `domain: path`.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file to write. [default: standard output]")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file, if it is there.")] = False,
     formats: Annotated[bool, typer.Option("--list", help="Name the formats and stop.")] = False,
 ) -> None:
@@ -201,13 +278,22 @@ def export_command(
     )
 
 
-@app.command("fidelity")
+@app.command(
+    "fidelity",
+    cls=HelpCommand,
+    epilog=examples(
+        "mixwell fidelity runs/mixwell",
+        "mixwell fidelity runs/mixwell --steps 50 --replicates 0",
+    ),
+)
 def fidelity_command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")],
-    steps: Annotated[int, typer.Option(help="Training steps of the comparison.")] = 20,
+    folder: RunFolder,
+    steps: Annotated[int, typer.Option(metavar="N", help="Training steps of the comparison.")] = 20,
     replicates: Annotated[
         int,
-        typer.Option(help="Number of repetitions with other rows; 0 for the exact comparison only."),
+        typer.Option(
+            metavar="N", help="Number of repetitions with other rows; 0 for the exact comparison only."
+        ),
     ] = 3,
 ) -> None:
     """Compare the hypergradient with finite differences. Repeats some steps with each weight changed."""
@@ -216,11 +302,15 @@ def fidelity_command(
     command.measure_fidelity(folder, steps=steps, replicates=replicates, after=_write_report)
 
 
-@app.command("demo")
+@app.command("demo", cls=HelpCommand, epilog=examples("mixwell demo", "mixwell demo --steps 200 --seeds 3"))
 def demo_command(
-    out: Annotated[Path, typer.Option(help="Folder for text, runs and report.")] = Path("runs/demo"),
-    steps: Annotated[int | None, typer.Option(help="Steps of each run. [default: as in demo.yaml]")] = None,
-    seeds: Annotated[int, typer.Option(help="Number of pairs of runs.")] = 1,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for text, runs and report.")] = Path(
+        "runs/demo"
+    ),
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Steps of each run. [default: as in demo.yaml]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Number of pairs of runs.")] = 1,
     workers: Workers = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
@@ -249,13 +339,22 @@ def demo_command(
     compared.raise_error()
 
 
-@app.command("tokenizer")
+@app.command(
+    "tokenizer",
+    cls=HelpCommand,
+    epilog=examples(
+        "mixwell tokenizer",
+        "mixwell tokenizer text.yaml --size 16384",
+    ),
+)
 def tokenizer_command(
-    config: ConfigFile,
-    size: Annotated[int, typer.Option(help="Tokens of the vocabulary.")] = 8192,
+    config: ConfigFile = DEFAULT_CONFIG,
+    size: Annotated[int, typer.Option(metavar="N", help="Tokens of the vocabulary.")] = 8192,
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write. [default: tokenizer.json in the folder of the config]"),
+        typer.Option(
+            metavar="FILE", help="The file to write. [default: tokenizer.json in the folder of the config]"
+        ),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -265,15 +364,26 @@ def tokenizer_command(
     command.train_tokenizer(config, size=size, out=out, overrides=overrides or ())
 
 
-@app.command("report")
+@app.command(
+    "report",
+    cls=HelpCommand,
+    epilog=examples(
+        "mixwell report runs/mixwell",
+        "mixwell report runs/a runs/b --out runs/both",
+    ),
+)
 def report_command(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Runs, or folders that `mixwell compare`, `demo` or `reproduce` wrote."),
+        typer.Argument(
+            metavar="FOLDER", help="Runs, or folders that `mixwell compare`, `demo` or `reproduce` wrote."
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Output folder. [default: the only folder, or report/ next to several]"),
+        typer.Option(
+            metavar="FOLDER", help="Output folder. [default: the only folder, or report/ next to several]"
+        ),
     ] = None,
 ) -> None:
     """Draw the figures and the HTML report. Several runs, or folders of MNIST runs, share one page."""
@@ -321,7 +431,7 @@ app.add_typer(reproduce, result_callback=_show_reproduced)
 def main() -> None:
     """Run the command line; what a user did wrong becomes one line and exit status 2."""
     try:
-        app()
+        app(prog_name="mixwell")
     except (ValueError, OSError, FloatingPointError) as error:
         stopped = isinstance(error, InterruptedError)
         # Of several processes the first one says what all do.

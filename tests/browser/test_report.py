@@ -21,6 +21,7 @@ from mixwell.lab.mnist.sweep import Results
 from mixwell.report import compare, mnist, page, runs, style
 from mixwell.report.page import DataTable, Page, PageSection
 from mixwell.utils import environment
+from mixwell.utils.bidi import isolate
 
 # Pairs of texts of which one lies over the other. What a box that scrolls does not show is left out.
 OVERLAPS = """
@@ -219,6 +220,94 @@ def test_text_is_escaped(browser: Any, tmp_path: Path) -> None:
     assert tab.title() == nasty
     assert tab.locator("h1").inner_text() == nasty
     assert tab.locator("td").inner_text() == nasty
+    tab.context.close()
+
+
+def test_policy_stops_what_escaping_would_have_missed(
+    browser: Any, run_reports: dict[str, Path], tmp_path: Path
+) -> None:
+    text = run_reports["one run"].read_text()
+    assert "unsafe" not in text.partition("</head>")[0]
+    evil = """<script>document.title='broken'</script><img src=x onerror="document.title='broken'">
+    <style>h1 { color: rgb(1, 2, 3) }</style><h3 style="color: rgb(1, 2, 3)">x</h3>
+    <img src="https://example.org/x.png"></main>"""
+    path = tmp_path / "evil.html"
+    path.write_text(text.replace("</main>", evil))
+    tab, trouble = opened(browser, path, 400)
+    assert tab.title().startswith("Run ")
+    for name in ("h1", "h3"):
+        assert tab.evaluate(f"getComputedStyle(document.querySelector('{name}')).color") != "rgb(1, 2, 3)"
+    # Playwright lists a request that was stopped too; the browser says by what.
+    stopped = [one for one in trouble if "Content Security Policy" in one]
+    for what in ("example.org", "script-src", "style-src", "event handler"):
+        assert any(what in one for one in stopped), what
+    tab.context.close()
+
+
+def test_names_that_change_direction_do_not_reorder_a_sentence(browser: Any, tmp_path: Path) -> None:
+    """The positions on the screen of the words after a name, compared with those after a plain name."""
+    ends: list[float] = []
+    for name in ("abc", "\u202eabc", "\u2069\u202eabc", "\u2067abc"):
+        lead = [f"{isolate(name)} has the lowest loss, 1.0 of 2.0."]
+        made = page.write_page(Page("x", lead, []), tmp_path / "page.html")
+        tab, _ = opened(browser, made, 1200)
+        ends.append(
+            tab.evaluate(
+                """() => {
+                  const node = document.querySelector('.lead p').firstChild, range = document.createRange();
+                  const at = node.textContent.indexOf('lowest');
+                  range.setStart(node, at);
+                  range.setEnd(node, at + 6);
+                  return range.getBoundingClientRect().left;
+                }"""
+            )
+        )
+        tab.context.close()
+    assert ends == pytest.approx([ends[0]] * len(ends), abs=1)
+
+
+def _luminance(color: str) -> float:
+    """Relative luminance of WCAG 2 of ``rgb(r, g, b)``."""
+    parts = [float(one) / 255 for one in color[color.index("(") + 1 : -1].split(",")[:3]]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["one run", "comparison"])
+def test_text_and_figures_are_readable_in_both_color_schemes(
+    browser: Any, run_reports: dict[str, Path], name: str, scheme: str
+) -> None:
+    tab, trouble = opened(browser, run_reports[name], 900, color_scheme=scheme)
+    assert trouble == []
+    style_of = "(s, k) => getComputedStyle(document.querySelector(s))[k]"
+    paper = _luminance(tab.evaluate(f"({style_of})('body', 'backgroundColor')"))
+    assert paper < 0.05 if scheme == "dark" else paper > 0.9
+    for selector in ("p", "td", "th", "caption", "figcaption", "footer"):
+        ink = _luminance(tab.evaluate(f"({style_of})('{selector}', 'color')"))
+        assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) >= 4.5, selector
+    # The corners of a figure are the page, and its text differs from it as much as the page's text does.
+    shot = np.asarray(Image.open(io.BytesIO(tab.locator("img").first.screenshot())).convert("L"), dtype=float)
+    assert abs(shot[0, 0] / 255 - (0.09 if scheme == "dark" else 1.0)) < 0.03
+    assert np.abs(shot - shot[0, 0]).max() > 150
+    tab.context.close()
+
+
+def test_wide_table_scrolls_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    table = DataTable(
+        ["method", *(f"column {i}" for i in range(9))], [["a", *["0.1234 [0.1, 0.2]"] * 9]], "wide"
+    )
+    made = page.write_page(Page("x", [], [PageSection("y", tables=[table])]), tmp_path / "page.html")
+    tab, _ = opened(browser, made, 360, is_mobile=True, has_touch=True)
+    box = "document.querySelector('.scroll')"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    assert tab.evaluate(f"{box}.scrollWidth > {box}.clientWidth")
+    left = tab.locator("td").first.bounding_box()["x"]
+    tab.evaluate(f"{box}.scrollLeft = 300")
+    last = tab.locator("td").nth(3).bounding_box()
+    assert tab.evaluate(f"{box}.scrollLeft") == 300
+    assert tab.locator("td").first.bounding_box()["x"] == pytest.approx(left, abs=1)  # names stay in view
+    assert last["x"] < 360
     tab.context.close()
 
 

@@ -57,7 +57,7 @@ def doge(mu: float, eps: float = 0.0) -> UniformSmoothing:
     return UniformSmoothing(MirrorDescent(1 / mu), eps)
 
 
-def long_script(seed: int, *, steps: int = 9) -> Any:
+def long_script(seed: int, *, steps: int = 10) -> Any:
     """Some gradients are longer than 5, some point away from the target."""
     script: Any = Script.random(seed, steps=steps)
     script.gradients *= np.array([1.0, 4.0, 0.3])[:, None]
@@ -110,7 +110,7 @@ def test_golden_trajectory(horizon: int, eps: float) -> None:
     assert np.ptp(expected, axis=0).min() > 0.05  # all of them move
 
 
-@pytest.mark.parametrize("horizon", [1, 3])
+@pytest.mark.parametrize("horizon", [1, 5])
 def test_universal_target_needs_no_validation_set(horizon: int) -> None:
     script = long_script(2)
     script.validation = None
@@ -139,7 +139,7 @@ def test_absent_domains_add_nothing(horizon: int, universal: bool) -> None:
 def test_micro_batches_are_summed_before_clipping(horizon: int) -> None:
     script = long_script(4)
     random = np.random.default_rng(0)
-    noise = 3 * random.normal(size=(9, 3, 4))
+    noise = 3 * random.normal(size=(10, 3, 4))
     halves = np.stack([script.gradients + noise, script.gradients - noise], axis=2)
     parts = Script(script.losses, validation=script.validation, parts=halves)
     played = play(parts, Alignment(), doge(0.2), horizon=horizon, lr=LR)
@@ -302,12 +302,12 @@ def test_cost_of_proxy() -> None:
     # 50 steps with a validation gradient of one batch after each.
     assert extra(task()) == Extra(before=100)
     assert extra(task(target="domains")) == Extra(before=50)
-    # 20 steps, a validation gradient of half a batch after every 6th: 4 of them.
+    # 20 steps, a validation gradient of half a batch after every 6th, the last 2 steps in the third round: 3 of them.
     mixer = {"horizon": 6, "validation_rows": 8}
-    assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 4 / 2)
-    # With a warm-up of 8 there are 2, of one batch: a twentieth of 10 steps is less.
+    assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 3 / 2)
+    # With a warm-up of 8 there is 1, of one batch: a twentieth of 10 steps is less.
     mixer = {"horizon": 10, "warmup": 8}
-    assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 2)
+    assert extra(task(proxy_steps=20, mixer=mixer)) == Extra(before=20 + 1)
     # Of rounds of 40 steps a twentieth is 2 batches.
     mixer = {"horizon": 40}
     assert extra(task(proxy_steps=80, mixer=mixer)) == Extra(before=80 + 2 * 2)

@@ -51,7 +51,7 @@ def test_one_step_matches_hand_computation() -> None:
 @pytest.mark.parametrize("horizon", [1, 4, 7])
 @pytest.mark.parametrize("decay", [0.9, 0.5, 0.0])
 def test_golden_trajectory(horizon: int, decay: float) -> None:
-    script = Script.random(2, steps=30)
+    script = Script.random(2, steps=32)
     script.losses[4, 1] = script.losses[10, 0] = script.losses[11, 0] = np.nan
     played = play(script, LossRewards(decay), SoftmaxWeights(), horizon=horizon)
     np.testing.assert_allclose(played.weights, published(script.losses, decay, horizon), rtol=1e-12)

@@ -23,7 +23,7 @@ from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 LR, BATCH = 0.1, 12
 
 
-def halves(seed: int, *, steps: int = 9, domains: int = 3, size: int = 4) -> Any:
+def halves(seed: int, *, steps: int = 10, domains: int = 3, size: int = 4) -> Any:
     """Every domain's batch in two parts of two rows, whose gradients differ, by more in some domains."""
     random = np.random.default_rng(seed)
     mean = random.normal(size=(steps, domains, 1, size))

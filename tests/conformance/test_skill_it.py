@@ -21,7 +21,7 @@ from mixwell.signals.affinity import AffinitySignal, OnlineAffinity, SkillAffini
 from mixwell.signals.probes import Probes
 from mixwell.simplex.updates import MirrorDescent, SoftmaxWeights
 
-STEPS, ETA = 9, 0.05
+STEPS, ETA = 10, 0.05
 
 
 class Feed:

@@ -1,21 +1,21 @@
-"""What the pages of the documentation take for granted: models, data and files, small ones.
+"""What stands around the pages of the documentation when they run: files before them, checks after them.
 
-A page whose code uses names of the reader's own gets them from a function here:
+A page defines the names that its code uses, so that a reader can paste it. A function here may write files that a
+page's configs and commands read, and checks the outcome:
 
     @page("guides/own-loop.md")
-    def own_loop(folder: Path) -> Generator[Names]:
-        names = {"model": ..., "loader": ...}   # what its blocks may use; they run in `folder`
-        yield names                             # now they run, in order, in these names
-        assert names["mixer"].rounds            # what must be true afterwards
+    def own_loop(folder: Path, names: Names) -> Generator[None]:
+        yield  # now the blocks run in `folder`, in order, in `names`, which is empty before
+        assert names["mixer"].rounds
 
-A page that is not here runs with no names of its own.
+A page that is not here runs in an empty folder, and nothing is checked but that it runs.
 """
 
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterable
@@ -23,15 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from helpers import commands
 from helpers.mixture_files import mixture
 from helpers.text_configs import write_config, write_texts
-from helpers.toy_problems import Batch, mse, regression_batches, two_layer
 
 Names = dict[str, Any]
-Setup = Callable[[Path], Generator[Names]]
+Setup = Callable[[Path, Names], Generator[None]]
 SETUPS: dict[str, Setup] = {}
 
 
@@ -45,44 +43,22 @@ def page(name: str) -> Callable[[Setup], Setup]:
     return register
 
 
-def nothing(folder: Path) -> Generator[Names]:
-    yield {}
+def nothing(folder: Path, names: Names) -> Generator[None]:
+    yield
 
 
-def row_losses(model: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().mean(dim=1)
-
-
-def steps_of(names: list[str], count: int) -> list[dict[str, Batch]]:
-    """Batches by domain; the target is nearest to the second domain."""
-    batches, _ = regression_batches(0, steps=count, domains=len(names))
-    return [dict(zip(names, step.values(), strict=True)) for step in batches]
-
-
-def whole(steps: list[dict[str, Batch]]) -> dict[str, Batch]:
-    """The rows of all steps, by domain."""
-    return {
-        name: (torch.cat([step[name][0] for step in steps]), torch.cat([step[name][1] for step in steps]))
-        for name in steps[0]
-    }
-
-
-def trained() -> Names:
-    """A model with its optimizer, loss and validation set."""
-    model = two_layer(0)
-    return {
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01),
-        "loss": mse,
-        "row_losses": row_losses,
-        "validation": itertools.repeat(regression_batches(0, steps=30)[1]),
-    }
+@page("../README.md")
+def readme(folder: Path, names: Names) -> Generator[None]:
+    yield
+    mixer = names["mixer"]
+    assert mixer.steps_done == 1000
+    assert len(mixer.rounds) == 24
+    assert max(mixer.weights.average.items(), key=lambda item: item[1])[0] == "code"
 
 
 @page("index.md")
-def index(folder: Path) -> Generator[Names]:
-    names: Names = {}
-    yield names
+def index(folder: Path, names: Names) -> Generator[None]:
+    yield
     assert names["mixer"].horizon == 31
     assert max(names["mixer"].weights.average.items(), key=lambda item: item[1])[0] == "code"
     assert names["done"].finished
@@ -90,24 +66,15 @@ def index(folder: Path) -> Generator[Names]:
 
 
 @page("methods.md")
-def methods_page(folder: Path) -> Generator[Names]:
-    names: Names = {**trained(), "loader": steps_of(["web", "code"], 30) * 15}
-    yield names
-    assert len(names["mixer"].rounds) == 1
+def methods_page(folder: Path, names: Names) -> Generator[None]:
+    yield
+    assert len(names["mixer"].rounds) > 1
     assert not names["mixer"].signal.requirements.validation
 
 
 @page("guides/own-loop.md")
-def own_loop(folder: Path) -> Generator[Names]:
-    steps = steps_of(["web", "code", "wiki"], 30)
-    names: Names = {
-        **trained(),
-        "loader": steps * 30,
-        "datasets": whole(steps),
-        "micro_batches": lambda domain: [step[domain] for step in steps[:4]],
-        "iterator": iter(steps),
-    }
-    yield names
+def own_loop(folder: Path, names: Names) -> Generator[None]:
+    yield
     assert set(names["mixer"].weights.names) == {"web", "code", "wiki"}
     assert names["fixed"].nbytes < names["mixer"].nbytes
 
@@ -133,59 +100,46 @@ def write_folders(folder: Path) -> None:
 
 
 @page("guides/text-folders.md")
-def text_folders(folder: Path) -> Generator[Names]:
+def text_folders(folder: Path, names: Names) -> Generator[None]:
     write_folders(folder)
-    yield {}
+    yield
     told = json.loads((folder / "runs" / "mixwell" / "mixture.json").read_text())
     assert told["domains"] == ["web", "code", "books"]
     assert (folder / "runs" / "mixwell" / "report.html").exists()
 
 
 @page("guides/images.md")
-def images(folder: Path) -> Generator[Names]:
-    def digits() -> tuple[Tensor, Tensor]:
-        return torch.randn(300, 1, 28, 28), torch.randint(10, (300,))
-
-    names: Names = {name: digits() for name in ("clean", "rotated", "noisy", "wanted", "held_out")}
-    yield names
+def images(folder: Path, names: Names) -> Generator[None]:
+    yield
     assert names["done"].finished
+    assert names["done"].mixer.weights.average["rotated"] > 1 / 3
     assert (folder / "runs" / "images" / "mixture.json").exists()
 
 
 @page("guides/many-domains.md")
-def many_domains(folder: Path) -> Generator[Names]:
-    datasets = whole(steps_of([f"topic-{i:02d}" for i in range(64)], 4))
-    names: Names = {**trained(), "datasets": datasets, "few": steps_of(["a", "b"], 5)}
-    yield names
+def many_domains(folder: Path, names: Names) -> Generator[None]:
+    yield
     assert len(names["ranked"]) == 64
     assert names["report"].horizon == 5
 
 
 @page("guides/choosing-t.md")
-def choosing_t(folder: Path) -> Generator[Names]:
-    names = trained()
-    yield names
+def choosing_t(folder: Path, names: Names) -> Generator[None]:
+    yield
     assert names["mixer"].horizon == 42
     assert names["paper"].horizon == 84
 
 
 @page("guides/reading-the-report.md")
-def reading_the_report(folder: Path) -> Generator[Names]:
+def reading_the_report(folder: Path, names: Names) -> Generator[None]:
     commands.mixwell("run", write_config(folder), "--out", "runs/mixwell", "--no-report", cwd=folder)
-    names: Names = {}
-    yield names
+    yield
     assert names["rounds"]
 
 
 @page("guides/resuming.md")
-def resuming(folder: Path) -> Generator[Names]:
-    names: Names = {
-        **trained(),
-        "make_model": lambda: nn.Linear(6, 4, dtype=torch.float64),
-        "domains": whole(steps_of(["web", "code"], 10)),
-        "validation": regression_batches(0, steps=1)[1],
-    }
-    yield names
+def resuming(folder: Path, names: Names) -> Generator[None]:
+    yield
     assert names["done"].finished
     assert names["longer"].weights.last == names["mixer"].weights.last
 
@@ -193,16 +147,6 @@ def resuming(folder: Path) -> Generator[Names]:
 # --------------------------------------------------------------------------------------- with other libraries
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def dicts(batch: Batch, *, x: str = "x", y: str = "y") -> list[dict[str, Tensor]]:
-    """Rows of their own, in the precision that most people train in."""
-    return [{x: one.float(), y: other.float()} for one, other in zip(*batch, strict=True)]
-
-
-def sources(names: list[str]) -> dict[str, list[dict[str, Tensor]]]:
-    """160 rows for each name."""
-    return {name: dicts(batch) for name, batch in whole(steps_of(names, 10)).items()}
 
 
 def documented(page: str) -> set[str]:
@@ -221,82 +165,33 @@ def logged(names: Iterable[str], domains: Iterable[str]) -> set[str]:
 
 
 @page("guides/trainer.md")
-def trainer(folder: Path) -> Generator[Names]:
-    import datasets
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    def rows(low: int, high: int, count: int = 160) -> Any:
-        tokens = torch.randint(low, high, (count, 16)).tolist()
-        return datasets.Dataset.from_dict({"input_ids": tokens, "labels": tokens})
-
-    def make_model() -> nn.Module:
-        torch.manual_seed(0)
-        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        return LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape))
-
-    def pairs(scale: float) -> list[dict[str, Tensor]]:
-        return [{"x": scale * torch.randn(4), "labels": torch.randn(2)} for _ in range(60)]
-
-    own = {"web": rows(0, 40), "code": rows(24, 64)}
-    labeled = [one.add_column("domain", [name] * len(one)) for name, one in own.items()]
-    names: Names = {
-        **own,
-        "train": datasets.concatenate_datasets(labeled),
-        "wanted": rows(24, 64, 120),
-        "test": rows(24, 64, 40),
-        "web_test": rows(0, 40, 40),
-        "code_test": rows(24, 64, 40),
-        "model": make_model(),
-        "make_model": make_model,
-        "near": pairs(1.0),
-        "near_too": pairs(1.0),
-        "far": pairs(3.0),
-    }
+def trainer(folder: Path, names: Names) -> Generator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", ".*no accelerator is found, then device pinned memory won't be used.*"
         )
-        yield names
+        yield
     again = names["again"]
     assert again.mixer.weights.average["code"] > 0.5
     resumed = names["model"].state_dict()
     assert all(torch.equal(value, resumed[name]) for name, value in again.model.state_dict().items())
-    found = logged((name for entry in again.state.log_history for name in entry), own)
+    found = logged((name for entry in again.state.log_history for name in entry), ["web", "code"])
     assert found == documented("guides/trainer.md")
     assert (folder / "runs" / "mixed" / "mixture.json").exists()
 
 
 @page("guides/datasets.md")
-def datasets_(folder: Path) -> Generator[Names]:
-    import datasets
-
-    def stream(name: str) -> Any:
-        rows = datasets.Dataset.from_dict({"text": [f"{name} {i}" for i in range(600)]})
-        return rows.to_iterable_dataset(num_shards=3)
-
-    model = two_layer(0).float()
-    names: Names = {
-        **sources(["web", "code"]),
-        "web_stream": stream("web"),
-        "code_stream": stream("code"),
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01),
-        "row_losses": lambda model, batch: (model(batch["x"]) - batch["y"]).square().mean(dim=1),
-    }
-    wanted = [one.float() for one in regression_batches(0, steps=1)[1]]
-    names["validation"] = itertools.repeat({"x": wanted[0], "y": wanted[1]})
+def datasets_(folder: Path, names: Names) -> Generator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*'set_vital' is deprecated.*")  # torchdata calls it
-        yield names
+        yield
     assert names["mixer"].steps_done == 60
     assert names["mixer"].rounds
 
 
 @page("guides/lightning.md")
-def lightning_(folder: Path) -> Generator[Names]:
-    validation = regression_batches(0, steps=1)[1]
+def lightning_(folder: Path, names: Names) -> Generator[None]:
     domains = ["web", "code", "wiki"]
-    names: Names = {**sources(domains), "wanted": dicts(validation)}
     with warnings.catch_warnings():
         for message in (
             r".*isinstance\(treespec, LeafSpec\).*",
@@ -306,34 +201,23 @@ def lightning_(folder: Path) -> Generator[Names]:
             ".*is smaller than the logging interval.*",
         ):
             warnings.filterwarnings("ignore", message)
-        yield names
+        yield
     found = logged(names["trainer"].callback_metrics, domains)
     assert found == documented("guides/lightning.md")
 
 
 @page("guides/accelerate.md")
-def accelerate_(folder: Path) -> Generator[Names]:
+def accelerate_(folder: Path, names: Names) -> Generator[None]:
     domains = ["web", "code", "wiki"]
-    names: Names = {**sources(domains), "wanted": dicts(regression_batches(0, steps=1)[1])}
-    yield names
+    yield
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert logged((name for line in lines for name in line), domains) == documented("guides/accelerate.md")
 
 
 @page("guides/loggers.md")
-def loggers(folder: Path) -> Generator[Names]:
+def loggers(folder: Path, names: Names) -> Generator[None]:
     write_folders(folder)
-    steps = steps_of(["web", "code", "wiki"], 30)
-    own = whole(steps)
-    names: Names = {
-        **trained(),
-        "loader": steps * 3,
-        "web": own["web"],
-        "code": own["code"],
-        "wanted": regression_batches(0, steps=1)[1],
-        "make_model": lambda: two_layer(0),
-    }
-    yield names
+    yield
     assert list((folder / "logs").glob("events.*"))
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
@@ -346,19 +230,13 @@ def loggers(folder: Path) -> Generator[Names]:
 
 
 @page("guides/export.md")
-def export(folder: Path) -> Generator[Names]:
-    import datasets
-
+def export(folder: Path, names: Names) -> Generator[None]:
     run = folder / "runs" / "mixwell"
     run.mkdir(parents=True)
     average, last = {"web": 0.25, "code": 0.6, "wiki": 0.15}, {"web": 0.2, "code": 0.7, "wiki": 0.1}
     described = mixture(average, last=last, rows={"web": 9000, "code": 4000, "wiki": 1500})
     (run / "mixture.json").write_text(json.dumps(described))
-    tokenized = {
-        name: datasets.Dataset.from_dict({"domain": [name] * 400}).to_iterable_dataset() for name in average
-    }
-    names: Names = {"tokenized": tokenized}
-    yield names
+    yield
     assert names["weights"] == average
     drawn = [row["domain"] for row in names["training"].take(300)]
     assert drawn.count("code") > drawn.count("web") > drawn.count("wiki")
@@ -366,15 +244,14 @@ def export(folder: Path) -> Generator[Names]:
 
 
 @page("guides/distributed.md")
-def scale(folder: Path) -> Generator[Names]:
-    names = trained()
-    names["domains"] = whole(steps_of(["web", "code"], 8))
-    names["validation"] = next(names["validation"])
-    address = f"file://{folder.resolve()}/processes"
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=address)
+def distributed(folder: Path, names: Names) -> Generator[None]:
+    before = dict(os.environ)
     try:
-        yield names
+        yield
         assert names["mixer"].steps_done == 20
         assert (folder / "mixer").exists()
     finally:
-        torch.distributed.destroy_process_group()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        for name in set(os.environ) - set(before):
+            del os.environ[name]

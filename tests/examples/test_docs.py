@@ -2,7 +2,8 @@
 
 Every page in docs/ is tested, also those that are added. The blocks of a page are taken in order:
 
-- ```` ```python ```` runs, all blocks of a page in one namespace. `docs_setup.py` gives a page its names.
+- ```` ```python ```` runs, all blocks of a page in one namespace that is empty at first: a page defines its names.
+  `docs_setup.py` writes the files that a page takes for granted, and checks the outcome.
 - ```` ```yaml ```` is read as a config. One without `domains` is a part: it is put into the last whole one of the
   page. With `title="name.yaml"` it is also written to that file. After `<!-- not a config -->` any YAML will do.
 - ```` ```text title="name" ````, likewise JSON, and YAML that is no config: what the file of that name reads; the
@@ -41,7 +42,10 @@ from mixwell.training.logging import names as log_names
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+PAGES = [
+    "../README.md",
+    *sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")),
+]
 FENCE = re.compile(r"^(?:<!-- ([\w ]+) -->\n)?( *)```(\w*)([^\n]*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 OTHER_TOOLS = {"accelerate", "mlflow", "ray", "tensorboard", "torchrun", "wandb"}
@@ -92,7 +96,10 @@ def prose(page: str) -> str:
 def test_blocks_of_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = PART
-    with contextmanager(SETUPS.get(page, nothing))(tmp_path) as names:
+    names: dict[str, Any] = {}
+    with contextmanager(SETUPS.get(page, nothing))(tmp_path, names):
+        assert not names, "a page defines its names itself, so that a reader can paste it"
+        names["__name__"] = "__main__"
         for block in blocks(page, read(page)):
             if block.language == "python":
                 run_python(block, names)
@@ -218,7 +225,7 @@ def test_commands_and_files_in_prose_exist(page: str) -> None:
     [
         ("mixwell run mixwell.yaml --outt x", "No such option"),
         ("mixwell runn mixwell.yaml", "there is no command"),
-        ("mixwell run", "Missing"),
+        ("mixwell resume", "Missing"),
         ("cargo build", "cargo is not known"),
     ],
 )

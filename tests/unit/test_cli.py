@@ -6,10 +6,14 @@ import csv
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from helpers.commands import mixwell as inside
+from helpers.text_configs import write_config
+from mixwell.cli import app
 from mixwell.lab.mnist.mnist_data import Mnist
 
 
@@ -77,6 +81,56 @@ def test_help_shows_defaults_and_full_summaries(tmp_path: Path) -> None:
         assert "..." not in shown.partition("Commands:")[2]
 
 
+def every_command() -> list[list[str]]:
+    """The words of each command and group, from the parser itself."""
+    found: list[list[str]] = []
+
+    def walk(command: Any, words: list[str]) -> None:
+        found.append(words)
+        for name, one in getattr(command, "commands", {}).items():
+            walk(one, [*words, name])
+
+    walk(get_command(app), [])
+    return found
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_help_page(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown, _ = inside(*words, "-h", cwd=tmp_path)
+    assert shown == inside(*words, "--help", cwd=tmp_path)[0]
+    for noise in ("<", "{", "list[", "Path", "class", "function", "None"):
+        assert noise not in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    _, _, below = shown.partition("Examples:\n")
+    lines = [line.split() for line in below.partition("\n\n")[0].splitlines()]
+    assert lines
+    for line in lines:
+        if line[0] != "mixwell" or not words:
+            continue  # torchrun; the first page explains its examples
+        assert line[1 : len(words) + 1] == words or words == ["reproduce"]
+        command: Any = get_command(app)
+        rest = line[1:]
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command = command.commands[rest.pop(0)]
+        command.make_context("mixwell", rest)  # raises where it does not parse
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "tokenizer", "compare"])
+def test_missing_default_config_names_init(command: str, tmp_path: Path) -> None:
+    _, err = inside(command, cwd=tmp_path, status=2)
+    assert "mixwell.yaml" in err
+    assert "`mixwell init` writes one" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_default_config_is_read(tmp_path: Path) -> None:
+    write_config(tmp_path).rename(tmp_path / "mixwell.yaml")
+    assert "weight updates" in inside("plan", cwd=tmp_path)[0]
+    inside("run", "--no-report", cwd=tmp_path)
+    assert (tmp_path / "runs" / "mixwell" / "mixture.json").exists()
+
+
 def test_unknown_option_is_named(tmp_path: Path) -> None:
     _, err = inside("run", "--outt", cwd=tmp_path, status=2)
     assert "No such option: --outt (Possible options: --out)" in err
@@ -97,7 +151,7 @@ def test_reproduce_mnist(mnist_images: Mnist, tmp_path: Path) -> None:
         assert (folder / f"{name}.svg").exists()
     page = (folder / "report.html").read_text()
     assert "mixwell reproduce mnist --budget 6,9" in page
-    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "://" not in page.replace("http://www.w3.org", "")
     with (folder / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(r["budget"], r["horizon"], r["seed"]) for r in rows][:3] == [

@@ -11,10 +11,14 @@ import typer
 
 from mixwell.training.command_options import EngineName, RayAddress, Workers, make_engine
 from mixwell.training.interrupts import interruptible
+from mixwell.utils.command_help import HelpCommand, examples
 
 Given = TypeVar("Given")
 reproduce = typer.Typer(
-    name="reproduce", help="Regenerate the paper's results and look at them.", no_args_is_help=True
+    name="reproduce",
+    help="Regenerate the paper's results and look at them.",
+    epilog=examples("mixwell reproduce quadratic", "mixwell reproduce mnist --quick"),
+    no_args_is_help=True,
 )
 
 
@@ -36,21 +40,29 @@ class Reproduced:
     examples: Callable[[], Any] | None = None
 
 
-@reproduce.command("quadratic")
+@reproduce.command(
+    "quadratic",
+    cls=HelpCommand,
+    epilog=examples("mixwell reproduce quadratic", "mixwell reproduce quadratic -R 150 -a 1 -T 1,10,100"),
+)
 def quadratic_command(
     radius: Annotated[
-        list[float] | None, typer.Option("--radius", "-R", help="Start at theta = -R. [default: 150, 1000]")
+        list[float] | None,
+        typer.Option("--radius", "-R", metavar="NUMBER", help="Start at theta = -R. [default: 150, 1000]"),
     ] = None,
     step_size: Annotated[
-        list[float] | None, typer.Option("--step-size", "-a", help="alpha of the weights. [default: 1, 5]")
+        list[float] | None,
+        typer.Option("--step-size", "-a", metavar="NUMBER", help="alpha of the weights. [default: 1, 5]"),
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="eta of the model.")] = 0.1,
-    budget: Annotated[int, typer.Option("--budget", "-N", help="Training steps.")] = 1000,
+    learning_rate: Annotated[float, typer.Option(metavar="NUMBER", help="eta of the model.")] = 0.1,
+    budget: Annotated[int, typer.Option("--budget", "-N", metavar="N", help="Training steps.")] = 1000,
     horizons: Annotated[
-        str, typer.Option("--horizons", "-T", help="Steps per weight update, with commas.")
+        str, typer.Option("--horizons", "-T", metavar="N,N,...", help="Steps per weight update, with commas.")
     ] = "1,2,5,10,20,50,100,200,500,1000",
-    margin: Annotated[float, typer.Option("--margin", "-c", help="The theorem's c.")] = 1.0,
-    out: Annotated[Path, typer.Option(help="Folder for the table and the figure.")] = Path("runs/quadratic"),
+    margin: Annotated[float, typer.Option("--margin", "-c", metavar="NUMBER", help="The theorem's c.")] = 1.0,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the table and the figure.")] = Path(
+        "runs/quadratic"
+    ),
     figures: Annotated[bool, typer.Option(help="Draw the figure.")] = True,
 ) -> Reproduced:
     """The motivating example: two quadratics, where T=1 fails. Prints, checks and draws it."""
@@ -68,16 +80,28 @@ def quadratic_command(
     return Reproduced(out, figures, passed=ok)
 
 
-@reproduce.command("bounds")
+@reproduce.command(
+    "bounds",
+    cls=HelpCommand,
+    epilog=examples("mixwell reproduce bounds --quick", "mixwell reproduce bounds --seeds 16 --workers 4"),
+)
 def bounds_command(
-    seeds: Annotated[int | None, typer.Option(help="Problems of each kind. [default: 8]")] = None,
-    copies: Annotated[int | None, typer.Option(help="Runs of noise to average. [default: 16]")] = None,
-    decades: Annotated[float | None, typer.Option(help="Of budgets N. [default: 3]")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", help="Problems of each kind. [default: 8]")
+    ] = None,
+    copies: Annotated[
+        int | None, typer.Option(metavar="N", help="Runs of noise to average. [default: 16]")
+    ] = None,
+    decades: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Of budgets N. [default: 3]")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="3 seeds, 4 copies, 2 decades.")] = False,
     workers: Workers = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
-    out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/bounds"),
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for tables, figures and report.")
+    ] = Path("runs/bounds"),
     figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
 ) -> Reproduced:
     """The theorems compared with measurements, and the best T. On problems with known constants; resumable."""
@@ -95,38 +119,57 @@ def bounds_command(
     return Reproduced(out, figures, passed=ok)
 
 
-@reproduce.command("mnist")
+@reproduce.command(
+    "mnist",
+    cls=HelpCommand,
+    epilog=examples(
+        "mixwell reproduce mnist --quick", "mixwell reproduce mnist -N 1000,4000 -T 1,10,84 --seeds 5"
+    ),
+)
 def mnist_command(
     budget: Annotated[
-        str, typer.Option("--budget", "-N", help="Training steps; several with commas.")
+        str, typer.Option("--budget", "-N", metavar="N,N,...", help="Training steps; several with commas.")
     ] = "1000",
     horizons: Annotated[
         str | None,
         typer.Option(
-            "--horizons", "-T", help="Steps per weight update. [default: 1,2,5,10,... and sqrt(N log N)]"
+            "--horizons",
+            "-T",
+            metavar="N,N,...",
+            help="Steps per weight update. [default: 1,2,5,10,... and sqrt(N log N)]",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 2,
+    seeds: Annotated[int, typer.Option(metavar="N", help="How many seeds, from 0.")] = 2,
     workers: Workers = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small network and batch: c=8, batch 32.")] = False,
-    channels: Annotated[int | None, typer.Option("--channels", "-c", help="Width. [default: 32]")] = None,
+    channels: Annotated[
+        int | None, typer.Option("--channels", "-c", metavar="N", help="Width. [default: 32]")
+    ] = None,
     batch_size: Annotated[
         str | None,
-        typer.Option("--batch-size", help="Images per domain; several with commas. [default: 256]"),
+        typer.Option(
+            "--batch-size", metavar="N,N,...", help="Images per domain; several with commas. [default: 256]"
+        ),
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="eta of the network.")] = 0.05,
-    step_size: Annotated[float, typer.Option(help="alpha of the weights.")] = 0.5,
-    curvature: Annotated[float, typer.Option(help="gamma of H = gamma I.")] = 0.01,
-    train_size: Annotated[int, typer.Option(help="Training images per domain.")] = 12_000,
-    validation_size: Annotated[int, typer.Option(help="Validation images.")] = 3_000,
+    learning_rate: Annotated[float, typer.Option(metavar="NUMBER", help="eta of the network.")] = 0.05,
+    step_size: Annotated[float, typer.Option(metavar="NUMBER", help="alpha of the weights.")] = 0.5,
+    curvature: Annotated[float, typer.Option(metavar="NUMBER", help="gamma of H = gamma I.")] = 0.01,
+    train_size: Annotated[int, typer.Option(metavar="N", help="Training images per domain.")] = 12_000,
+    validation_size: Annotated[int, typer.Option(metavar="N", help="Validation images.")] = 3_000,
     rotation: Annotated[
-        float, typer.Option(help="Angles of the rotated domain: +- this, in degrees.")
+        float, typer.Option(metavar="NUMBER", help="Angles of the rotated domain: +- this, in degrees.")
     ] = 90.0,
-    validation_angle: Annotated[float, typer.Option(help="Angle of the validation images.")] = 45.0,
-    noise_rate: Annotated[float, typer.Option(help="Share of wrong labels in the noisy domain.")] = 0.5,
-    out: Annotated[Path, typer.Option(help="Folder for tables, figures and report.")] = Path("runs/mnist"),
+    validation_angle: Annotated[
+        float, typer.Option(metavar="NUMBER", help="Angle of the validation images.")
+    ] = 45.0,
+    noise_rate: Annotated[
+        float, typer.Option(metavar="NUMBER", help="Share of wrong labels in the noisy domain.")
+    ] = 0.5,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for tables, figures and report.")
+    ] = Path("runs/mnist"),
     figures: Annotated[bool, typer.Option(help="Draw the figures and the report.")] = True,
 ) -> Reproduced:
     """The paper's MNIST experiment. Final loss, accuracy and weights against the horizon; resumable."""

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from mixwell.methods import base, proxies
 from mixwell.methods.base import Extra, MethodContext, Recipe
-from mixwell.simplex.rounds import validation_rows
+from mixwell.simplex.rounds import round_count, validation_rows
 
 
 class DogeOptions(proxies.ProxyOptions):
@@ -51,7 +51,7 @@ def extra(context: MethodContext) -> Extra:
         return Extra(before=float(steps))
     chosen = context.horizon
     horizon = DOGE.round_length(min(chosen, steps) if isinstance(chosen, int) else chosen, steps)
-    rounds = -(-(steps - min(context.warmup, steps - 1)) // horizon)
+    rounds = round_count(steps - min(context.warmup, steps - 1), horizon)
     rows = context.validation_rows
     if rows == "auto":
         rows = validation_rows(context.batch_rows, steps=horizon, points=1)

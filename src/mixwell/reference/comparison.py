@@ -17,10 +17,14 @@ def tangent(vector: Vector) -> Vector:
 def tangent_cosine(left: Vector, right: Vector) -> float:
     """Return the cosine in the tangent space of the simplex; NaN where one vector would not move the weights.
 
+    NaN also where a value is not finite.
+
     Example:
         >>> round(tangent_cosine(np.array([1.0, 2.0, 3.0]), np.array([11.0, 12.0, 13.0])), 6)
         1.0
     """
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        return math.nan
     a, b = tangent(left), tangent(right)
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
     return min(1.0, max(-1.0, float(a @ b) / size)) if size else math.nan

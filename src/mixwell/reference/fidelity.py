@@ -20,15 +20,31 @@ from torch.optim import Optimizer
 from mixwell.hypergradient.parameters import Parameters, cuda_devices
 from mixwell.mixer.mixer import Mixer
 from mixwell.mixer.row_counts import ROWS_IGNORE_WEIGHTS
-from mixwell.reference.comparison import rank_agreement, relative_error, sign_agreement, tangent_cosine
+from mixwell.reference.comparison import (
+    rank_agreement,
+    relative_error,
+    sign_agreement,
+    tangent,
+    tangent_cosine,
+)
+from mixwell.reference.grades import (
+    CHANCE,
+    ENOUGH,
+    FAIR,
+    GOOD,
+    NO_DIRECTION,
+    SIZE,
+    Grade,
+    chance_of_agreement,
+    chance_of_cosine,
+    graded,
+)
 from mixwell.signals import Hypergradient, Signal
 from mixwell.simplex.weights import Weights
 from mixwell.typing import LossFn, Vector
 
 Batches = Sequence[Mapping[str, Any]]
 """For each step the batch of every domain, by name."""
-GOOD, FAIR = 0.8, 0.4
-"""The least cosines of a direction that is called right, and roughly right."""
 
 
 @final
@@ -78,37 +94,73 @@ class Fidelity:
     relative_error: float
     replication: Replication | None = None
 
+    @property
+    def grade(self) -> Grade:
+        """The worst grade of the comparisons."""
+        return max((grade for grade, _ in self._comparisons()), key=list(Grade).index)
+
     def verdict(self) -> list[str]:
-        """Return one sentence for each comparison: one in all, or three with replicates."""
-        lines = [
-            f"Same batches: cosine {self.cosine:.2f} with the exact hypergradient of these steps; "
-            + _grade(
-                self.cosine,
-                "the estimate is right",
-                "the estimate is roughly right",
-                "the estimate is wrong: raise the curvature or shorten the horizon",
-            )
-        ]
+        """Return the grade, then a sentence for each comparison: one, or three with replicates."""
+        found = self._comparisons()
+        heads = {
+            Grade.GOOD: "Good: the weights can follow this hypergradient.",
+            Grade.USABLE: "Usable: follow it over several rounds, not one.",
+            Grade.DO_NOT_TRUST: "Do not trust it: change what is named below, and measure again.",
+            Grade.NOT_MEASURED: "Not measured: a comparison has no direction to compare with.",
+        }
+        return [heads[self.grade], *(text for _, text in found)]
+
+    def _comparisons(self) -> list[tuple[Grade, str]]:
+        count = len(self.domains)
+        # With few domains the direction alone is often right by chance; then the size must agree as well.
+        chance = chance_of_cosine(self.cosine, count)
+        if chance > CHANCE and relative_error(tangent(self.estimate), tangent(self.exact)) <= SIZE:
+            chance = 0.0
+        texts = {
+            Grade.GOOD: "the estimate is right",
+            Grade.USABLE: "the estimate is roughly right",
+            Grade.DO_NOT_TRUST: "the estimate is wrong: raise the curvature or shorten the horizon",
+            Grade.NOT_MEASURED: NO_DIRECTION,
+        }
+        grade = graded(self.cosine, chance)
+        line = f"Same batches: cosine {self.cosine:.2f} with the exact hypergradient of these steps; "
+        comparisons = [(grade, line + texts[grade] + _by_chance(self.cosine, chance))]
         found = self.replication
-        if found is not None:
-            lines += [
-                f"Other batches: {len(found.estimates)} replicates agree by {found.agreement:.2f} (worst "
-                f"{found.worst:.2f}); "
-                + _grade(
-                    found.agreement,
-                    "one round's direction can be trusted",
-                    "one round's direction is partly noise, so that it takes several rounds",
-                    "one round's direction is mostly noise: take more validation points or a longer horizon",
-                ),
-                f"True effect: cosine {found.effect_cosine:.2f} with the measured change of the held-out loss; "
-                + _grade(
-                    found.effect_cosine,
-                    "the weights move where the loss falls",
-                    "the weights move roughly where the loss falls",
-                    "the weights do not move where the loss falls",
-                ),
-            ]
-        return lines
+        if found is None:
+            return comparisons
+        number = len(found.estimates)
+        more = f"; measure with {max(ENOUGH, 2 * number)} replicates"
+        chance = chance_of_agreement(found.agreement, count, number)
+        texts = {
+            Grade.GOOD: "one round's direction can be trusted",
+            Grade.USABLE: "one round's direction is partly noise, so that it takes several rounds",
+            Grade.DO_NOT_TRUST: "one round's direction is mostly noise: take more validation points or rows, or a "
+            "longer horizon",
+            Grade.NOT_MEASURED: NO_DIRECTION,
+        }
+        grade = graded(found.agreement, chance)
+        if grade is Grade.USABLE and found.agreement >= GOOD:
+            texts[grade] = "they may agree by chance"
+        line = (
+            f"Other batches: {number} replicates agree by {found.agreement:.2f} (worst {found.worst:.2f}); "
+        )
+        remark = _by_chance(found.agreement, chance)
+        comparisons.append((grade, line + texts[grade] + remark + (more if remark else "")))
+        chance = chance_of_cosine(found.effect_cosine, count, number)
+        texts = {
+            Grade.GOOD: "the weights move where the loss falls",
+            Grade.USABLE: "the weights move roughly where the loss falls",
+            Grade.DO_NOT_TRUST: "the weights do not move where the loss falls: take a longer horizon or more "
+            "validation rows",
+            Grade.NOT_MEASURED: NO_DIRECTION,
+        }
+        grade = graded(found.effect_cosine, chance)
+        line = (
+            f"True effect: cosine {found.effect_cosine:.2f} with the measured change of the held-out loss; "
+        )
+        remark = _by_chance(found.effect_cosine, chance)
+        comparisons.append((grade, line + texts[grade] + remark + (more if remark else "")))
+        return comparisons
 
     def __str__(self) -> str:
         wide = max(len(name) for name in self.domains)
@@ -128,8 +180,11 @@ class Fidelity:
         )
 
 
-def _grade(cosine: float, good: str, fair: str, bad: str) -> str:
-    return good if cosine >= GOOD else fair if cosine >= FAIR else bad
+def _by_chance(cosine: float, chance: float) -> str:
+    """Return a remark on a cosine that looks good and is not, or nothing."""
+    return (
+        f" (chance alone gives this in {chance:.0%} of cases)" if cosine >= FAIR and chance > CHANCE else ""
+    )
 
 
 def measure_fidelity(
@@ -147,6 +202,7 @@ def measure_fidelity(
     replicates: Sequence[tuple[Batches, Any]] = (),
     held_out: Sequence[Any] | None = None,
     effect_difference: float = 0.1,
+    estimate_loss: LossFn | None = None,
 ) -> Fidelity:
     """Compare an estimate with the exact T-step hypergradient, where T is the number of ``batches``.
 
@@ -175,6 +231,8 @@ def measure_fidelity(
         held_out: validation batches for the true effect, with as many rows as possible; by default all that were
             given.
         effect_difference: large, because the true effect is not the derivative along one trajectory.
+        estimate_loss: the loss of the estimate, where training computes it otherwise, such as under autocast; the
+            exact one is measured with ``loss``, in full precision.
 
     Returns:
         Both hypergradients and measures of their agreement; ``print`` it for a verdict in words.
@@ -191,7 +249,9 @@ def measure_fidelity(
                 f"a replicate has {len(other)} steps of {_domains_of(other)}, the batches have {len(batches)} of "
                 f"{names}; they must agree"
             )
-    experiment = _Experiment(getattr(model, "_orig_mod", model), optimizer, loss, clip_norm, double=double)
+    experiment = _Experiment(
+        getattr(model, "_orig_mod", model), optimizer, loss, estimate_loss or loss, clip_norm, double=double
+    )
     point = Weights(names, weights)
     made = signal or Hypergradient
     due = made().validation_points(len(batches)) or (len(batches),)
@@ -259,11 +319,18 @@ class _Experiment:
     """Runs of the same T steps from one moment of a training, each on a copy of the model and the optimizer."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, loss: LossFn, clip_norm: float | None, *, double: bool
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: LossFn,
+        estimate_loss: LossFn,
+        clip_norm: float | None,
+        *,
+        double: bool,
     ) -> None:
         # Copied together, so that the copied optimizer trains the copied parameters.
         self._model, self._optimizer = copy.deepcopy((model, optimizer))
-        self._loss, self._clip_norm = loss, clip_norm
+        self._loss, self._estimate_loss, self._clip_norm = loss, estimate_loss, clip_norm
         if double:
             self._model.double()
             for state in self._optimizer.state.values():
@@ -291,11 +358,13 @@ class _Experiment:
             for step in batches:
                 for name, batch in step.items():
                     with mixer.domain(name):
-                        self._loss(model, batch).backward(create_graph=mixer.signal.requirements.graph)
+                        self._estimate_loss(model, batch).backward(
+                            create_graph=mixer.signal.requirements.graph
+                        )
                 mixer.step()
                 if mixer.validation_due:
                     with mixer.validation():
-                        self._loss(model, validation).backward()
+                        self._estimate_loss(model, validation).backward()
         return np.array(list(mixer.rounds[-1].scores.values()))
 
     def train(

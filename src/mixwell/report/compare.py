@@ -20,18 +20,20 @@ from mixwell.lab.compare.summary import format_difference, format_loss, summary,
 from mixwell.report import compare_figures, page, style
 from mixwell.report.page import DataTable, Page, PageSection, Picture
 from mixwell.utils import environment
+from mixwell.utils.bidi import isolate
 
-LOSSES = ("method", "rank", "vs. best", "kind", "T", "loss", "vs. uniform")
-COSTS = ("method", "loss", "compute", "steps", "seconds", "MiB", "weights")
+LOSSES = ("method", "rank", "vs. best", "kind", "T", "loss", "steps", "vs. uniform")
+COSTS = ("method", "loss", "compute", "seconds", "MiB", "weights")
 DOMAINS = 10
 """Number of domains in the table of weights; of more, the largest and the sum of the others."""
 NUMBERS = (
     "The mean {label} with the standard deviation over the seeds. Differences are paired by seed, with 95% "
-    "intervals, so of twenty methods that are really equal about one looks different."
+    "intervals, so of twenty methods that are really equal about one looks different. Steps are those that the "
+    "last run trained: with 152 of 200, the other 48 paid for validation gradients and trials."
 )
 SPENT = (
-    "Compute is everything that was computed, in training steps; steps are those of the last run; MiB are held in "
-    "addition to plain training; weights are the largest averages over the run."
+    "Compute is everything that was computed, in training steps; MiB are held in addition to plain training; "
+    "weights are the largest averages over the run."
 )
 
 
@@ -58,14 +60,14 @@ def write_report(folder: Path, out: Path) -> list[Path]:
         f"{label.capitalize()}: a point per seed, a bar at the mean. The best method and those within its noise "
         "have a band behind them; an arrow points to values beyond the axis."
     )
-    lowest = ", ".join(f"{one.name} {format_loss(one.mean)}" for one in found[:8])
+    lowest = ", ".join(f"{isolate(one.name)} {format_loss(one.mean)}" for one in found[:8])
     pictures = [draw(compare_figures.losses(found, label), "losses", text, alt=f"Lowest: {lowest}.")]
     lines = compare_figures.curves(curves, found)
     if lines:
         text = (
             "Validation loss of the last run over compute, mean over the seeds; trials before it are charged."
         )
-        alt = f"Lines: {', '.join(lines)}."
+        alt = f"Lines: {', '.join(map(isolate, lines))}."
         pictures.append(draw(compare_figures.over_training(lines), "curves", text, alt=alt))
     cells = summary(found)
     losses = _table(cells, LOSSES, "Losses")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Any, final
 
 from mixwell.report import style
 from mixwell.utils import files
+from mixwell.utils.bidi import isolate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+POLICY = "default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+"""The Content-Security-Policy of pages: no script, no request, and no style but the page's own."""
 MANY, TOP = 20, 12
 """A table with more rows is folded up, and its first rows are shown."""
 
@@ -29,18 +33,20 @@ class Picture:
         source: a data URL.
         text: caption.
         alt: alternative text, by default the caption.
+        photo: whether the colors are the content, so that a dark page must not invert them.
     """
 
     source: str
     text: str
     alt: str = ""
+    photo: bool = False
 
     @classmethod
     def from_figure(cls, figure: Figure, text: str, *, alt: str = "") -> Picture:
         """Embed a figure as SVG."""
         style.settle(figure)
         drawn = io.BytesIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
+        figure.savefig(drawn, format="svg", metadata={"Date": None}, transparent=True)
         # No indents, and coordinates to a tenth of a point, which is finer than can be seen.
         small = re.sub(rb"\b([ML] -?\d+(?:\.\d)?)\d*( -?\d+(?:\.\d)?)\d*", rb"\1\2", drawn.getvalue())
         small = re.sub(rb"\s*\n\s*", b"\n", small)
@@ -58,7 +64,7 @@ class Picture:
     @classmethod
     def from_png(cls, path: Path, text: str) -> Picture:
         """Embed a PNG file."""
-        return cls("data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(), text)
+        return cls("data:image/png;base64," + base64.b64encode(path.read_bytes()).decode(), text, photo=True)
 
 
 @final
@@ -126,8 +132,23 @@ def write_page(page: Page, path: Path) -> Path:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise ValueError("the HTML report needs jinja2: pip install 'mixwell[report]'") from error
+    from markupsafe import Markup
+
     templates = Environment(
-        loader=PackageLoader("mixwell.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("mixwell.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_isolated,
     )
-    files.write_atomically(path, templates.get_template("page.html").render(page=page) + "\n")
+    style = templates.get_template("page.css").render().strip()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    # Our own constants, so that nothing in them needs an escape, which would change the hash.
+    given = {"style": Markup(style), "policy": Markup(POLICY.format(digest=digest))}
+    files.write_atomically(path, templates.get_template("page.html").render(page=page, **given) + "\n")
     return path
+
+
+def _isolated(value: Any) -> Any:
+    """Return a text of a page with its bidirectional control characters closed; what is markup stays."""
+    return isolate(value) if type(value) is str else value

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from mixwell import methods
 from mixwell.training import fidelity, metrics, mixture_file
 from mixwell.training.run import CONFIG
+from mixwell.training.verdict import HYPERGRADIENTS, Verdict, learned_in_run, read_verdict
 from mixwell.utils.regular_files import read_regular
 
 Lines = list[dict[str, Any]]
-HYPERGRADIENTS = ("mixwell", "truncated", "implicit-cg", "implicit-neumann", "single-loop")
-"""The methods with scores that are estimates of the hypergradient."""
 
 
 @final
@@ -30,15 +28,18 @@ class RunSummary:
         rounds: weight updates.
         evaluations: losses on validation and test sets.
         fidelity: measurements of the estimate, if there are any.
+        verdict: on the run, in words.
     """
 
     name: str
+    folder: Path
     config: str
     mixture: dict[str, Any]
     steps: Lines
     rounds: Lines
     evaluations: Lines
     fidelity: Lines
+    verdict: Verdict
 
     @property
     def domains(self) -> list[str]:
@@ -46,13 +47,14 @@ class RunSummary:
         return self.mixture["domains"]
 
     @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.mixture["seed"])
+
+    @property
     def learned(self) -> bool:
         """Whether the weights were learned in the run itself, and not before it."""
-        known = methods.every().get(self.mixture["method"])
-        if known is not None and known.kind == "static":
-            return False
-        moved = len({tuple(point["weights"].values()) for point in self.mixture["history"]}) > 1
-        return moved or (known is not None and known.stages is None)
+        return learned_in_run(self.mixture)
 
     @property
     def hypergradient(self) -> bool:
@@ -76,12 +78,14 @@ def read(folder: Path, *, name: str | None = None) -> RunSummary:
         by_kind.setdefault(line["kind"], []).append(line)
     return RunSummary(
         name=name or folder.resolve().name,
+        folder=folder,
         config=read_regular(folder / CONFIG).decode("utf-8", "replace"),
         mixture=artifact,
         steps=by_kind["step"],
         rounds=by_kind["round"],
         evaluations=by_kind["evaluation"],
         fidelity=fidelity.read_measurements(folder),
+        verdict=read_verdict(folder),
     )
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from mixwell.report import page, run_figures, run_summary, style
 from mixwell.report.page import DataTable, Page, PageSection, Picture
+from mixwell.report.run_comparison import NO_LOSS, compare_runs
 from mixwell.report.run_figures import PANEL_KINDS, Figures
 from mixwell.report.run_summary import RunSummary
 from mixwell.utils import environment
+from mixwell.utils.bidi import isolate
 
 HYPERGRADIENT = (
     "The hypergradient is the derivative of the validation loss with respect to the weight of a domain during the "
@@ -20,7 +22,7 @@ HYPERGRADIENT = (
 SCORES = (
     "The weights move against the score of a domain, which its method defines; see the page of the method."
 )
-MIXTURE = "The average over the run is the mixture to use for another run; it is in mixture.json."
+MIXTURE = "The verdict at the top says which of these to use; average and last weights are in mixture.json."
 FIDELITY = (
     "The same steps were trained again with every weight perturbed, which gives the exact hypergradient. A "
     "tangent cosine of 1 means that the estimate moves the weights in the right direction. Replicates are "
@@ -57,7 +59,7 @@ def _page(runs: Sequence[RunSummary], figures: Mapping[str, Figures], folders: S
     columns = 2 if len(runs) == 1 else 3
     losses = _pictures(figures["losses"], runs, "Mean training loss of each domain")
     if "validation" in figures:
-        ends = ", ".join(f"{run.name} {_number(run.loss())}" for run in runs)
+        ends = ", ".join(f"{isolate(run.name)} {_number(run.loss())}" for run in runs)
         text = "Mean loss on the validation set."
         alt = f"{text} At the end: {ends}."
         losses.insert(0, Picture.from_figure(figures["validation"].together, text, alt=alt))
@@ -78,23 +80,21 @@ def _page(runs: Sequence[RunSummary], figures: Mapping[str, Figures], folders: S
         sections.append(_fidelity_section(measured))
     rows = _pictures(figures["rows"], runs, "Rows of each domain, cumulative")
     sections.append(PageSection("Training data", (), rows, [_rows_table(runs)], columns))
-    blocks = [(f"config.yaml of {run.name}", run.config) for run in runs]
+    blocks = [(f"config.yaml of {isolate(run.name)}", run.config) for run in runs]
     sections.append(PageSection("Settings", blocks=blocks))
-    title = f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
-    return Page(title, [_verdict(runs)], sections, environment.facts(folders))
+    title = f"Run {isolate(runs[0].name)}" if len(runs) == 1 else f"{len(runs)} runs"
+    lead = (
+        [_losses_sentence(runs[0]), *runs[0].verdict.paragraphs()] if len(runs) == 1 else compare_runs(runs)
+    )
+    return Page(title, lead, sections, environment.facts(folders))
 
 
-def _verdict(runs: Sequence[RunSummary]) -> str:
-    losses = {run.name: loss for run in runs if (loss := run.loss()) is not None}
-    if not losses:
-        return "No run has a finite validation loss."
-    best = min(losses, key=losses.__getitem__)
-    if len(runs) > 1:
-        return f"{best} has the lowest validation loss, {losses[best]:.4f}."
-    test = runs[0].loss("test")
-    first = runs[0].loss(at=0)
-    text = f"Validation loss {losses[best]:.4f}"
-    text += f" (before training {first:.4f})" if first is not None and len(runs[0].evaluations) > 1 else ""
+def _losses_sentence(run: RunSummary) -> str:
+    loss, test, first = run.loss(), run.loss("test"), run.loss(at=0)
+    if loss is None:
+        return NO_LOSS
+    text = f"Validation loss {loss:.4f}"
+    text += f" (before training {first:.4f})" if first is not None and len(run.evaluations) > 1 else ""
     return f"{text}, test loss {test:.4f}." if test is not None else f"{text}."
 
 
@@ -103,7 +103,7 @@ def _pictures(figures: Figures, runs: Sequence[RunSummary], text: str) -> list[P
         return [Picture.from_figure(figures.apart[0], f"{text}.")]
     # The title of each figure names the run.
     return [
-        Picture.from_figure(figure, f"{text}." if place == 0 else "", alt=f"{text}, {run.name}.")
+        Picture.from_figure(figure, f"{text}." if place == 0 else "", alt=f"{text}, {isolate(run.name)}.")
         for place, (figure, run) in enumerate(zip(figures.apart, runs, strict=True))
     ]
 
@@ -181,7 +181,7 @@ def _fidelity_section(measured: Sequence[tuple[RunSummary, dict[str, Any]]]) -> 
         for run, line in measured
     ]
     verdicts = [
-        f"{run.name}, after step {line['step']}: {one}."
+        f"{isolate(run.name)}, after step {line['step']}: {one.rstrip('.')}."
         for run, line in measured
         for one in line.get("verdict", [])
     ]

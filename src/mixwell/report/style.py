@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from mixwell.typing import Vector
+from mixwell.utils.bidi import without_controls
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,6 +101,7 @@ def label(text: str, length: int = 40) -> str:
         >>> label("stackexchange-mathematics-answers", 16)
         'stackexc…answers'
     """
+    text = without_controls(text)
     if len(text) > length:
         text = f"{text[: length // 2]}…{text[len(text) - (length - 1) // 2 :]}"
     # A leading underscore would hide the text in a legend, and dollars would start a formula.

@@ -1,7 +1,7 @@
 """Horizons: the number of training steps that one weight update looks back over.
 
-A budget of N steps is divided into rounds of T steps. When T does not divide N the last round is short: its
-hypergradient sums fewer steps, and it moves the weights proportionally less.
+A budget of N steps is divided into rounds of T steps. When T does not divide N, the last round has between T/2 and
+3T/2 steps (:class:`mixwell.simplex.rounds.RoundClock`); a short one moves the weights proportionally less.
 """
 
 from __future__ import annotations

@@ -54,12 +54,30 @@ def validation_rows(batch_rows: int, *, steps: int, points: int) -> int:
     return max(1, int(batch_rows * max(VALIDATION_FRACTION * steps, 1.0) / max(points, 1)))
 
 
+def round_count(steps: int, horizon: int) -> int:
+    """Return the number of rounds that a :class:`RoundClock` divides the steps after the warm-up into.
+
+    ``floor(steps / T + 1/2)``, at least 1.
+
+    Example:
+        >>> round_count(400, 49), round_count(1000, 42), round_count(3, 10)
+        (8, 24, 1)
+    """
+    return max(1, (2 * steps + horizon) // (2 * horizon))
+
+
+def _next_length(rest: int, horizon: int) -> int:
+    """Return the length of the next of the rounds that ``rest`` steps are divided into."""
+    return rest if round_count(rest, horizon) == 1 else horizon
+
+
 @final
 class RoundClock:
     """Count training steps and divide them into rounds.
 
-    The first ``warmup`` steps belong to no round. Then come rounds of ``horizon`` steps; the last one before
-    the budget is reached is short where the horizon does not divide the rest. Steps beyond the budget continue
+    The first ``warmup`` steps belong to no round. Then come rounds of ``horizon`` steps. Where the horizon does
+    not divide the steps of the budget, a remainder of at least half of it is a short last round; a smaller one is
+    added to the round before, since the scores of a few steps are mostly noise. Steps beyond the budget continue
     in rounds of ``horizon`` steps, with a warning.
 
     Args:
@@ -76,7 +94,7 @@ class RoundClock:
         ...         lengths.append(clock.round_length)
         ...         clock.next_round()
         >>> lengths
-        [4, 4, 1]
+        [4, 5]
     """
 
     def __init__(self, horizon: int, *, budget: int | None, warmup: int) -> None:
@@ -99,15 +117,15 @@ class RoundClock:
 
     @property
     def rounds(self) -> int | None:
-        """The number of rounds in the budget, including a short last one."""
-        return None if self.budget is None else -(-(self.budget - self.warmup) // self.horizon)
+        """The number of rounds in the budget."""
+        return None if self.budget is None else round_count(self.budget - self.warmup, self.horizon)
 
     @property
     def round_length(self) -> int:
         """The number of steps in this round."""
         if self.budget is None or self.round_start >= self.budget:
             return self.horizon
-        return min(self.horizon, self.budget - self.round_start)
+        return _next_length(self.budget - self.round_start, self.horizon)
 
     @property
     def in_round(self) -> bool:

@@ -67,7 +67,8 @@ class WeightUpdater:
         """
         log, alpha = weights.log, 0.0
         if scores is not None:
-            fraction = clock.round_length / clock.horizon
+            # The scores of a longer last round are larger, and need no step longer than that of a full one.
+            fraction = min(1.0, clock.round_length / clock.horizon)
             context = RoundContext(clock.round_index, clock.rounds, fraction, noise)
             log, alpha = self.update.step(log, scores, context)
         self.at_step(clock.steps_done)

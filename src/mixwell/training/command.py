@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mixwell import distributed
 from mixwell.data import tokenizer as tokenizers
-from mixwell.training import builder, config_io, fidelity, metrics, parallel, plan
+from mixwell.training import builder, config_io, fidelity, metrics, parallel, plan, verdict
 from mixwell.training.config import Config
 from mixwell.training.display import Tokenizing
 from mixwell.training.engines import LOCAL, Engine
@@ -182,6 +182,11 @@ def _finish(run: Run, *, resuming: bool, after: AfterRun | None) -> None:
         trainer = run.resume() if resuming else run.start()
         if not distributed.rank():
             _show_result(run, trainer, Console())
+    except InterruptedError:
+        # The live display is gone from the terminal; what it showed last must not be.
+        if run.trainer is not None and not distributed.rank():
+            _show_result(run, run.trainer, Console())
+        raise
     finally:
         if after and not distributed.rank() and run.begun and (run.folder / metrics.FILE).exists():
             after(run.folder)
@@ -199,6 +204,9 @@ def _show_result(run: Run, trainer: Trainer, console: Console) -> None:
     for name, loss in losses[-1].items():
         first = f" (from {losses[0][name]:.4f})" if name in losses[0] else ""
         say(console, f"{name} loss {loss:.4f}{first}")
+    say(console, "")
+    for paragraph in verdict.read_verdict(run.folder).paragraphs():
+        say(console, paragraph)
     say(console, f"{run.folder}: mixture.json, metrics.jsonl, {CHECKPOINTS}/")
 
 

@@ -9,14 +9,18 @@ import typer
 if TYPE_CHECKING:
     from mixwell.training.engines import Engine
 
-Workers = Annotated[int | None, typer.Option(help="Runs at a time. [default: one per core]")]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Runs at a time. [default: one per core]")]
 EngineName = Annotated[
-    str, typer.Option("--engine", help="Where runs are done: local (processes of this machine) or ray.")
+    str,
+    typer.Option(
+        "--engine", metavar="NAME", help="Where runs are done: local (processes of this machine) or ray."
+    ),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        help="host:port of a Ray cluster's head, or auto. [default: $RAY_ADDRESS, or a Ray of its own here]"
+        metavar="ADDRESS",
+        help="host:port of a Ray cluster's head, or auto. [default: $RAY_ADDRESS, or a Ray of its own here]",
     ),
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self, final
 
 from rich.console import Console, Group
@@ -16,7 +16,11 @@ from typing_extensions import override
 from mixwell.utils.terminal import say
 
 LINE_SECONDS = 10.0
+LINE_DOMAINS = 8
+"""Domains in a line where there is no terminal."""
 BAR = 30
+HEADER_LINES = 5
+"""Lines of the display in addition to those of domains: step, progress, header, hidden domains, cursor."""
 
 
 class Watch:
@@ -105,7 +109,10 @@ class Display(Watch):
         return (self._steps - self._done) * (time.monotonic() - self._begun) / made
 
     def _line(self) -> str:
-        weights = " ".join(f"{name} {value:.3f}" for name, value in self._weights.items())
+        shown = heaviest(self._weights, LINE_DOMAINS)
+        weights = " ".join(f"{name} {self._weights[name]:.3f}" for name in shown)
+        if len(shown) < len(self._weights):
+            weights += f" ({_hidden(self._weights, shown)})"
         validation = "" if self._validation != self._validation else f", validation {self._validation:.4f}"
         left = self._seconds_left()
         ending = "" if left is None else f", about {_time(left)} left"
@@ -123,8 +130,10 @@ class Display(Watch):
         table = Table(box=None, padding=(0, 1), show_header=True, header_style="dim")
         for column in ("domain", "weight", "", "loss"):
             table.add_column(column, justify="right" if column in ("weight", "loss") else "left")
-        for name in self._names:
-            weight = self._weights.get(name, 0.0)
+        weights = {name: self._weights.get(name, 0.0) for name in self._names}
+        shown = heaviest(weights, max(self._console.height - HEADER_LINES, 1))
+        for name in shown:
+            weight = weights[name]
             bar = Text("█" * round(BAR * weight), style="cyan")
             bar.append("░" * (BAR - round(BAR * weight)), style="dim")
             loss = self._losses.get(name)
@@ -132,7 +141,23 @@ class Display(Watch):
         share = self._done / self._steps
         line = Text("━" * round(60 * share), style="green")
         line.append("━" * (60 - round(60 * share)), style="dim")
-        return Group(Text(head), line, table)
+        below = [] if len(shown) == len(weights) else [Text(f" {_hidden(weights, shown)}", style="dim")]
+        return Group(Text(head, no_wrap=True), line, table, *below)
+
+
+def heaviest(weights: Mapping[str, float], count: int) -> list[str]:
+    """Return the names with the greatest weights, at most ``count``, the heaviest first.
+
+    Example:
+        >>> heaviest({"a": 0.2, "b": 0.5, "c": 0.3}, 2)
+        ['b', 'c']
+    """
+    return sorted(weights, key=lambda name: -weights[name])[:count]
+
+
+def _hidden(weights: Mapping[str, float], shown: Sequence[str]) -> str:
+    rest = [weight for name, weight in weights.items() if name not in shown]
+    return f"{len(rest)} more, with {sum(rest):.3f} of the weight"
 
 
 @final

@@ -17,6 +17,7 @@ from mixwell.reference.fidelity import Fidelity, measure_fidelity
 from mixwell.training import builder
 from mixwell.training.artifacts import check_measurements
 from mixwell.training.config import Config
+from mixwell.training.metrics import finite_json
 from mixwell.typing import LossFn
 from mixwell.utils import files
 from mixwell.utils.nested import to_device
@@ -40,6 +41,7 @@ def measure_run_fidelity(
     steps: int,
     replicates: int,
     max_rows: int,
+    estimate_loss: LossFn | None = None,
 ) -> Fidelity:
     """Compare the estimated hypergradient with the exact one over the coming steps; nothing changes.
 
@@ -50,6 +52,7 @@ def measure_run_fidelity(
         steps: T of the comparison. It takes ``2 m + 1`` times as many training steps.
         replicates: repetitions of the estimate with other rows; each takes as many steps.
         max_rows: rows of one forward pass.
+        estimate_loss: the loss in the precision of training, which the estimate is made in.
     """
     device = next(model.parameters()).device
     points = len(builder.hypergradient(config).validation_points(steps))
@@ -78,6 +81,7 @@ def measure_run_fidelity(
         signal=lambda: builder.hypergradient(config),
         weights=weights,
         clip_norm=config.optimizer.clip_norm,
+        estimate_loss=estimate_loss,
         replicates=[drawn(f"fidelity, replicate {number}") for number in range(replicates)],
         held_out=[
             to_device(validation.batch(held_out[begin : begin + max_rows]), device)
@@ -109,6 +113,7 @@ def add_measurement(folder: Path, step: int, measured: Fidelity) -> None:
         "relative_error": measured.relative_error,
         "estimate": dict(zip(measured.domains, measured.estimate.tolist(), strict=True)),
         "exact": dict(zip(measured.domains, measured.exact.tolist(), strict=True)),
+        "grade": measured.grade.value,
         "verdict": measured.verdict(),
     }
     if measured.replication is not None:
@@ -120,4 +125,5 @@ def add_measurement(folder: Path, step: int, measured: Fidelity) -> None:
             "effect": dict(zip(measured.domains, found.effect.tolist(), strict=True)),
             "effect_cosine": found.effect_cosine,
         }
-    files.write_atomically(folder / FILE, json.dumps([*read_measurements(folder), line], indent=1) + "\n")
+    text = json.dumps([*read_measurements(folder), finite_json(line)], indent=1, allow_nan=False)
+    files.write_atomically(folder / FILE, text + "\n")

@@ -58,7 +58,7 @@ class MetricsFile:
 
     def write(self, kind: str, *, step: int, **values: Any) -> None:
         """Append a line."""
-        line = json.dumps({"kind": kind, "step": step, **_finite(values)}) + "\n"
+        line = json.dumps({"kind": kind, "step": step, **finite_json(values)}) + "\n"
         self._file.write(line.encode())
         self._file.flush()
 
@@ -215,11 +215,12 @@ def last_step(folder: Path) -> int:
     return max((int(line["step"]) for line in read_metrics(folder)), default=-1)
 
 
-def _finite(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
+    """Return plain values with ``None`` for numbers that are not finite, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(inside) for key, inside in value.items()}
+        return {key: finite_json(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inside) for inside in value]
+        return [finite_json(inside) for inside in value]
     return value

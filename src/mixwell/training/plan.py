@@ -16,6 +16,7 @@ from mixwell.distributed.communication import TrafficModel
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces import TRACES
 from mixwell.mixer.mixer import Mixer
+from mixwell.simplex.rounds import round_count
 from mixwell.training import builder, optimization
 from mixwell.training.config import Config
 from mixwell.training.data import Data
@@ -97,7 +98,7 @@ def make_plan(config: Config, trainable: Trainable, data: Data) -> Plan:
     limits = trainer.mixer.limits
     seconds, plain = _seconds([trainer, Trainer(fixed, trainable, data.domains, data.validation)])
     horizon = builder.horizon(config)
-    updates = -(-(config.steps - config.mixer.warmup) // horizon) if learned else 0
+    updates = round_count(config.steps - config.mixer.warmup, horizon) if learned else 0
     extra = method.extra(context)
     held = trainer.extra_bytes
     if learned and method.needs.reference:

@@ -87,8 +87,13 @@ class Run:
         self._own_model = trainable is not None
         self._rows: Data | None = None
         self._watch, self._stopping, self._given_loggers = watch, stopping, loggers
-        self.begun = False
+        self.trainer: Trainer | None = None
+        """The trainer, from the moment training begins: also that of a run that was stopped."""
+
+    @property
+    def begun(self) -> bool:
         """Whether training began, so that the directory has metrics."""
+        return self.trainer is not None
 
     def start(self) -> Trainer:
         """Begin a new run, train to the end, and return the trainer.
@@ -268,7 +273,7 @@ class Run:
         return begun
 
     def _train(self, trainer: Trainer, opened: RunLoggers, resume_from: Checkpoint | None = None) -> Trainer:
-        self.begun = True
+        self.trainer = trainer
         names, rows = trainer.mixer.weights.names, self._rows
         assert rows is not None
         watch = self._watch or Display(self.config.steps, names, console=self._console)

@@ -215,6 +215,7 @@ class Trainer:
             steps=steps,
             replicates=replicates,
             max_rows=self._max_rows,
+            estimate_loss=self._loss,
         )
 
     # ------------------------------------------------------------------------------------------- state

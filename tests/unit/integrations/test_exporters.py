@@ -219,7 +219,7 @@ def test_interleave_datasets_samples_by_weights() -> None:
 
 def test_datasets_format_includes_given_paths() -> None:
     assert set(json.loads(export(mixture(WEIGHTS), to="datasets"))) == {"domains", "probabilities"}
-    with pytest.warns(UserWarning, match="no path was given for code, books"):
+    with pytest.warns(UserWarning, match="no path was given or found for code, books"):
         mix = json.loads(export(mixture(WEIGHTS), to="datasets", paths={"web": "org/web"}))
     assert mix["paths"] == ["org/web", "code", "books"]
 
@@ -413,7 +413,7 @@ def test_prints_or_writes_file(run: Path) -> None:
     words = ("export", "run", "--to", "megatron", "--path", "web=/w", "--path", "code=/c")
     out, err = mixwell(*words, cwd=run)
     assert out == "0.2 /w\n0.5 /c\n0.3 books\n"
-    assert err == "mixwell: no path was given for books; the domain's name is used in its place\n"
+    assert err == "mixwell: no path was given or found for books; the domain's name is used in its place\n"
     said, err = mixwell(*words, "--path", "books=/b", "--out", "new/mix.txt", cwd=run)
     assert said == "new/mix.txt is written (Megatron-LM: a blend for --data-args-path)\n"
     assert err == ""
@@ -445,6 +445,53 @@ def test_paths_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
     assert json.loads(out) == {"/line/a": 0.5, "/x=y": 0.25, "/file/c": 0.25}
 
 
+@pytest.fixture
+def configured(tmp_path: Path) -> Path:
+    """A run with a config of one source of each kind; `books` was preprocessed by Megatron."""
+    made = mixture(dict.fromkeys(("web", "code", "books", "more"), 0.25), rows={})
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "mixture.json").write_text(json.dumps(made))
+    (tmp_path / "data").mkdir()
+    for suffix in ("bin", "idx"):
+        (tmp_path / "data" / f"books.{suffix}").write_bytes(b"")
+    domains = {
+        "web": {"files": "data/web"},
+        "code": {"dataset": "owner/code"},
+        "books": {"tokens": "data/books.bin", "dtype": "uint16"},
+        "more": {"files": ["data/a", "data/b"]},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump({"base": str(tmp_path), "domains": domains}))
+    return folder
+
+
+def test_paths_are_those_of_the_config(configured: Path) -> None:
+    data = configured.parent / "data"
+    out, err = mixwell("export", "run", "--to", "datasets", "--path", "more=/more", cwd=configured.parent)
+    assert json.loads(out)["paths"] == [str(data / "web"), "owner/code", str(data / "books.bin"), "/more"]
+    assert not err
+    out, err = mixwell("export", "run/mixture.json", "--to", "torchtitan", cwd=configured.parent)
+    assert f"('web', {str(data / 'web')!r}, 0.25)" in out
+    assert "('code', 'owner/code', 0.25)" in out
+    assert "no path was given or found for more; the domain's name is used in its place" in err
+    out, err = mixwell("export", "run", "--to", "torchtitan", "--path", "web=/other", cwd=configured.parent)
+    assert "('web', '/other', 0.25)" in out
+
+
+def test_megatron_prefix_is_that_of_preprocessed_data(configured: Path) -> None:
+    out, err = mixwell("export", "run", "--to", "megatron", cwd=configured.parent)
+    assert out.split()[1::2] == ["web", "code", str(configured.parent / "data" / "books"), "more"]
+    assert "no path was given or found for web, code, more" in err
+
+
+@pytest.mark.parametrize("content", ["domains: [", "- a", "domains: {web: {nothing: 1}}", "\x00"])
+def test_unreadable_config_leaves_names(content: str, configured: Path) -> None:
+    (configured / "config.yaml").write_text(content)
+    out, err = mixwell("export", "run", "--to", "torchtitan", cwd=configured.parent)
+    assert "('web', None, 0.25)" in out
+    assert "no path was given or found for web, code, books, more" in err
+
+
 def test_formats_are_listed(tmp_path: Path) -> None:
     out, _ = mixwell("export", "--list", cwd=tmp_path)
     assert [line.split()[0] for line in out.splitlines()] == list(EXPORTERS.names())
@@ -468,3 +515,10 @@ def test_export_does_not_import_torch(run: Path) -> None:
     done = subprocess.run(words, cwd=run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout) == WEIGHTS
+
+
+def test_export_of_configured_run_does_not_import_torch(configured: Path) -> None:
+    words = [sys.executable, "-c", NO_TORCH, "export", "run", "--to", "datasets"]
+    done = subprocess.run(words, cwd=configured.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "owner/code" in done.stdout

@@ -139,6 +139,26 @@ def test_killed_comparison_resumes_to_same_results(compared: tuple[Path, str], t
     assert losses(tmp_path / "out") == losses(compared[0])
 
 
+def test_steps_paid_for_validation_are_next_to_the_loss(compared: tuple[Path, str]) -> None:
+    """24 steps for all; with T=1 a validation gradient costs as much as a step, so half of them are trained."""
+    out, printed = compared
+    head, *lines = printed[printed.index("method") :].splitlines()
+    assert head.split().index("steps") == head.split().index("loss") + 1
+    line = next(one for one in lines if one.lstrip().startswith("mixwell T=1"))
+    assert "12 of 24" in line
+    assert "12 of 24" in (out / "report.html").read_text()
+    rows = tables.read(out / results.RUNS)
+    columns = list(rows[0])
+    assert columns[columns.index("steps") - 1].endswith("_loss")
+    for row in rows:
+        assert float(row["other_steps"]) == pytest.approx(
+            float(row["compute"]) - float(row["steps"]), abs=2e-3
+        )
+    found = {row["variant"]: row for row in rows}
+    assert found["mixwell T=1"]["other_steps"] == pytest.approx(12)
+    assert found["uniform"]["other_steps"] == 0
+
+
 def test_equal_steps(tmp_path: Path) -> None:
     write_config(tmp_path)
     commands.mixwell(

@@ -79,10 +79,11 @@ def test_noise_lowers_only_agreement_of_replicates() -> None:
 
 def test_verdict_text() -> None:
     lines = measure(0.0).verdict()
-    assert len(lines) == 3
-    assert "the estimate is right" in lines[0]
-    assert "one round's direction can be trusted" in lines[1]
-    assert "the weights move where the loss falls" in lines[2]
+    assert len(lines) == 4
+    assert lines[0].startswith("Good")
+    assert "the estimate is right" in lines[1]
+    assert "one round's direction can be trusted" in lines[2]
+    assert "the weights move where the loss falls" in lines[3]
     printed = str(measure(20.0))
     assert "true effect" in printed
     assert "noise" in printed

@@ -192,7 +192,7 @@ def test_summary_has_a_text_for_every_heading() -> None:
     assert by_name["uniform"]["weights"] == "all 25.0%"
     assert [by_name["d"][name] for name in ("compute", "steps", "seconds", "MiB")] == [
         "100,000",
-        "40",
+        "40 of 100,000",
         "1,234",
         "3.0",
     ]

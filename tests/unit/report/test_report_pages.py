@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from helpers.report_runs import write_runs
 from helpers.text_configs import write_config
 from mixwell.report import runs
 from mixwell.training import config_io
 from mixwell.training.run import Run
+from mixwell.training.verdict import read_verdict
 
 
 @pytest.fixture
@@ -61,3 +64,26 @@ def test_nonfinite_losses_leave_gaps(tmp_path: Path) -> None:
         "No run has a finite validation loss."
         in runs.write_report([run, again], tmp_path / "two")[-1].read_text()
     )
+
+
+def test_one_seed_each_means_nothing_and_several_have_an_interval(tmp_path: Path) -> None:
+    folders = write_runs(tmp_path, domains=3, runs=2)
+    lead = runs.write_report(folders, tmp_path / "one")[-1].read_text().partition("<main>")[0]
+    assert "a difference of one seed each means nothing" in lead
+    assert "--methods" in lead
+    for folder in list(folders):
+        config = config_io.read_config(folder / "config.yaml", ["seed=1"])
+        again = tmp_path / f"{folder.name}-again"
+        Run(config, again, console=Console(quiet=True)).start()
+        folders.append(again)
+    lead = runs.write_report(folders, tmp_path / "two")[-1].read_text().partition("<main>")[0]
+    assert "95%, paired by seed, 2 seeds" in lead
+    assert "means nothing" not in lead
+
+
+def test_report_begins_with_the_verdict_that_is_printed(tmp_path: Path) -> None:
+    (folder,) = write_runs(tmp_path, domains=3, runs=1)
+    lead = html.unescape(runs.write_report([folder], tmp_path / "one")[-1].read_text().partition("<main>")[0])
+    lead = lead.replace("<code>", "`").replace("</code>", "`")
+    for paragraph in read_verdict(folder).paragraphs():
+        assert paragraph in lead

@@ -126,3 +126,24 @@ def test_equal_scores_at_the_largest_float_move_nothing(domains: int, sign: floa
     moved, alpha = MirrorDescent("auto").step(log, scores, RoundContext(0, 10))
     assert alpha == 0
     np.testing.assert_array_equal(moved, log)
+
+
+@pytest.mark.parametrize("size", [400.0, 1e22, 1e300])
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_one_huge_round_neither_freezes_nor_moves_weights_far(at: int, size: float) -> None:
+    scores = constant()
+    undisturbed = path(scores, None)
+    scores[at] *= size
+    found = path(scores, None)
+    # No round moves farther than the others do.
+    moves = np.abs(np.diff(found, axis=0)).max(axis=1)
+    assert moves.max() <= UNIT * (1 + 1e-12)
+    # Steps of 1/8, 1/4 and 1/2 follow where nothing was known before, and full ones after them.
+    np.testing.assert_allclose(moves[at + 4 :], UNIT, rtol=1e-12)
+    assert np.abs(found[-1]).max() >= np.abs(undisturbed[-1]).max() - (0.875 + 0.75 + 0.5) * UNIT - 1e-9
+
+
+def test_size_decays_by_half_where_no_round_is_an_outlier() -> None:
+    falling = constant() * np.array([8.0, 1.0, 1.0, 1.0, 0.01, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])[:, None]
+    moves = np.abs(np.diff(path(falling, None), axis=0)).max(axis=1) / UNIT
+    np.testing.assert_allclose(moves[:6], [1.0, 1 / 4, 1 / 2, 1.0, 0.01 / 0.5, 1.0], rtol=1e-12)

@@ -113,6 +113,25 @@ def test_interrupt_saves_and_resumes(kind: signal.Signals, done: Path, tmp_path:
     same_run(run, done / "whole")
 
 
+def test_interrupt_leaves_last_weights_on_screen(tmp_path: Path) -> None:
+    process = command(
+        "run", write_config(tmp_path, steps=1_000_000), "--out", "run", "--no-report", cwd=tmp_path
+    )
+    run = tmp_path / "run"
+    while process.poll() is None and not list(run.glob("checkpoints/step-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, (out, err)
+    mixture = json.loads((run / "mixture.json").read_text())
+    shown = {line.split()[0]: line.split()[1:3] for line in out.splitlines() if line.strip()}
+    for name in mixture["domains"]:
+        assert shown[name] == [f"{mixture['weights'][kind][name]:.4f}" for kind in ("last", "average")]
+    assert "run: mixture.json, metrics.jsonl, checkpoints/" in out
+    assert f"stopped after step {mixture['steps_done']} of 1000000 and saved" in err
+    assert "`mixwell resume run` continues" in err
+
+
 def test_corrupt_checkpoint_falls_back_to_previous(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done / "whole", tmp_path / "run")
     path = tmp_path / "run" / "checkpoints" / "step-00000024" / "model.safetensors"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from pydantic import Field
 from typing_extensions import override
 
+from mixwell.data.sources import paths
 from mixwell.data.sources.base import SOURCES, LoadContext, SourceConfig
 from mixwell.utils.entry_points import call_entry_point
 from mixwell.utils.regular_files import expand_user
@@ -26,6 +27,10 @@ class TokensConfig(SourceConfig):
     """The type of the numbers in a raw file."""
 
     @override
+    def location(self, base: Path) -> str | None:
+        return paths.single_location(self.tokens, base)
+
+    @override
     def load(self, context: LoadContext) -> IndexedDataset:
         from mixwell.data import tokenization
         from mixwell.data.datasets import TokenRows
@@ -42,6 +47,10 @@ class TensorsConfig(SourceConfig):
 
     tensors: str
     """A safetensors file with `inputs` and `targets`."""
+
+    @override
+    def location(self, base: Path) -> str | None:
+        return paths.single_location(self.tensors, base)
 
     @override
     def load(self, context: LoadContext) -> IndexedDataset:

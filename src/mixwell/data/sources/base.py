@@ -70,6 +70,10 @@ class SourceConfig(ConfigSection):
         """Return the documents, or ``None`` where the rows are not text."""
         return None
 
+    def location(self, base: Path) -> str | None:
+        """Return the one path, pattern or name by which another tool finds the data; ``None`` if there is none."""
+        return None
+
 
 SOURCES = Registry[type[SourceConfig]]("data source", package="mixwell.data.sources")
 """Config sections by their key, such as ``files``."""

@@ -45,6 +45,11 @@ class HuggingFaceConfig(TextSourceConfig):
     """The greatest number of documents to take."""
 
     @override
+    def location(self, base: Path) -> str | None:
+        local = paths.single_location(self.dataset, base)
+        return local if local and Path(local).exists() else self.dataset
+
+    @override
     def documents(self, base: Path) -> HuggingFace:
         return HuggingFace(self.dataset, base=base, **self.model_dump(exclude={"dataset"}))
 

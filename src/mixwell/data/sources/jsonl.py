@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal, cast, final
 
 from typing_extensions import override
 
+from mixwell.data.sources import paths
 from mixwell.data.sources.base import SOURCES, FileSource, Patterns, Piece, TextSourceConfig, document_pieces
 from mixwell.data.sources.text import check_encoding, is_wide, undecodable
 
@@ -32,6 +33,10 @@ class JsonLinesConfig(TextSourceConfig):
     """Encoding of the files."""
     errors: Literal["strict", "replace", "ignore"] = "strict"
     """How to handle bytes that are not in the encoding."""
+
+    @override
+    def location(self, base: Path) -> str | None:
+        return paths.single_location(self.jsonl, base)
 
     @override
     def documents(self, base: Path) -> JsonLines:

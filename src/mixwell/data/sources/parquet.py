@@ -8,6 +8,7 @@ from typing import Any, final
 
 from typing_extensions import override
 
+from mixwell.data.sources import paths
 from mixwell.data.sources.base import SOURCES, FileSource, Patterns, Piece, TextSourceConfig, document_pieces
 
 BATCH_BYTES = 4 << 20
@@ -24,6 +25,10 @@ class ParquetConfig(TextSourceConfig):
     """Files; the text is in the column `field`."""
     field: str = "text"
     """The column that holds the text."""
+
+    @override
+    def location(self, base: Path) -> str | None:
+        return paths.single_location(self.parquet, base)
 
     @override
     def documents(self, base: Path) -> Parquet:

@@ -40,6 +40,12 @@ def expand(
     return sorted(found.values(), key=lambda path: path.parts)
 
 
+def single_location(patterns: str | Sequence[str], base: Path) -> str | None:
+    """Return the absolute path of the only pattern, which need not match anything; ``None`` for several."""
+    several = [patterns] if isinstance(patterns, str) else patterns
+    return os.path.abspath(base / os.path.expanduser(several[0])) if len(several) == 1 else None
+
+
 def digests(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
     """Return the digest of each file's content, in hexadecimal digits.
 

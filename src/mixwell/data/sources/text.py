@@ -10,6 +10,7 @@ from typing import Literal, final
 
 from typing_extensions import override
 
+from mixwell.data.sources import paths
 from mixwell.data.sources.base import SOURCES, FileSource, Patterns, Piece, TextSourceConfig
 
 PIECE_BYTES = 4 << 20
@@ -31,6 +32,10 @@ class TextFilesConfig(TextSourceConfig):
     """Encoding of the files."""
     errors: Literal["strict", "replace", "ignore"] = "strict"
     """How to handle bytes that are not in the encoding."""
+
+    @override
+    def location(self, base: Path) -> str | None:
+        return paths.single_location(self.files, base)
 
     @override
     def documents(self, base: Path) -> TextFiles:

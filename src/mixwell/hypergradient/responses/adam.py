@@ -35,7 +35,10 @@ class AdamResponse(OptimizerResponse):
 
     Where a coordinate has hardly seen a gradient (the embedding of a rare word), that P is up to ``1 / eps``,
     although Adam would move it no farther than the others when its first gradient comes. So ``sqrt(v^)`` is
-    taken as at least a tenth of its root mean square over the coordinates that have seen one.
+    taken as at least a tenth of its root mean square over the coordinates that have seen one. Where no coordinate
+    of a parameter has seen one (LoRA's A in the second step, as long as B is zero in the first; every branch that
+    a zero multiplies), the coming step t is this parameter's first: ``m^ / sqrt(v^) = sign(g) (1-b1) / (1-b1^t)
+    sqrt((1-b2^t) / (1-b2))``, which has no derivative either, so P is zero.
     """
 
     preconditions = True
@@ -137,15 +140,17 @@ class AdamResponse(OptimizerResponse):
 
 
 def _inverse_root(second: Tensor, eps: float, mean: float | None = None) -> Tensor:
-    """``1 / (max(sqrt(v), rms / 10) + eps)``, rms that of ``sqrt(v)`` where v is positive.
+    """``1 / (max(sqrt(v), rms / 10) + eps)``, rms that of ``sqrt(v)`` where v is positive; 0 where all of v is 0.
 
-    ``mean`` is the mean of the positive elements of the full v, where ``second`` is a shard of it.
+    ``mean`` is the mean of the positive elements of the full v (0 without any), where ``second`` is a shard of it.
     """
     floor: Tensor | float
+    # An infinite floor makes P zero, without another pass and without waiting for an accelerator.
     if mean is None:
         floor = (second.sum() / torch.count_nonzero(second).clamp_min(1)).sqrt() / 10
+        floor = torch.where(floor > 0, floor, math.inf)
     else:
-        floor = math.sqrt(mean) / 10
+        floor = math.sqrt(mean) / 10 or math.inf
     return second.sqrt().clamp_min_(floor).add_(eps).reciprocal_()
 
 

@@ -127,7 +127,10 @@ class ForwardModeTraces(Traces):
                 "ForwardModeTraces cannot divide a curvature by a preconditioner that is not diagonal; use "
                 "ExactCurvature(), a curvature of 0, or DenseTraces()"
             )
-        return coefficient if response.diagonal is None else coefficient / response.diagonal
+        if response.diagonal is None:
+            return coefficient
+        # Where P is zero, the parameter has had no gradient yet, and its trace is zero.
+        return torch.where(response.diagonal > 0, coefficient / response.diagonal, 0.0)
 
     def _tensors(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}

@@ -72,6 +72,7 @@ EXPORTERS.add(
     Format(
         "axolotl: datasets of its config, cut by sharding to the mixture (it has no weights)",
         _write,
+        path_from_data=lambda path: path,
         note="axolotl mixes by size: these fractions are right for the data that the run had",
     ),
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
+from mixwell.integrations.exporters.config_paths import data_paths
 from mixwell.training import mixture_file
 from mixwell.utils.registry import Registry
 
@@ -64,6 +65,8 @@ class Format:
         keeps_zeros: whether a domain without weight is written. Most consumers would have to open its data, and
             some refuse it or wait for it forever.
         note: a caveat for everyone who uses it.
+        path_from_data: returns the tool's name for the data of a domain, given their path in the run's config, or
+            ``None`` where the tool does not read them; without it the tool's names have nothing to do with paths.
     """
 
     summary: str
@@ -71,6 +74,7 @@ class Format:
     needs_paths: bool = True
     keeps_zeros: bool = False
     note: str = ""
+    path_from_data: Callable[[str], str | None] | None = None
 
 
 EXPORTERS = Registry[Format]("format", package="mixwell.integrations.exporters")
@@ -91,7 +95,8 @@ def export(
         mixture: a ``mixture.json``, the directory of a run that has one, or its content.
         to: a name in :data:`EXPORTERS`.
         weights: ``"average"``, the mixture to take for another run, or ``"last"``.
-        paths: the tool's own names of domains: paths, prefixes, names of datasets.
+        paths: the tool's own names of domains: paths, prefixes, names of datasets. By default the paths of the
+            data in the run's ``config.yaml``, where the tool reads such data.
         note: called with each caveat; by default they are warnings.
 
     Example:
@@ -113,7 +118,13 @@ def export(
         if isinstance(mixture, Mapping)
         else mixture_file.read_mixture(Path(mixture))
     )
-    entries = _entries(plain, weights, paths or {})
+    given = dict(paths or {})
+    if chosen.path_from_data is not None and not isinstance(mixture, Mapping):
+        for name, path in data_paths(Path(mixture)).items():
+            tool_path = chosen.path_from_data(path) if name in plain["domains"] else None
+            if tool_path is not None:
+                given.setdefault(name, tool_path)
+    entries = _entries(plain, weights, given)
     kept = [entry for entry in entries if entry.share or chosen.keeps_zeros]
     text = chosen.write(kept)
     if chosen.note:
@@ -127,7 +138,7 @@ def export(
         note(f"left out, for their weight rounds to zero: {dropped}")
     unnamed = [entry.domain for entry in kept if entry.path is None]
     if unnamed and (chosen.needs_paths or len(unnamed) < len(kept)):
-        note(f"no path was given for {', '.join(unnamed)}; the domain's name is used in its place")
+        note(f"no path was given or found for {', '.join(unnamed)}; the domain's name is used in its place")
     return text
 
 

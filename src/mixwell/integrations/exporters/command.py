@@ -47,7 +47,7 @@ def export_mixture(
     domains: list[str] = plain["domains"]
     given = {**({} if paths is None else _read_paths(paths, domains)), **_parse_paths(words, domains)}
     text = export(
-        plain,
+        mixture,
         to=to,
         weights=weights,
         paths=given,

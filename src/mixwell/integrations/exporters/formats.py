@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -75,6 +76,7 @@ EXPORTERS.add(
         "Hugging Face: JSON with domains and the probabilities of interleave_datasets",
         _interleave,
         needs_paths=False,
+        path_from_data=lambda path: path,
     ),
 )
 
@@ -142,10 +144,20 @@ def _per_split(entries: Sequence[Entry]) -> str:
     return json_text({"train": train, "valid": None, "test": None})
 
 
-EXPORTERS.add("megatron", Format("Megatron-LM: a blend for --data-args-path", _blend))
+def _prefix(path: str) -> str | None:
+    """Return the prefix of a dataset that Megatron has preprocessed: ``PREFIX.bin`` next to ``PREFIX.idx``."""
+    file = Path(path)
+    return str(file.with_suffix("")) if file.suffix == ".bin" and file.with_suffix(".idx").is_file() else None
+
+
+EXPORTERS.add("megatron", Format("Megatron-LM: a blend for --data-args-path", _blend, path_from_data=_prefix))
 EXPORTERS.add(
     "megatron-per-split",
-    Format("Megatron-LM: JSON for --per-split-data-args-path; put your validation set into it", _per_split),
+    Format(
+        "Megatron-LM: JSON for --per-split-data-args-path; put your validation set into it",
+        _per_split,
+        path_from_data=_prefix,
+    ),
 )
 
 # ---------------------------------------------------------------------------------------------------- torchtitan
@@ -195,5 +207,9 @@ def _torchtitan(entries: Sequence[Entry]) -> str:
 
 EXPORTERS.add(
     "torchtitan",
-    Format("torchtitan 0.3: a Python module with the config of its interleaving loader", _torchtitan),
+    Format(
+        "torchtitan 0.3: a Python module with the config of its interleaving loader",
+        _torchtitan,
+        path_from_data=lambda path: path,
+    ),
 )

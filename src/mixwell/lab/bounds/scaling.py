@@ -11,9 +11,9 @@ import numpy as np
 
 from mixwell.lab.bounds.cells import KINDS, full_rate, shortest
 from mixwell.lab.bounds.problems import Array
-from mixwell.lab.intervals import Interval, interval
 from mixwell.lab.tables import Row, column
 from mixwell.reference import theory
+from mixwell.utils.intervals import Interval, interval
 
 
 @final

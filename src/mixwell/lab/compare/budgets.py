@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from mixwell import methods
+from mixwell.simplex.rounds import round_count
 from mixwell.training import builder, config_io
 from mixwell.training.config import Config
 
@@ -27,7 +27,7 @@ def cost(config: Config, sizes: Mapping[str, int], held_out: int) -> float:
     learned = method.learns(context.options)
     points = len(method.recipe(context).signal.validation_points(horizon)) if learned else 0
     rows = points * min(builder.validation_rows(config, horizon, points=points), held_out)
-    rounds = math.ceil((config.steps - config.mixer.warmup) / horizon)
+    rounds = round_count(config.steps - config.mixer.warmup, horizon)
     return (
         extra.before
         + config.steps * (1 + extra.per_step)

@@ -28,8 +28,8 @@ from mixwell.utils.files import lock_folder
 from mixwell.utils.terminal import say
 
 TERMINAL_COLUMNS = (
-    ("method", "rank", "T", "loss", "vs. uniform"),
-    ("method", "compute", "steps", "seconds", "MiB", "weights"),
+    ("method", "rank", "T", "loss", "steps", "vs. uniform"),
+    ("method", "compute", "seconds", "MiB", "weights"),
 )
 """Two tables, one below the other, since terminals are narrow; the report page has all columns."""
 

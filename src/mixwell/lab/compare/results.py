@@ -1,4 +1,8 @@
-"""The tables of a comparison: losses, costs and weights of every run."""
+"""The tables of a comparison: losses, costs and weights of every run.
+
+Next to a loss are the ``steps`` that the run trained, the ``budget`` that all methods have, and the
+``other_steps`` that paid for validation gradients, probes and trials; all in training steps.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +64,7 @@ def _row(run: ComparedRun) -> Row:
     last = list(metrics.read_metrics(run.folder, "evaluation"))[-1]
     trials = [one.parent for one in (run.folder / stages.FOLDER).glob(f"*/{mixture_file.FILE}")]
     everything = [run.folder, *trials]
+    compute = float(found["rows"]["computed"]) / run.config.batch.rows
     return {
         "variant": variant.name,
         "entry": variant.entry,
@@ -67,10 +72,11 @@ def _row(run: ComparedRun) -> Row:
         "kind": variant.kind,
         "horizon": "" if variant.horizon is None else variant.horizon,
         "seed": run.seed,
-        "steps": last["step"],
-        "compute": round(float(found["rows"]["computed"]) / run.config.batch.rows, 3),
-        "budget": "" if run.budget is None else run.budget,
         **{f"{name}_loss": value for name, value in last["losses"].items()},
+        "steps": last["step"],
+        "budget": "" if run.budget is None else run.budget,
+        "other_steps": round(compute - last["step"], 3),
+        "compute": round(compute, 3),
         "seconds": round(sum(_seconds(one) for one in everything), 2),
         "memory": max(int(mixture_file.read_mixture(one)["memory"]) for one in everything),
     }

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import final
 
-from mixwell.lab.intervals import Interval, interval
 from mixwell.lab.tables import Row, Value
+from mixwell.utils.intervals import Interval, interval
 
 LOSSES = (("test_loss", "test loss"), ("validation_loss", "validation loss"))
 UNIFORM, PROPORTIONAL = "uniform", "proportional"

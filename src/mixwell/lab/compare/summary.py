@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mixwell.lab.compare.standings import NOT_FINITE, UNIFORM, Standing, loss_column, of_method, standings
-from mixwell.lab.intervals import Interval
 from mixwell.lab.tables import Row
+from mixwell.utils.bidi import isolate
+from mixwell.utils.intervals import Interval
 
 LARGEST = 3
 """Number of weights in a cell."""
@@ -26,7 +27,7 @@ def summary(found: Sequence[Standing]) -> list[dict[str, str]]:
             + ("" if math.isnan(one.deviation) else f" ± {format_loss(one.deviation)}"),
             "vs. uniform": "" if one.to_uniform is None else format_difference(one.to_uniform),
             "compute": _number(one.compute),
-            "steps": _number(one.steps),
+            "steps": format_steps(one),
             "seconds": _number(one.seconds, digits=1),
             "MiB": _number(one.memory / 2**20, digits=1),
             "weights": _largest(one.weights),
@@ -42,14 +43,26 @@ def verdict(rows: Sequence[Row]) -> str:
     if not math.isfinite(best.mean):
         return f"No method has a finite {label}."
     seeds = len(best.losses)
-    text = f"{best.name} has the lowest mean {label} of {len(found)} method{'s'[: len(found) - 1]}"
+    text = f"{isolate(best.name)} has the lowest mean {label} of {len(found)} method{'s'[: len(found) - 1]}"
     text += f", {format_loss(best.mean)} over {seeds} seed{'s'[: seeds - 1]}"
     if uniform is not None and best.to_uniform is not None:
         text += f"; compared with uniform weights {format_difference(best.to_uniform)}"
         if best.to_uniform.count > 1:
             lower = sum(loss < uniform.losses.get(seed, -math.inf) for seed, loss in best.losses.items())
             text += f" (95%, paired by seed), lower in {lower} of {best.to_uniform.count} seeds"
+    if trained_less(best):
+        text += f"; it trained {format_steps(best)} steps and paid for validation and trials with the rest"
     return f"{text}." if seeds > 1 else f"{text}. One seed cannot tell this from chance."
+
+
+def format_steps(one: Standing) -> str:
+    """Return the steps of the last run, such as ``152 of 200`` where compute for other purposes took the rest."""
+    return f"{_number(one.steps)} of {_number(one.budget)}" if trained_less(one) else _number(one.steps)
+
+
+def trained_less(one: Standing) -> bool:
+    """Return whether an entry trained fewer steps than its budget, because of what else it computes."""
+    return math.isfinite(one.budget) and round(one.steps) < round(one.budget)
 
 
 def format_loss(value: float) -> str:
@@ -79,4 +92,4 @@ def _largest(weights: Mapping[str, float]) -> str:
     if len(weights) > 1 and max(weights.values()) - min(weights.values()) < 1e-6:
         return f"all {next(iter(weights.values())):.1%}"
     names = sorted(weights, key=weights.__getitem__, reverse=True)[:LARGEST]
-    return ", ".join(f"{name} {weights[name]:.0%}" for name in names)
+    return ", ".join(f"{isolate(name)} {weights[name]:.0%}" for name in names)

@@ -21,7 +21,7 @@ class RoundContext:
     Args:
         round_index: counts from 0.
         rounds: the number of rounds of the run, if it is known.
-        fraction: the length of this round over the horizon; below one for a short last round.
+        fraction: the length of this round over the horizon, at most one; below one for a short last round.
         noise: the standard errors of the scores, if they are known, shape ``(m,)``.
     """
 

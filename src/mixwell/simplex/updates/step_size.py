@@ -14,6 +14,8 @@ SMALLEST_SPREAD = 1e-290
 """Scores that differ by less count as equal; their step size would not be finite."""
 FACTOR = 4.0
 """The default factor of the theorem's step size."""
+OUTLIER = 8.0
+"""The size of one round counts in later ones as at most this many times that of every other."""
 LEAST_GAIN = 0.125
 """The lower limit of the gain, reached where rounds contradict each other."""
 
@@ -77,7 +79,8 @@ class AutoStepSize:
 
     ``alpha_k = factor * gain_k * trust_k * sqrt(log m / K) / S_k``: the theorems' step size with their bound
     ``G G_V / mu_hat`` of the hypergradient replaced by the observed size,
-    ``S_k = max(M_k, S_{k-1} / 2)`` with ``M_k = max_j |h_j - mean h|``, and two factors:
+    ``S_k = max(M_k, min(S_{k-1} / 2, 8 max(M_k, R_k)))`` with ``M_k = max_j |h_j - mean h|`` and the second
+    largest size R_k of the rounds before (it too decays by half with every round), and two factors:
 
     - ``trust_k`` (:func:`trust`): the fraction of the scores that their standard errors do not explain.
     - ``gain_k = gain_{k-1} 2^(c trust_k trust_{k-1})`` with the cosine c of the scores of this round and of the
@@ -90,7 +93,9 @@ class AutoStepSize:
     The scores of a short last round are scaled up to a full one, so that it moves the weights proportionally
     less. No round moves a log-weight by more than ``factor * sqrt(log m / K)`` from the mean, and a large
     hypergradient of the first rounds, when the loss falls fastest, is forgotten by half with every round. (A
-    running sum of squares, as in AdaGrad, never forgets it and locks in the first mixture.)
+    running sum of squares, as in AdaGrad, never forgets it and locks in the first mixture.) A round with scores
+    far larger than in all others says nothing about the size of theirs, so it counts as at most 8 times as large
+    as the largest of them: however large it was, the fourth round after it takes a full step again.
 
     Args:
         factor: multiplies the theorem's step size.
@@ -108,7 +113,7 @@ class AutoStepSize:
 
     def reset(self) -> None:
         """Forget former hypergradients."""
-        self._size, self._gain, self._trusted = 0.0, 1.0, 1.0
+        self._size, self._second, self._gain, self._trusted = 0.0, 0.0, 1.0, 1.0
         # The direction of the last round's scores, times the trust in them.
         self._last: Vector | None = None
 
@@ -124,12 +129,18 @@ class AutoStepSize:
         if spread <= max(rounding, SMALLEST_SPREAD):
             self._trusted = 0.0
             return 0.0
-        self._size = max(min(spread, float(np.finfo(np.float64).max)), self._size / 2)
+        self._observe(min(spread, float(np.finfo(np.float64).max)))
         trusted = self._trusted = trust(scores, context.noise) if self.shrink else 1.0
         self._adapt_gain(scores, trusted)
         rounds = max(context.rounds or 0, context.round_index + 1)
         alpha = self.factor * mirror_step_size(rounds=rounds, domains=len(scores), size=self._size)
         return alpha * self._gain * trusted
+
+    def _observe(self, spread: float) -> None:
+        """Update the two largest recent sizes."""
+        second = self._second / 2
+        largest = min(self._size / 2, OUTLIER * max(spread, second))
+        _, self._second, self._size = sorted((spread, second, largest))
 
     def _adapt_gain(self, scores: Vector, trusted: float) -> None:
         size = float(np.abs(scores).max())
@@ -145,14 +156,20 @@ class AutoStepSize:
         return {"trust": self._trusted, "gain": self._gain}
 
     def state(self) -> UpdateState:
-        """Return the size and the direction of the recent hypergradients, and the gain."""
+        """Return the sizes and the direction of the recent hypergradients, and the gain."""
         last = [] if self._last is None else self._last.tolist()
-        return {"size": self._size, "gain": self._gain, "trusted": self._trusted, "last": last}
+        return {
+            "size": self._size,
+            "second": self._second,
+            "gain": self._gain,
+            "trusted": self._trusted,
+            "last": last,
+        }
 
     def load_state(self, state: UpdateState) -> None:
         """Restore the result of :meth:`state`."""
         numbers = cast("dict[str, float]", state)
         self._size, self._gain = float(numbers["size"]), float(numbers["gain"])
-        self._trusted = float(numbers["trusted"])
+        self._second, self._trusted = float(numbers["second"]), float(numbers["trusted"])
         last = cast("list[float]", state["last"])
         self._last = np.array(last, dtype=np.float64) if last else None
