@@ -6,12 +6,14 @@ import hashlib
 import os
 from pathlib import Path
 
+from mixwell.utils.regular_files import expand_user
+
 
 def cache_folder() -> Path:
     """Return ``$MIXWELL_CACHE``, or ``mixwell`` in the user's cache folder."""
     own = os.environ.get("MIXWELL_CACHE")
     if own:
-        return Path(own).expanduser()
+        return expand_user(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mixwell"
 
 

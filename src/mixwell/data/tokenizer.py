@@ -15,6 +15,7 @@ from typing_extensions import override
 from mixwell.data.sources.base import Source, digest_of
 from mixwell.data.sources.text import good_cut
 from mixwell.utils import files
+from mixwell.utils.regular_files import expand_user
 
 END = "<|endoftext|>"
 ENDS = (END, "</s>", "<eos>", "[SEP]")
@@ -159,7 +160,7 @@ def load_tokenizer(spec: str | Path | None, base: Path, *, end: str | None = Non
     """
     if spec is None or spec == "bytes":
         return ByteTokenizer()
-    return TokenizerFile(base / Path(spec).expanduser(), end=end)
+    return TokenizerFile(base / expand_user(spec), end=end)
 
 
 def train_tokenizer(

@@ -11,6 +11,7 @@ from typing import Any, final
 from mixwell.training import fidelity, metrics, mixture_file
 from mixwell.training.run import CONFIG
 from mixwell.training.verdict import HYPERGRADIENTS, Verdict, learned_in_run, read_verdict
+from mixwell.utils.regular_files import read_regular
 
 Lines = list[dict[str, Any]]
 
@@ -78,7 +79,7 @@ def read(folder: Path, *, name: str | None = None) -> RunSummary:
     return RunSummary(
         name=name or folder.resolve().name,
         folder=folder,
-        config=(folder / CONFIG).read_text(encoding="utf-8"),
+        config=read_regular(folder / CONFIG).decode("utf-8", "replace"),
         mixture=artifact,
         steps=by_kind["step"],
         rounds=by_kind["round"],

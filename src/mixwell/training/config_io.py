@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +13,8 @@ from pydantic_core import ErrorDetails
 
 from mixwell.training.config import Config, section_at
 from mixwell.utils import files
+from mixwell.utils.parsing import parse_toml, parse_yaml, shown
+from mixwell.utils.regular_files import expand_user, read_regular
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -27,27 +28,26 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ValueError: with the key, the value that was got, and the values allowed, for everything that is wrong.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
     except OSError as error:
         raise ValueError(
             f"cannot read the config {path} ({error.strerror}); `mixwell init` writes one to start from"
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text file in UTF-8 ({error})") from error
+    language, parse = ("TOML", parse_toml) if path.suffix == ".toml" else ("YAML", parse_yaml)
     try:
-        plain = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {_one_line(error)}") from error
+        plain = parse(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is not {language} that can be read: {error}") from error
     if not isinstance(plain, dict):
-        raise ValueError(f"{path} must have keys such as domains and validation; got {_shown(plain)}")
+        raise ValueError(f"{path} must have keys such as domains and validation; got {shown(plain)}")
     plain = cast("dict[str, Any]", plain)
     for override in overrides:
         _override(plain, override)
     plain.setdefault("base", ".")
     if isinstance(plain["base"], str):
-        plain["base"] = str((path.parent / Path(plain["base"]).expanduser()).resolve())
+        plain["base"] = str(_resolved(path.parent / expand_user(plain["base"])))
     return validate_config(plain, where=str(path))
 
 
@@ -82,7 +82,7 @@ def differences(one: Config, other: Config, *, except_keys: Sequence[str] = ()) 
     """
     mine, theirs = (_flat(config.model_dump(mode="json")) for config in (one, other))
     return [
-        f"{key} is {_shown(mine.get(key))} here and {_shown(theirs.get(key))} there"
+        f"{key} is {shown(mine.get(key))} here and {shown(theirs.get(key))} there"
         for key in mine | theirs
         if mine.get(key) != theirs.get(key) and key.split(".")[0] not in except_keys
     ]
@@ -101,9 +101,9 @@ def _override(plain: dict[str, Any], override: str) -> None:
     if not equals or not key.strip():
         raise ValueError(f"--set takes key=value, such as --set optimizer.lr=0.001; got {override!r}")
     try:
-        parsed = yaml.safe_load(value) if value.strip() else value
-    except yaml.YAMLError as error:
-        raise ValueError(f"--set {key}: the value is not YAML: {_one_line(error)}") from error
+        parsed = parse_yaml(value) if value.strip() else value
+    except ValueError as error:
+        raise ValueError(f"--set {key}: the value is not YAML: {error}") from error
     *path, last = key.strip().split(".")
     here = plain
     for place, part in enumerate(path):
@@ -115,7 +115,7 @@ def _override(plain: dict[str, Any], override: str) -> None:
         elif isinstance(inside, bool) and path[0] == "loggers":
             inside = here[part] = {}  # a logger by its defaults
         if not isinstance(inside, dict):
-            raise ValueError(f"--set {key}: {part} is {_shown(inside)}, which has nothing inside")
+            raise ValueError(f"--set {key}: {part} is {shown(inside)}, which has nothing inside")
         here = cast("dict[str, Any]", inside)
     here[last] = parsed
 
@@ -135,7 +135,7 @@ def _lines(errors: Sequence[ErrorDetails], plain: Mapping[str, Any]) -> list[str
         key = ".".join(path)
         kind, context = error["type"], error.get("ctx") or {}
         if error["loc"][-1:] == ("[key]",):
-            lines[key] = f"{key}: the name {_shown(error['input'])} is not text; put it into quotes"
+            lines[key] = f"{key}: the name {shown(error['input'])} is not text; put it into quotes"
         elif kind == "extra_forbidden":
             lines[key] = f"{key} is not a setting{_nearest(path, plain)}"
         elif kind == "missing":
@@ -147,7 +147,7 @@ def _lines(errors: Sequence[ErrorDetails], plain: Mapping[str, Any]) -> list[str
         else:
             # pydantic says "Input should be ..."
             allowed.setdefault(key, []).append(error["msg"].removeprefix("Input should be "))
-            values[key] = _shown(error["input"])
+            values[key] = shown(error["input"])
             lines[key] = f"{key} must be {' or '.join(allowed[key])}, got {values[key]}"
     return list(lines.values())
 
@@ -176,10 +176,8 @@ def _nearest(path: Sequence[str], plain: Mapping[str, Any]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (ValueError, RuntimeError, OSError) as error:  # a NUL, or links that lead to themselves
+        raise ValueError(f"base: {str(path)[:80]!r} is not a path ({error})") from error

@@ -15,11 +15,14 @@ from mixwell.data.datasets import IndexedDataset
 from mixwell.data.shuffle import ShuffledCursor
 from mixwell.reference.fidelity import Fidelity, measure_fidelity
 from mixwell.training import builder
+from mixwell.training.artifacts import check_measurements
 from mixwell.training.config import Config
 from mixwell.training.metrics import finite_json
 from mixwell.typing import LossFn
 from mixwell.utils import files
 from mixwell.utils.nested import to_device
+from mixwell.utils.parsing import parse_json
+from mixwell.utils.regular_files import read_regular
 
 FILE = "fidelity.json"
 HELD_OUT_ROWS = 4096
@@ -90,7 +93,13 @@ def measure_run_fidelity(
 def read_measurements(folder: Path) -> list[dict[str, Any]]:
     """Return the measurements of a run; none where none was made."""
     path = folder / FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        plain = parse_json(read_regular(path))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path} ({error})") from error
+    return check_measurements(plain, where=str(path))
 
 
 def add_measurement(folder: Path, step: int, measured: Fidelity) -> None:

@@ -15,7 +15,10 @@ import torch
 
 from mixwell import distributed
 from mixwell.mixer.records import RoundRecord
+from mixwell.training import artifacts
 from mixwell.training.logging.names import named, named_evaluation, named_step, named_weights
+from mixwell.utils.parsing import parse_json
+from mixwell.utils.regular_files import regular_opener
 
 if TYPE_CHECKING:
     from mixwell.training.logging.session import RunLoggers
@@ -37,7 +40,7 @@ class MetricsFile:
 
     def __init__(self, folder: Path, *, length: int = 0) -> None:
         self.path = folder / FILE
-        self._file = self.path.open("ab")
+        self._file = open(self.path, "ab", opener=regular_opener)  # noqa: SIM115
         if self._file.tell() < length:
             self._file.close()
             raise ValueError(
@@ -191,14 +194,16 @@ def own_window(saved: Sequence[Mapping[str, Any]]) -> Window:
 def read_metrics(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield the values of each line of a run's metrics, without a last one that a dead process left unfinished."""
     path = folder / FILE
-    with path.open(encoding="utf-8") as lines:
+    with open(path, "rb", opener=regular_opener) as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
+            where = f"{path}:{number}"
             try:
-                values = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error})") from error
+                plain = parse_json(line)
+            except ValueError as error:
+                raise ValueError(f"{where}: not JSON ({error})") from error
+            values = artifacts.check_line(plain, where=where)
             if kind is None or values["kind"] == kind:
                 yield values
 

@@ -9,7 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from mixwell.training.artifacts import MixtureFields, check_fields
 from mixwell.utils import environment, files
+from mixwell.utils.parsing import parse_json, shown
+from mixwell.utils.regular_files import read_regular
 
 if TYPE_CHECKING:
     from mixwell.mixer.mixer import Mixer
@@ -90,7 +93,7 @@ def read_mixture(path: Path) -> dict[str, Any]:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
+        plain = parse_json(read_regular(file))
     except FileNotFoundError as error:
         if file != path:
             raise ValueError(f"{path} has no {FILE}: the run has not saved anything yet") from error
@@ -107,7 +110,7 @@ def read_mixture(path: Path) -> dict[str, Any]:
 def check_mixture(plain: object, *, where: str = "the mixture") -> dict[str, Any]:
     """Raise ValueError for what is not a mixture of a format that this version reads; return it."""
     if not isinstance(plain, Mapping):
-        raise ValueError(f"{where} is not a mixture: expected an object with weights, got {_shown(plain)}")
+        raise ValueError(f"{where} is not a mixture: expected an object with weights, got {shown(plain)}")
     found = dict(cast("Mapping[str, Any]", plain))
     number = found.get("format")
     if isinstance(number, int) and number > FORMAT:
@@ -119,7 +122,7 @@ def check_mixture(plain: object, *, where: str = "the mixture") -> dict[str, Any
     if missing:
         raise ValueError(f"{where} is not a mixture that mixwell wrote: it has no {', '.join(missing)}")
     if number != FORMAT:
-        raise ValueError(f"{where}: format must be {FORMAT}, got {_shown(number)}")
+        raise ValueError(f"{where}: format must be {FORMAT}, got {shown(number)}")
     domains = _checked_domains(found["domains"], where)
     for which in ("last", "average"):
         _check_weights(_inside(found, "weights", which), domains, where=f"{where}: weights.{which}")
@@ -127,7 +130,13 @@ def check_mixture(plain: object, *, where: str = "the mixture") -> dict[str, Any
     if not isinstance(rows, dict) or not all(
         isinstance(n, int) for n in cast("dict[str, Any]", rows).values()
     ):
-        raise ValueError(f"{where}: rows.available must have whole numbers by domain, got {_shown(rows)}")
+        raise ValueError(f"{where}: rows.available must have whole numbers by domain, got {shown(rows)}")
+    check_fields(found, MixtureFields, where=where)
+    for point in found["history"]:
+        if sorted(point["weights"]) != sorted(domains):
+            raise ValueError(
+                f"{where}: the history must have a weight of each of {', '.join(domains)}, got {shown(point)}"
+            )
     return found
 
 
@@ -139,19 +148,19 @@ def schema() -> dict[str, Any]:
 def _checked_domains(given: object, where: str) -> list[str]:
     names = cast("list[Any]", given) if isinstance(given, list) else []
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise ValueError(f"{where}: domains must be a list of different names, got {_shown(given)}")
+        raise ValueError(f"{where}: domains must be a list of different names, got {shown(given)}")
     return names
 
 
 def _check_weights(given: object, domains: list[str], *, where: str) -> None:
     weights = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     if sorted(weights) != sorted(domains):
-        raise ValueError(f"{where} must name each domain once ({', '.join(domains)}), got {_shown(given)}")
+        raise ValueError(f"{where} must name each domain once ({', '.join(domains)}), got {shown(given)}")
     for name, value in weights.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value < 0:
+        if not number or not 0 <= value <= 2:
             raise ValueError(
-                f"{where}: the weight of {name!r} must be a number of at least 0, got {_shown(value)}"
+                f"{where}: the weight of {name!r} must be a number of at least 0, got {shown(value)}"
             )
     total = math.fsum(weights.values())
     if abs(total - 1) > SUM_TOLERANCE:
@@ -161,8 +170,3 @@ def _check_weights(given: object, domains: list[str], *, where: str) -> None:
 def _inside(found: Mapping[str, Any], key: str, inner: str) -> object:
     outer = found[key]
     return cast("dict[str, Any]", outer).get(inner) if isinstance(outer, dict) else None
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

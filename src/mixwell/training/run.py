@@ -24,7 +24,7 @@ from mixwell.training import (
     randomness,
     stages,
 )
-from mixwell.training.checkpoints import Checkpoint
+from mixwell.training.checkpoints import Checkpoint, DamagedError
 from mixwell.training.config import Config
 from mixwell.training.data import Data
 from mixwell.training.display import Display, Tokenizing, Watch
@@ -38,6 +38,7 @@ from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder, refuse_links_out
+from mixwell.utils.regular_files import expand_user
 from mixwell.utils.terminal import say
 
 CONFIG = "config.yaml"
@@ -144,7 +145,7 @@ class Run:
                 lambda: checkpoints.tidy(self.folder / CHECKPOINTS, after=max(saved, 0))
             )
             if checkpoint is not None:
-                trainer.load(checkpoint)
+                _load(trainer, checkpoint)
             distributed.run_on_rank_zero(lambda: environment.write(self.folder))
             self._say(f"continuing {self.folder} after step {trainer.steps_done} of {self.config.steps}")
             with self._begin_loggers(
@@ -181,7 +182,7 @@ class Run:
         if checkpoint is None:
             raise ValueError(f"{self.folder} has no checkpoint yet")
         trainer = self._prepare()
-        trainer.load(checkpoint)
+        _load(trainer, checkpoint)
         return trainer
 
     # ------------------------------------------------------------------------------------------- inside
@@ -193,7 +194,7 @@ class Run:
         config = stages.resolve_stages(self.config, sizes, self.folder, self._run_trials)
         reference = None
         if methods.find(config.mixer.method).needs.reference and config.mixer.options.get("reference"):
-            where = config.base / Path(config.mixer.options["reference"]).expanduser()
+            where = config.base / expand_user(config.mixer.options["reference"])
             reference = stages.reference(where, copy.deepcopy(trainable) if self._own_model else None)
         if self._has_stages:
             # The trials have drawn random numbers: without them the run would be the same.
@@ -235,7 +236,10 @@ class Run:
         if checkpoint is None:
             before, there = config_io.read_config(self.folder / CONFIG), CONFIG
         else:
-            before, there = config_io.validate_config(checkpoint.plain["config"]), "the checkpoint"
+            saved = checkpoint.plain.get("config")
+            if not isinstance(saved, dict):
+                raise DamagedError(f"{checkpoint.folder} is damaged: it has no config")
+            before, there = config_io.validate_config(saved, where="the checkpoint"), "the checkpoint"
         changed = config_io.differences(self.config, before, except_keys=MAY_CHANGE_ON_RESUME)
         if changed:
             raise ValueError(
@@ -287,6 +291,26 @@ class Run:
 
     def _say(self, text: str) -> None:
         say(self._console, text)
+
+
+def _load(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint whose values may be of any kind, although its checksums are right."""
+    try:
+        trainer.load(checkpoint)
+    except (
+        TypeError,
+        KeyError,
+        AttributeError,
+        IndexError,
+        RuntimeError,
+        OverflowError,
+        AssertionError,
+    ) as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DamagedError(
+            f"{checkpoint.folder} is damaged: its values are not those of a checkpoint of this run ({problem}); "
+            "remove it to resume from the one before"
+        ) from error
 
 
 def open_run(folder: Path, **options: Any) -> Run:

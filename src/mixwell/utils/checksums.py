@@ -21,6 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+from mixwell.utils.parsing import parse_json
+from mixwell.utils.regular_files import read_regular, regular_opener
+
 BLOCK = 4 << 20
 THREADS = min(8, os.cpu_count() or 1)
 TENSOR = "checksum"
@@ -47,7 +50,7 @@ def file_checksum(path: Path, *, length: int | None = None, zeros: range = range
     Raises:
         DamagedError: the file is shorter than ``length``.
     """
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular_opener) as file:
         size = os.fstat(file.fileno()).st_size
         end = size if length is None else length
         if size < end:
@@ -120,7 +123,7 @@ def read_sealed(path: Path, *, version: int | None = None) -> dict[str, Any]:
         ValueError: it has another format.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read ({error.strerror or error})") from error
     body, seal = content[:-_SEAL_LENGTH], _SEAL.fullmatch(content[-_SEAL_LENGTH:])
@@ -150,7 +153,7 @@ def verify_safetensors(path: Path) -> None:
     """Raise :class:`DamagedError` unless a safetensors file has its checksum and fits it."""
     try:
         place = _checksum_place(path)
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular_opener) as file:
             expected = os.pread(file.fileno(), _SIZE, place.start).hex()
         right = file_checksum(path, zeros=place) == expected
     except FileNotFoundError:
@@ -197,15 +200,15 @@ def _digest(content: bytes) -> str:
 
 def _object(content: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
+        found = parse_json(content)
+    except ValueError:
         return None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
 def _checksum_place(path: Path) -> range:
     """Return where the checksum of a safetensors file is: 8 bytes, a JSON header of that length, the tensors."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular_opener) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         header = _object(file.read(length)) if length <= size else None

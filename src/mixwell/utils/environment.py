@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mixwell.utils import files
+from mixwell.utils.parsing import parse_json, shown
+from mixwell.utils.regular_files import read_regular
 
 PACKAGES = ("mixwell", "torch", "numpy")
 FILE = "environment.json"
@@ -30,9 +32,15 @@ def write(folder: Path) -> Path:
 def read(folder: Path) -> dict[str, Any]:
     """Return the description in a folder of results; raise ``ValueError`` where it cannot be read."""
     try:
-        return json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        found = parse_json(read_regular(folder / FILE))
+    except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the environment of the results in {folder}: {error}") from error
+    commands = found.get("commands") if isinstance(found, dict) else None
+    if not isinstance(commands, list) or not all(isinstance(one, str) for one in commands):
+        raise ValueError(
+            f"{folder / FILE} must be an object with a list of commands, got {shown(found)}; was it edited?"
+        )
+    return found
 
 
 def describe(command: Sequence[str] | None = None) -> dict[str, Any]:

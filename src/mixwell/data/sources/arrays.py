@@ -11,6 +11,7 @@ from typing_extensions import override
 from mixwell.data.sources import paths
 from mixwell.data.sources.base import SOURCES, LoadContext, SourceConfig
 from mixwell.utils.entry_points import call_entry_point
+from mixwell.utils.regular_files import expand_user
 
 if TYPE_CHECKING:
     from mixwell.data.datasets import IndexedDataset
@@ -35,7 +36,7 @@ class TokensConfig(SourceConfig):
         from mixwell.data import tokenization
         from mixwell.data.datasets import TokenRows
 
-        path = context.base / Path(self.tokens).expanduser()
+        path = context.base / expand_user(self.tokens)
         tokens = tokenization.open_tokens(path, dtype=self.dtype, vocabulary=context.vocabulary or 2**31)
         return TokenRows(tokens, length=context.row_length)
 
@@ -59,7 +60,7 @@ class TensorsConfig(SourceConfig):
 
         from mixwell.data.datasets import TensorRows
 
-        path = context.base / Path(self.tensors).expanduser()
+        path = context.base / expand_user(self.tensors)
         if not path.is_file():
             raise ValueError(f"there is no file {path}")
         try:

@@ -18,6 +18,7 @@ from mixwell.data.sources.base import (
     digest_of,
     document_pieces,
 )
+from mixwell.utils.regular_files import expand_user
 from mixwell.utils.sections import Whole
 
 _BATCH_ROWS = 256
@@ -88,7 +89,7 @@ class HuggingFace(Source):
         super().__init__(str(dataset))
         if limit is not None and limit < 1:
             raise ValueError(f"{dataset}: limit must be at least 1 document, got {limit}")
-        folder = base / Path(dataset).expanduser()
+        folder = base / expand_user(dataset)
         self.folder = folder.absolute() if folder.is_dir() and data_files is None else None
         self._saved = self.folder is not None and any(
             (folder / mark).is_file() for mark in ("state.json", "dataset_dict.json")

@@ -11,6 +11,7 @@ from typing import Any
 
 from mixwell.data.downloads import cache_folder
 from mixwell.utils import checksums, files
+from mixwell.utils.regular_files import expand_user
 
 
 def expand(
@@ -29,7 +30,7 @@ def expand(
         raise ValueError("no file was given; name a file, a folder or a glob such as 'data/*.txt'")
     found: dict[str, Path] = {}
     for pattern in patterns:
-        for path in _matches(str(pattern), base.expanduser().absolute(), suffixes):
+        for path in _matches(str(pattern), expand_user(base).absolute(), suffixes):
             found.setdefault(os.path.realpath(path), path)
     return sorted(found.values(), key=lambda path: path.parts)
 
@@ -68,7 +69,7 @@ def digests(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
 
 
 def _matches(pattern: str, base: Path, suffixes: Sequence[str] | None) -> list[Path]:
-    path = Path(os.path.abspath(base / Path(pattern).expanduser()))
+    path = Path(os.path.abspath(base / expand_user(pattern)))
     if path.is_file():
         return [path]
     if path.is_dir():
@@ -87,7 +88,7 @@ def _matches(pattern: str, base: Path, suffixes: Sequence[str] | None) -> list[P
         raise ValueError(
             f"there is no file or folder {pattern!r} in {base}; check the spelling (relative paths start there)"
         )
-    names = glob.glob(str(Path(pattern).expanduser()), root_dir=base, recursive=True)
+    names = glob.glob(str(expand_user(pattern)), root_dir=base, recursive=True)
     matching = [file for name in names if (file := Path(os.path.abspath(base / name))).is_file()]
     if not matching:
         raise ValueError(

@@ -2,8 +2,8 @@
 
 A trace follows ``z_j <- shrink * z_j + rate * P (g_j - a_j G)`` with ``shrink = 1 - eta lambda - eta P H`` and
 ``rate = eta c``, where c is the factor of gradient clipping and ``a_j G`` the part of ``g_j`` along the combined
-gradient that clipping takes away (:mod:`mixwell.hypergradient.traces.clipping`); :class:`StepModel` has the factors of
-one step.
+gradient that clipping takes away (:mod:`mixwell.hypergradient.traces.clipping`); :class:`StepModel` has the
+factors of one step.
 """
 
 from __future__ import annotations

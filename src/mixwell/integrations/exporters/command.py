@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from mixwell.integrations.exporters.base import EXPORTERS, export, unknown_domain
 from mixwell.training import mixture_file
 from mixwell.utils import files
+from mixwell.utils.parsing import parse_yaml
+from mixwell.utils.regular_files import read_regular
 
 
 def show_formats() -> None:
@@ -79,11 +79,11 @@ def _parse_paths(words: Sequence[str], domains: Sequence[str]) -> dict[str, str]
 
 def _read_paths(file: Path, domains: Sequence[str]) -> dict[str, str]:
     try:
-        plain = yaml.safe_load(file.read_text(encoding="utf-8"))
+        plain = parse_yaml(read_regular(file).decode("utf-8"))
     except OSError as error:
         raise ValueError(f"cannot read the paths in {file} ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not YAML: {error}") from error
     if not isinstance(plain, dict):
         raise ValueError(f"{file} must have a line `domain: path` for each domain, got {plain!r}")
     found = cast("dict[Any, Any]", plain)

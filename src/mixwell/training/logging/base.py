@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self, final
 from mixwell.mixer.records import RoundRecord
 from mixwell.training.logging.names import named, named_step
 from mixwell.utils.registry import Registry
+from mixwell.utils.regular_files import expand_user
 from mixwell.utils.sections import ConfigSection
 
 Outcome = Literal["finished", "stopped", "failed"]
@@ -155,7 +156,7 @@ class LoggerContext:
 
     def path(self, given: str) -> Path:
         """Return the absolute path of one in the config."""
-        return self.base / Path(given).expanduser()
+        return self.base / expand_user(given)
 
 
 class LoggerConfig(ConfigSection):

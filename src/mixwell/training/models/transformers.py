@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mixwell.training.models.base import MODELS, ModelConfig, Trainable, token_losses
+from mixwell.utils.regular_files import expand_user
 from mixwell.utils.sections import Whole
 
 
@@ -29,7 +30,7 @@ class TransformersConfig(ModelConfig):
 
     @override
     def build(self, *, base: Path, vocabulary: int) -> Trainable:
-        path = base / Path(self.path).expanduser()
+        path = base / expand_user(self.path)
         model = self._load(path)
         size = model.config.vocab_size
         if size < vocabulary:

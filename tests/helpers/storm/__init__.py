@@ -1,0 +1,1 @@
+"""A seeded fuzzer of everything that a user can give to the command line."""
