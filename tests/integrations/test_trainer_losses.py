@@ -37,7 +37,7 @@ def mean_loss(model: nn.Module, inputs: dict[str, Tensor], row: int) -> Tensor:
     return model(input_ids=inputs["input_ids"][row : row + 1], labels=inputs["labels"][row : row + 1]).loss
 
 
-# ----------------------------------------------------------------------------------------------- rows without labels
+# ---------------------------------------------------------------------------------------- rows without labels
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -80,9 +80,9 @@ def test_rows_without_labels_do_not_count(
     assert 0 < len(losses["up"]) < sum(labels.count(0) for _, labels in seen)
     assert not losses["noise"]
     means = {name: torch.stack(found).mean() for name, found in losses.items() if found}
-    sum(weights[name] * mean for name, mean in means.items()).backward()
+    torch.stack([weights[name] * mean for name, mean in means.items()]).sum().backward()
     for own, other in zip(model.parameters(), trainer.model.parameters(), strict=True):
-        torch.testing.assert_close(own - 0.5 * own.grad, other, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(own - 0.5 * torch.as_tensor(own.grad), other, rtol=1e-4, atol=1e-6)
     logged = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert logged["mixwell/step_loss/up"] == pytest.approx(means["up"].item(), rel=1e-4)
     assert "mixwell/step_loss/noise" not in logged
@@ -125,7 +125,7 @@ def test_validation_without_any_label_raises(tmp_path: Path) -> None:
         new_trainer(tmp_path, validation_dataset=masked("up", 8, 1)).train()
 
 
-# ----------------------------------------------------------------------------------------------- compared with Trainer
+# --------------------------------------------------------------------------------------------- compared with Trainer
 
 FEW = 12
 
@@ -301,7 +301,7 @@ def test_batch_size_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_mapping_of_validation_sets_is_one_set(tmp_path: Path) -> None:
     parts = {"a": validation(10), "b": datasets.Dataset.from_list(rows("down", 30, seed=2))}
     found = []
-    for wanted in (datasets.DatasetDict(parts), datasets.concatenate_datasets(list(parts.values()))):
+    for wanted in (datasets.DatasetDict(**parts), datasets.concatenate_datasets(list(parts.values()))):
         trainer = new_trainer(tmp_path, validation_dataset=wanted)
         trainer.train()
         found.append(trainer.mixer.weights.last)

@@ -18,6 +18,7 @@ from torch import Tensor
 from mixwell.typing import Vector
 
 Result = TypeVar("Result")
+F = TypeVar("F", bound=np.floating[Any])
 # Rank 0 may tokenize or train proxies for hours while the others wait: that takes a group with a longer timeout.
 _object_group: Any = None
 
@@ -64,7 +65,7 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
     return total.div_(torch.distributed.get_world_size())
 
 
-def all_reduce_sum(numbers: Vector, device: torch.device) -> Vector:
+def all_reduce_sum(numbers: NDArray[F], device: torch.device) -> NDArray[F]:
     """Return the sum of an array over ranks."""
     if is_single_process():
         return numbers

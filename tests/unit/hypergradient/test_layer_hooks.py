@@ -139,7 +139,7 @@ def test_model_is_not_modified() -> None:
 
 
 class Loose(nn.Module):
-    """Two parameters outside of layers: a tied head, and a table that is changed in place, which is not followed."""
+    """A tied head, and a table outside of layers that is changed in place, which is not followed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ class DropoutScale(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], *, batch_first: bool) -> None:
+    def __init__(self, kind: Any, *, batch_first: bool) -> None:
         super().__init__()
         self.inner, self.batch_first = kind(WIDTH, WIDTH, num_layers=2, batch_first=batch_first), batch_first
 
@@ -80,7 +81,7 @@ class Cells(nn.Module):
         self.cell = nn.LSTMCell(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        state: tuple[Tensor, Tensor] | None = None
+        state: Any = None
         found = []
         for step in x.unbind(1):
             state = self.cell(step, state)
@@ -123,19 +124,16 @@ class Positions(nn.Module):
         super().__init__()
         self.kind = kind
         if kind == "parameter":
-            self.table, self.start = (
-                nn.Parameter(torch.randn(1, 9, WIDTH)),
-                nn.Parameter(torch.randn(1, 1, WIDTH)),
-            )
+            self.places = nn.Parameter(torch.randn(1, 9, WIDTH))
+            self.start = nn.Parameter(torch.randn(1, 1, WIDTH))
             self.linear = nn.Linear(WIDTH, WIDTH)
         else:
             self.table = nn.Embedding(9, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "parameter":
-            assert isinstance(self.table, nn.Parameter)
             x = torch.cat([self.start.expand(len(x), -1, -1), x], dim=1)
-            return self.linear(torch.tanh(x + self.table[:, : x.shape[1]]))[:, 1:]
+            return self.linear(torch.tanh(x + self.places[:, : x.shape[1]]))[:, 1:]
         places = torch.arange(x.shape[1])
         return torch.tanh(x + self.table(places if self.kind == "vector" else places.unsqueeze(0)))
 
@@ -278,7 +276,7 @@ TRACES: dict[str, Callable[[], mixwell.Traces]] = {
 }
 
 
-def network(layer: nn.Module) -> nn.Module:
+def network(layer: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), layer, nn.Linear(WIDTH, 3)).double()
 
 
@@ -328,7 +326,7 @@ def test_parameters_and_scores_are_those_of_one_batch_per_domain(
             other, one, rtol=1e-9, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}"
         )
     assert vars(twin[2]).get("forward") == forward
-    tolerance = {"rtol": 0.03, "atol": 1e-3} if traces == "bfloat16" else {"rtol": 1e-8}
+    tolerance: dict[str, Any] = {"rtol": 0.03, "atol": 1e-3} if traces == "bfloat16" else {"rtol": 1e-8}
     np.testing.assert_allclose(last_scores(mixed), last_scores(apart), **tolerance)
 
 
@@ -386,10 +384,10 @@ class RoundedWeight(nn.Parameter):
 def test_layer_that_must_not_be_fused_is_named() -> None:
     torch.manual_seed(0)
     model = network(nn.Linear(WIDTH, WIDTH, bias=False))
-    model[2].weight = RoundedWeight(model[2].weight.detach())
+    model[2].weight = RoundedWeight(model.get_parameter("2.weight").detach())
     twin = network(nn.Linear(WIDTH, WIDTH, bias=False))
     twin.load_state_dict({name: value.as_subclass(Tensor) for name, value in model.state_dict().items()})
-    twin[2].weight = RoundedWeight(twin[2].weight.detach())
+    twin[2].weight = RoundedWeight(twin.get_parameter("2.weight").detach())
     train(model, LABELS, DenseTraces(), mixed=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -456,7 +454,7 @@ def test_parameters_without_elements(shape: tuple[int, ...], traces: str) -> Non
     twin = copy.deepcopy(model)
     apart = train(model, LABELS, DenseTraces(), mixed=False, steps=3)
     mixed = train(twin, LABELS, TRACES[traces](), mixed=True, steps=3)
-    tolerance = {"rtol": 0.03, "atol": 1e-3} if traces == "bfloat16" else {"rtol": 1e-8}
+    tolerance: dict[str, Any] = {"rtol": 0.03, "atol": 1e-3} if traces == "bfloat16" else {"rtol": 1e-8}
     np.testing.assert_allclose(last_scores(mixed), last_scores(apart), **tolerance)
 
 

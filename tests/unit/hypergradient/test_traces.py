@@ -233,8 +233,8 @@ def test_first_step_of_round_has_own_clipping_factor(warmup: int, traces) -> Non
     total = [
         sum(w * g for w, g in zip(weights, parts, strict=True)) for parts in zip(*gradients, strict=True)
     ]
-    clip = 0.01 / (torch.sqrt(sum(g.square().sum() for g in total)) + 1e-6)
+    clip = 0.01 / (torch.stack([g.square().sum() for g in total]).sum().sqrt() + 1e-6)
     target = torch.autograd.grad(mse(model, validation), list(model.parameters()))
-    moved = sum((-0.05 * clip * g * t).sum() for g, t in zip(total, target, strict=True))
+    moved = torch.stack([(-0.05 * clip * g * t).sum() for g, t in zip(total, target, strict=True)]).sum()
     (expected,) = torch.autograd.grad(moved, weights)
     assert list(mixer.rounds[0].scores.values()) == pytest.approx(expected.tolist(), rel=1e-6)

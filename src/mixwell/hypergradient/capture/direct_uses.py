@@ -27,8 +27,10 @@ from mixwell.utils import nested
 # Functions whose results are constants of the model, not rows of a batch.
 CONSTANTS = {"arange", "eye", "zeros", "ones", "full", "empty", "linspace"}
 # Each element of the result depends on one element of w: the gradients of all domains are one product.
-ELEMENTWISE = {"add", "__add__", "__radd__", "sub", "__sub__", "rsub", "__rsub__"}
-ELEMENTWISE |= {"mul", "__mul__", "__rmul__", "div", "__truediv__"}
+ELEMENTWISE = {
+    *("add", "__add__", "__radd__", "sub", "__sub__", "rsub", "__rsub__"),
+    *("mul", "__mul__", "__rmul__", "div", "__truediv__"),
+}
 
 
 @final
@@ -198,15 +200,17 @@ class DirectUses(TorchFunctionMode):
         if not all(self._groups.has_rows(one) for one in outputs):
             self._mark(result, roots)
             return result
-        repeat = None
+        repeat: Callable[[Tensor], Tensor] | None = None
         if name in ELEMENTWISE and len(given) == 1 and isinstance(result, Tensor):
             (only,) = given.values()
             if only.dim() < result.dim() or only.shape[0] == 1:
                 constants = {id(one): one.detach() for one in nested.tensors((args, kwargs))}
 
-                def repeat(value: Tensor) -> Tensor:
+                def repeat_with(value: Tensor) -> Tensor:
                     replaced = {**constants, id(only): value}
                     return cast("Tensor", func(*put(replaced, args), **put(replaced, kwargs)))
+
+                repeat = repeat_with
 
         inputs = None
         if name == "linear" and len(given) == 1 and isinstance(args[0], Tensor) and id(args[0]) not in given:

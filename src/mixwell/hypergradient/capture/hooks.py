@@ -95,7 +95,8 @@ class LayerHooks:
         # A second backward pass is too expensive for sharded parameters.
         known = known or HookFindings()
         self._unverified = check and not known.verified and not parameters.sharded
-        self._parameters, self._mode = parameters, unsupported
+        self._parameters = parameters
+        self._mode: Unsupported = unsupported
         # Layers hold the tensors that the optimizer trains only while FSDP2 has not gathered them.
         distributed.reshard(parameters.model)
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}

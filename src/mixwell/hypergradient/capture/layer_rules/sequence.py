@@ -16,7 +16,8 @@ class _SequenceRule(RecomputeRule):
     """A layer with ``batch_first``."""
 
     @property
-    def _row_dim(self) -> int:
+    def batch_dim(self) -> int:
+        """The dimension of the rows in a batch of sequences."""
         return 0 if self.module.batch_first else 1
 
     def _argument_dim(self, name: str, value: Any) -> int | None:
@@ -37,11 +38,11 @@ class RecurrentRule(_SequenceRule):
 
     @override
     def row_dims(self, count: int) -> list[int]:
-        return [self._row_dim, *[1] * (count - 1)]
+        return [self.batch_dim, *[1] * (count - 1)]
 
     @override
     def _argument_dim(self, name: str, value: Any) -> int | None:
-        return self._row_dim if name == "input" else 1
+        return self.batch_dim if name == "input" else 1
 
 
 @final
@@ -53,12 +54,12 @@ class AttentionRule(_SequenceRule):
 
     @override
     def row_dims(self, count: int) -> list[int]:
-        return [self._row_dim, *[0] * (count - 1)]
+        return [self.batch_dim, *[0] * (count - 1)]
 
     @override
     def _argument_dim(self, name: str, value: Any) -> int | None:
         if name in ("query", "key", "value"):
-            return self._row_dim
+            return self.batch_dim
         # A mask of the rows, or one for each row and head; else it is for pairs of positions.
         of_rows = name == "key_padding_mask" or (isinstance(value, Tensor) and value.dim() == 3)
         return 0 if of_rows else None
