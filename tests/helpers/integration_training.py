@@ -307,8 +307,7 @@ def with_trainer(case: Case, folder: Path, *, resumed: bool = False) -> Outcome:
 
     class Keeping(MixerTrainer):
         def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any) -> Tensor:
-            assert self._followed is not None
-            batch = self._followed._fetched[0]
+            batch = self._batches[0]
             labels = [SOURCES[place] for place in batch.labels.tolist()]
             trained.append(Ran(inputs["x"], inputs["y"], labels, batch.expected_counts))
             return super().training_step(model, inputs, *args)
