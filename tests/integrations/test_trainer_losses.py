@@ -125,7 +125,7 @@ def test_validation_without_any_label_raises(tmp_path: Path) -> None:
         new_trainer(tmp_path, validation_dataset=masked("up", 8, 1)).train()
 
 
-# --------------------------------------------------------------------------------------------- compared with Trainer
+# ------------------------------------------------------------------------------------------- compared with Trainer
 
 FEW = 12
 
