@@ -243,8 +243,8 @@ def _settled_text(
             "tell a direction from chance."
         )
     numbers = (
-        f"successive rounds agree by {found.agreement:.2f} (cosine; pure noise stays below {found.chance:.2f} in "
-        f"95% of runs), the last {found.late_rounds} by {found.late_agreement:.2f} (below {found.late_chance:.2f})"
+        f"successive rounds agree by {found.agreement:.3f} (cosine; pure noise stays below {found.chance:.3f} in "
+        f"95% of runs), the last {found.late_rounds} by {found.late_agreement:.3f} (below {found.late_chance:.3f})"
     )
     text = {
         State.NOISE: f"No common direction is seen: {numbers}. The weights follow noise, or were near their best "
