@@ -100,15 +100,21 @@ class Fidelity:
         return max((grade for grade, _ in self._comparisons()), key=list(Grade).index)
 
     def verdict(self) -> list[str]:
-        """Return the grade, then a sentence for each comparison: one, or three with replicates."""
-        found = self._comparisons()
+        """Return the grade, then a sentence each for the exact one, other batches and the true effect."""
+        found = [text for _, text in self._comparisons()]
+        if self.replication is None:
+            found.append(
+                "Other batches: not measured; replicates show how much of a round's direction is noise."
+            )
         heads = {
-            Grade.GOOD: "Good: the weights can follow this hypergradient.",
+            Grade.GOOD: "Good: the weights can follow this hypergradient."
+            if self.replication is not None
+            else "Good on these batches.",
             Grade.USABLE: "Usable: follow it over several rounds, not one.",
             Grade.DO_NOT_TRUST: "Do not trust it: change what is named below, and measure again.",
             Grade.NOT_MEASURED: "Not measured: a comparison has no direction to compare with.",
         }
-        return [heads[self.grade], *(text for _, text in found)]
+        return [heads[self.grade], *found]
 
     def _comparisons(self) -> list[tuple[Grade, str]]:
         count = len(self.domains)

@@ -35,7 +35,7 @@ def compare_runs(runs: Sequence[RunSummary]) -> list[str]:
     means = {key: sum(_loss(run, kind) for run in own) / len(own) for key, own in kinds.items()}
     order = sorted(kinds, key=means.__getitem__)
     best = kinds[order[0]]
-    lead = [f"{_names(best)} has the lowest {kind} loss, {means[order[0]]:.4f}{_seeds(best)}."]
+    lead = [f"{_lowest(best, kind)}, {means[order[0]]:.4f}{_seeds(best)}."]
     if len(order) == 1:
         return [*lead, "These runs have the same settings apart from the seed, so none of them is better."]
     other = kinds[order[1]]
@@ -46,6 +46,7 @@ def compare_runs(runs: Sequence[RunSummary]) -> list[str]:
         text += f" (95%, paired by seed, {found.count} seeds)"
         if 0.0 in found:
             text += f". The interval includes zero: {found.count} seeds do not show a difference"
+            return [*lead, f"{text}.", _next(best[0], other[0])]
         return [*lead, f"{text}."]
     difference = means[order[0]] - means[order[1]]
     text = (
@@ -83,8 +84,14 @@ def _loss(run: RunSummary, kind: str) -> float:
 
 
 def _names(runs: Sequence[RunSummary]) -> str:
-    return isolate(runs[0].name) + (f" and {len(runs) - 1} more of its settings" if len(runs) > 1 else "")
+    return ("the settings of " if len(runs) > 1 else "") + isolate(runs[0].name)
+
+
+def _lowest(runs: Sequence[RunSummary], kind: str) -> str:
+    if len(runs) > 1:
+        return f"The settings of {isolate(runs[0].name)} have the lowest mean {kind} loss"
+    return f"{isolate(runs[0].name)} has the lowest {kind} loss"
 
 
 def _seeds(runs: Sequence[RunSummary]) -> str:
-    return f" (mean over {len(runs)} seeds)" if len(runs) > 1 else ""
+    return f" over {len(runs)} seeds" if len(runs) > 1 else ""

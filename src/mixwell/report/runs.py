@@ -66,7 +66,13 @@ def _page(runs: Sequence[RunSummary], figures: Mapping[str, Figures], folders: S
     weights = _pictures(figures["weights"], runs, "Weight of each domain over training")
     sections = [
         PageSection("Runs", tables=[_runs_table(runs)], columns=1),
-        PageSection("Mixture", [MIXTURE] if learning else (), weights, _mixture_tables(runs), columns),
+        PageSection(
+            "Mixture",
+            [MIXTURE] if learning and len(runs) == 1 else (),
+            weights,
+            _mixture_tables(runs),
+            columns,
+        ),
         PageSection("Losses", (), losses, columns=columns),
     ]
     if learning:

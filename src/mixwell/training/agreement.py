@@ -18,7 +18,9 @@ MINIMUM_ROUNDS = 6
 """With fewer rounds even perfect agreement happens by chance in more than 5% of runs."""
 LEVEL = 0.05
 EXACT = 12
-"""Up to this number of pairs of rounds, all sign patterns are enumerated."""
+"""Up to this number of values, all sign patterns are enumerated."""
+DRAWS, LARGEST = 4000, 200
+"""Random sign patterns of more values, and the number of values that get signs of their own there."""
 CLEAR = 0.25
 """A late agreement above this, though within chance, leaves open whether the weights have settled."""
 
@@ -85,8 +87,8 @@ def measure_agreement(scores: NDArray[np.float64], noise: NDArray[np.float64] | 
         return Agreement(State.TOO_FEW, count, nan, nan, 0, nan, nan, trusted)
     late = max(MINIMUM_ROUNDS, count // 2)
     cosines = _cosines(scores)
-    agreement, chance = float(cosines.mean()), _chance(cosines)
-    late_agreement, late_chance = float(cosines[1 - late :].mean()), _chance(cosines[1 - late :])
+    agreement, chance = float(cosines.mean()), sign_flip_limit(cosines)
+    late_agreement, late_chance = float(cosines[1 - late :].mean()), sign_flip_limit(cosines[1 - late :])
     if late_agreement >= late_chance:
         state = State.MOVING
     elif agreement < chance:
@@ -106,14 +108,24 @@ def _cosines(scores: NDArray[np.float64]) -> Vector:
     return np.clip((unit[1:] * unit[:-1]).sum(axis=1), -1.0, 1.0)
 
 
-def _chance(cosines: Vector) -> float:
-    """Return the least mean that random signs reach with a probability of at most :data:`LEVEL`."""
-    count = len(cosines)
-    if count > EXACT:
-        return 1.6449 * float(np.sqrt((cosines**2).sum())) / count
-    signs = np.array(list(product((1.0, -1.0), repeat=count)))
-    means = np.sort(signs @ np.abs(cosines) / count)[::-1]
+def sign_flip_limit(values: Vector) -> float:
+    """Return the least mean that the values reach with random signs with a probability of at most :data:`LEVEL`.
+
+    All patterns of signs of up to :data:`EXACT` values, random ones of more. Beyond the :data:`LARGEST` values the
+    sum is normal. With fewer it may not be: those of the first rounds can be much larger than all others.
+    """
+    count, sizes = len(values), np.sort(np.abs(values))[::-1]
+    if count <= EXACT:
+        signs = np.array(list(product((1.0, -1.0), repeat=count)))
+        sums = signs @ sizes
+    else:
+        random = np.random.default_rng(0)
+        largest, rest = sizes[:LARGEST], sizes[LARGEST:]
+        signs = 2.0 * random.integers(0, 2, size=(DRAWS, len(largest)), dtype=np.int8) - 1.0
+        sums = signs @ largest
+        sums += np.linalg.norm(rest) * random.normal(size=DRAWS)
+    means = np.sort(sums)[::-1] / max(count, 1)
     allowed = int(LEVEL * len(means))  # patterns that may reach it
     # Equal means count together: the limit lies above the first one that too many reach.
-    above = means[means > means[allowed] + 1e-12]
-    return float(above[-1]) - 1e-12 if len(above) else math.inf
+    above = means[means > means[allowed] * (1 + 1e-12)]
+    return float(above[-1]) * (1 - 1e-12) if len(above) else math.inf

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mixwell import distributed
 from mixwell.data import tokenizer as tokenizers
+from mixwell.reference.grades import Grade
 from mixwell.training import builder, config_io, fidelity, metrics, parallel, plan, verdict
 from mixwell.training.config import Config
 from mixwell.training.display import Tokenizing
@@ -22,6 +23,11 @@ from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
 from mixwell.training.trainer import Trainer
 from mixwell.utils.terminal import say, show
 
+FIDELITY_SETTINGS = (
+    "In a config these are mixer.horizon, mixer.validation_rows, mixer.options.points, mixer.traces and "
+    "mixer.curvature."
+)
+"""Where the settings are that the verdict on a hypergradient names."""
 AfterRun = Callable[[Path], None]
 """Called on rank 0 with the directory of a run that has ended or stopped and has metrics."""
 
@@ -144,6 +150,8 @@ def measure_fidelity(folder: Path, *, steps: int, replicates: int, after: AfterR
     measured = trainer.fidelity(steps=steps, replicates=replicates)
     fidelity.add_measurement(folder, trainer.steps_done, measured)
     say(console, str(measured))
+    if measured.grade is not Grade.GOOD:
+        say(console, FIDELITY_SETTINGS)
     after(folder)
 
 

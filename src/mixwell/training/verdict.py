@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mixwell import methods
 from mixwell.training import builder, config_io, metrics, mixture_file
-from mixwell.training.agreement import MINIMUM_ROUNDS, Agreement, State, measure_agreement
+from mixwell.training.agreement import MINIMUM_ROUNDS, Agreement, State, measure_agreement, sign_flip_limit
 from mixwell.training.run import CONFIG
 from mixwell.utils.bidi import isolate
 from mixwell.utils.intervals import Interval, interval
@@ -31,6 +31,21 @@ STILL = 0.02
 NOISY = 0.25
 """Scores with a smaller fraction that their standard errors do not explain need more validation rows."""
 SEEDS = 5
+
+
+@final
+@dataclass(frozen=True)
+class Effect:
+    """The predicted effect of the weights on the validation loss.
+
+    Args:
+        interval: of the mean over the rounds.
+        sign: -1 where the loss falls by more than noise alone reaches in 5% of runs, 1 where it rises by as much,
+            0 where neither is shown.
+    """
+
+    interval: Interval
+    sign: int
 
 
 @final
@@ -53,7 +68,7 @@ class Verdict:
     effect: str
     next: str
     state: State | None
-    predicted: Interval | None
+    predicted: Effect | None
     command: str
 
     def paragraphs(self) -> list[str]:
@@ -101,17 +116,19 @@ def judge(
     known = [line for line in rounds if _complete(line, domains)]
     learned = learned_in_run(mixture)
     found = measure_agreement(*_scores(known, domains)) if learned and len(domains) > 1 else None
+    predicted = _predict(known, domains, mixture) if learned and method in HYPERGRADIENTS else None
     state = None if found is None else found.state
     moved = _late_change(known, domains, found)
     edge = state is State.MOVING and moved < STILL
-    if edge:
+    early = state is State.NOISE and predicted is not None and predicted.sign < 0
+    if edge or early:
         state = State.SETTLED
-    predicted = _predict(known, domains, mixture) if learned and method in HYPERGRADIENTS else None
     noisy = state is State.NOISE and found is not None and found.trust is not None and found.trust < NOISY
-    command, why = _next(mixture, config, folder, state, validation_rows if noisy else None)
+    harmful = predicted is not None and predicted.sign > 0
+    command, why = _next(mixture, config, folder, state, validation_rows if noisy else None, harmful=harmful)
     return Verdict(
-        mixture=_mixture_text(mixture, state, learned=learned),
-        settled=_settled_text(method, found, learned=learned, moved=moved, edge=edge),
+        mixture=_mixture_text(mixture, state, predicted, learned=learned),
+        settled=_settled_text(method, found, learned=learned, moved=moved, edge=edge, early=early),
         effect=_effect_text(mixture, predicted, len(known), learned=learned),
         next=f"Next: {why}" + (f": `{command}`" if command else "."),
         state=state,
@@ -158,13 +175,14 @@ def _late_change(
 
 def _predict(
     rounds: Sequence[Mapping[str, Any]], domains: Sequence[str], mixture: Mapping[str, Any]
-) -> Interval | None:
+) -> Effect | None:
     r"""Return the first-order effect of a round's weights on the validation loss at its end.
 
     ``e_k = sum_j h_kj (w_kj - w_0j)``: the change of the loss that round k had from its weights ``w_k`` instead
     of the initial ones. ``w_k`` was chosen before ``h_k`` was measured, so noise in the scores does not favor
-    the learned weights: the expected ``e_k`` of pure noise is 0. The interval is Student's over the rounds that
-    had other weights than the initial ones, which contains every noise that differs between rounds.
+    the learned weights: the ``e_k`` of pure noise is symmetric about 0. The interval is Student's over the rounds
+    that had other weights than the initial ones, which contains every noise that differs between rounds; the
+    sign is that of a sign-flip test, since effects of the first rounds are often much larger than later ones.
     """
     first: Mapping[str, float] = mixture["history"][0]["weights"]
     effects = [
@@ -173,16 +191,33 @@ def _predict(
         if any(abs(line["weights"][name] - first[name]) > 1e-12 for name in domains)
     ]
     found = interval(effects)
-    return found if found.count > 1 and math.isfinite(found.mean) else None
+    if found.count < 2 or not math.isfinite(found.mean):
+        return None
+    beyond = abs(found.mean) >= sign_flip_limit(np.array(effects))
+    return Effect(found, int(np.sign(found.mean)) if beyond else 0)
 
 
-def _mixture_text(mixture: Mapping[str, Any], state: State | None, *, learned: bool) -> str:
+def _mixture_text(
+    mixture: Mapping[str, Any], state: State | None, predicted: Effect | None, *, learned: bool
+) -> str:
     first, average = mixture["history"][0]["weights"], mixture["weights"]["average"]
+    last = mixture["weights"]["last"]
     if not learned:
         known = methods.every().get(str(mixture["method"]))
         source = "found before it" if known is not None and known.kind == "offline" else "that it was given"
         return f"Mixture: {_weights(first)}; the run kept the weights {source}."
-    if state is State.NOISE:
+    if not mixture["finished"]:
+        return (
+            f"Mixture after {mixture['steps_done']:,} of {mixture['budget']:,} steps: {_weights(last)}; "
+            f"{_weights(average)} on average. Which to use is for the finished run to tell."
+        )
+    if predicted is not None and predicted.sign > 0:
+        return (
+            f"Mixture to use: the initial weights, {_weights(first)}, since the loss is predicted to have risen "
+            f"with the learned ones, {_weights(average)} on average. They went too far, or had been right before."
+        )
+    shown = state not in (State.NOISE, State.TOO_FEW) if predicted is None else predicted.sign < 0
+    if not shown:
         return (
             f"Mixture to use: this run does not decide between the initial weights, {_weights(first)}, and the "
             f"learned ones, {_weights(average)} on average (`weights.average` in mixture.json)."
@@ -193,21 +228,23 @@ def _mixture_text(mixture: Mapping[str, Any], state: State | None, *, learned: b
         "the average has less noise than the last weights"
     )
     if state is State.MOVING:
-        text += f", {_weights(mixture['weights']['last'])}, toward which the weights still move"
+        text += f", {_weights(last)}, toward which the weights still move"
     return text + "."
 
 
-def _settled_text(method: str, found: Agreement | None, *, learned: bool, moved: float, edge: bool) -> str:
+def _settled_text(
+    method: str, found: Agreement | None, *, learned: bool, moved: float, edge: bool, early: bool
+) -> str:
     if not learned or found is None:
         return "Settled: no weights were learned in this run."
     if found.state is State.TOO_FEW:
         return (
-            f"Settled: not known. There are {found.rounds} rounds with scores, and at least {MINIMUM_ROUNDS} are "
-            "needed to tell a direction from chance."
+            f"Settled: not known. Rounds with scores: {found.rounds}; at least {MINIMUM_ROUNDS} are needed to "
+            "tell a direction from chance."
         )
     numbers = (
-        f"successive rounds agree by {found.agreement:.2f} (cosine; pure noise stays below {found.chance:.2f} in "
-        f"95% of runs), the last {found.late_rounds} by {found.late_agreement:.2f} (below {found.late_chance:.2f})"
+        f"successive rounds agree by {found.agreement:.3f} (cosine; pure noise stays below {found.chance:.3f} in "
+        f"95% of runs), the last {found.late_rounds} by {found.late_agreement:.3f} (below {found.late_chance:.3f})"
     )
     text = {
         State.NOISE: f"No common direction is seen: {numbers}. The weights follow noise, or were near their best "
@@ -221,6 +258,11 @@ def _settled_text(method: str, found: Agreement | None, *, learned: bool, moved:
             f"The weights have settled at an edge or a limit: {numbers}, yet the weights changed by only "
             f"{100 * moved:.1f} points in the last rounds."
         )
+    if early:
+        text = (
+            f"The weights settled after few rounds: {numbers}, so no direction is left, and the loss is predicted "
+            "to be lower than with the initial weights."
+        )
     if found.trust is None:
         text += " The scores have no standard errors, so the noise within a round is not known."
     else:
@@ -233,9 +275,7 @@ def _settled_text(method: str, found: Agreement | None, *, learned: bool, moved:
     return text
 
 
-def _effect_text(
-    mixture: Mapping[str, Any], predicted: Interval | None, rounds: int, *, learned: bool
-) -> str:
+def _effect_text(mixture: Mapping[str, Any], predicted: Effect | None, rounds: int, *, learned: bool) -> str:
     if not learned:
         return "Predicted effect: none, since no weights were learned."
     if mixture["method"] not in HYPERGRADIENTS:
@@ -245,12 +285,17 @@ def _effect_text(
         )
     if predicted is None:
         return f"Predicted effect: no prediction from {rounds} round{'s'[: rounds != 1]} with scores."
-    sure = "" if 0.0 not in predicted else ", which includes no effect"
+    found = predicted.interval
+    if not predicted.sign:
+        sure = "Noise alone has an effect of this size in more than 5% of runs."
+    else:
+        sure = "Noise alone has an effect of this size in less than 5% of runs"
+        sure += ", though the interval has zero in it: the rounds differ in size." if 0.0 in found else "."
     return (
-        f"Predicted effect: {predicted.mean:+.4f} [{predicted.low:+.4f}, {predicted.high:+.4f}] of validation "
-        f"loss per round of {mixture['horizon']} steps, compared with the initial weights{sure} (95% over "
-        f"{predicted.count} rounds; first order, from hypergradients measured after the weights were chosen). "
-        "What a whole run gains is not predicted: effects of rounds can add up or fade."
+        f"Predicted effect: {found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}] of validation loss per round "
+        f"of {mixture['horizon']} steps, compared with the initial weights (95% over {found.count} rounds; first "
+        f"order, from hypergradients measured after the weights were chosen). {sure} What a whole run gains is "
+        "not predicted: effects of rounds can add up or fade."
     )
 
 
@@ -260,11 +305,14 @@ def _next(
     folder: Path,
     state: State | None,
     more_than: int | None,
+    *,
+    harmful: bool,
 ) -> tuple[str, str]:
     """Return the next command and what it is for.
 
     Args:
         more_than: the rows of one validation gradient, where more would help.
+        harmful: whether the loss is predicted to rise with the learned weights.
     """
     run, file = shlex.quote(str(folder)), shlex.quote(str(folder / CONFIG))
     method, budget = str(mixture["method"]), int(mixture["budget"] or mixture["steps_done"])
@@ -280,7 +328,7 @@ def _next(
     elif more_than is not None:
         why = "measure with less noise, by more validation rows"
         command = again(f"mixer.validation_rows={4 * more_than}", "more-validation")
-    elif state in (State.MOVING, State.TOO_FEW, State.UNCLEAR):
+    elif state in (State.MOVING, State.TOO_FEW, State.UNCLEAR) and not harmful:
         why, command = "train longer", again(f"steps={2 * budget}", f"{2 * budget}-steps")
     else:
         baseline = "proportional" if settings.get("weights") == "proportional" else "uniform"

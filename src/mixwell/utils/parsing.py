@@ -39,13 +39,14 @@ def parse_yaml(text: str) -> Any:
     """Return the plain values of a YAML document.
 
     Raises:
-        ValueError: it is not YAML, is nested more than :data:`MAX_DEPTH` levels deep, or has more than
-            :data:`MAX_NODES` values.
+        ValueError: it is not YAML, has a key twice, is nested more than :data:`MAX_DEPTH` levels deep, or has
+            more than :data:`MAX_NODES` values.
     """
     try:
         return yaml.load(text, _BoundedLoader)
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+        text = " ".join(str(error).split())
+        raise ValueError(text.replace('in "<unicode string>", line', "at line")) from error
     except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError) as error:
         # PyYAML's constructors of numbers, dates and the like raise what Python raises.
         raise ValueError(f"a value cannot be read ({error})") from error
@@ -121,6 +122,15 @@ class _BoundedLoader(yaml.SafeLoader):
             self._sizes[id(node)] = self._count - before
         if self._count > MAX_NODES:
             raise _refused(f"more than {MAX_NODES:,} values, those of aliases included", place)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        found: set[tuple[str, str]] = set()
+        for key, _ in node.value:  # PyYAML would take the last value of a key without a word
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in found:
+                raise _refused(f"the key {shown(key.value)} is there twice", key.start_mark)
+            found.add((key.tag, str(key.value)))
         return node
 
 

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 
 from helpers.commands import mixwell
 from helpers.mixture_files import mixture
-from mixwell.integrations.exporters import EXPORTERS, export
+from mixwell.integrations.exporters import EXPORTERS, export, formats
 from mixwell.integrations.exporters.axolotl import TOLERANCE, fraction
 from mixwell.integrations.exporters.base import DIGITS, shares
 from mixwell.training import mixture_file
@@ -463,6 +464,30 @@ def configured(tmp_path: Path) -> Path:
     }
     (folder / "config.yaml").write_text(yaml.safe_dump({"base": str(tmp_path), "domains": domains}))
     return folder
+
+
+def test_torchtitan_loads_files_and_patterns(tmp_path: Path) -> None:
+    """The function of the module that is written, without torchtitan around it."""
+    (tmp_path / "names.txt").write_text("ARROW\n")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").write_text("x = 1\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "of a row"}) + "\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("in a folder\n")
+    (load,) = (
+        node
+        for node in ast.parse(formats.TORCHTITAN % "").body
+        if isinstance(node, ast.FunctionDef) and node.name == "load_text"
+    )
+    names: dict[str, Any] = {"os": os, "load_dataset": datasets.load_dataset}
+    exec(ast.unparse(load), names)
+    for path, text in {
+        "names.txt": "ARROW",
+        "code/**/*.py": "x = 1",
+        "rows.jsonl": "of a row",
+        "folder": "in a folder",
+    }.items():
+        assert [row["text"] for row in names["load_text"](str(tmp_path / path))] == [text]
 
 
 def test_paths_are_those_of_the_config(configured: Path) -> None:

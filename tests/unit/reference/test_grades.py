@@ -46,6 +46,14 @@ def test_sign_of_two_domains_is_not_called_right() -> None:
     assert measured([-1.0, 1.0], [1.0, -1.0]).grade is Grade.DO_NOT_TRUST
 
 
+def test_without_replicates_noise_is_not_called_measured() -> None:
+    alone = measured([1.1, -1.0], [1.0, -1.0])
+    assert alone.grade is Grade.GOOD
+    assert alone.verdict()[0] == "Good on these batches."
+    assert alone.verdict()[-1].startswith("Other batches: not measured")
+    assert not any("not measured" in line for line in measured([1.1, -1.0], [1.0, -1.0], 6).verdict())
+
+
 def test_no_direction_is_not_called_wrong(tmp_path: Path) -> None:
     none = measured([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])
     assert none.grade is Grade.NOT_MEASURED

@@ -78,6 +78,8 @@ def test_one_seed_each_means_nothing_and_several_have_an_interval(tmp_path: Path
         folders.append(again)
     lead = runs.write_report(folders, tmp_path / "two")[-1].read_text().partition("<main>")[0]
     assert "95%, paired by seed, 2 seeds" in lead
+    assert "The settings of " in lead
+    assert ("The interval includes zero" in lead) == ("Next: " in lead)
     assert "means nothing" not in lead
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from helpers.text_configs import write_config
 from mixwell.training import command, config_io
-from mixwell.training.agreement import State, measure_agreement
+from mixwell.training.agreement import State, measure_agreement, sign_flip_limit
 from mixwell.training.run import Run
 from mixwell.training.verdict import judge
 
@@ -108,16 +110,72 @@ def follow(scores: np.ndarray, rate: float) -> np.ndarray:
 def test_prediction_of_noise_covers_zero_and_of_signal_does_not() -> None:
     random = np.random.default_rng(3)
     covered = 0
+    signs: list[int] = []
     for _ in range(200):
         noise = random.normal(size=(12, 4))
         predicted = judge(*run_of(noise, follow(noise, 0.3))).predicted
         assert predicted is not None
-        covered += 0.0 in predicted
+        covered += 0.0 in predicted.interval
+        signs.append(predicted.sign)
     assert 0.88 <= covered / 200 <= 0.99  # in-sample effects of the last weights would nearly never cover it
+    assert signs.count(-1) / 200 <= 0.08  # 5% by design
+    assert signs.count(1) / 200 <= 0.08
     scores = random.normal(size=(12, 4)) + np.array([6.0, 0.0, 0.0, -6.0])
     predicted = judge(*run_of(scores, follow(scores, 0.05))).predicted
     assert predicted is not None
-    assert predicted.high < 0
+    assert predicted.interval.high < 0
+    assert predicted.sign == -1
+
+
+def test_right_mixture_is_named() -> None:
+    """Noise, a signal that ends after few rounds, and weights that are best as they were and overshoot."""
+    random, size = np.random.default_rng(6), (16, 4)
+    first = np.zeros(size)
+    first[:7] = 8 * np.array([-1.0, 0.0, 0.0, 1.0])
+    named: dict[str, list[str]] = {"noise": [], "early": [], "overshoot": []}
+    for _ in range(100):
+        scores = {"noise": random.normal(size=size), "early": first + random.normal(size=size)}
+        weights = {kind: follow(one, 0.1) for kind, one in scores.items()}
+        # Steps that are too long for a loss with its least value at equal weights.
+        weights["overshoot"] = np.full((17, 4), 0.25) + 0.1 * random.uniform(-1, 1, size=(17, 1)) * np.array(
+            [1, -1, 0, 0]
+        )
+        weights["overshoot"][0] = 0.25
+        scores["overshoot"] = 40 * (weights["overshoot"][:-1] - 0.25) + random.normal(size=size)
+        for kind, one in scores.items():
+            named[kind].append(judge(*run_of(one, weights[kind])).mixture)
+
+    def fraction(kind: str, words: str) -> float:
+        return sum(words in text for text in named[kind]) / len(named[kind])
+
+    assert fraction("noise", "the average over the run") <= 0.08  # 5% by design
+    assert fraction("noise", "does not decide") >= 0.85
+    assert fraction("early", "the average over the run") >= 0.9
+    assert fraction("overshoot", "the initial weights, uniform") >= 0.9
+    assert fraction("overshoot", "the average over the run") == 0.0
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 12, 30])
+def test_limit_of_random_signs(count: int) -> None:
+    """Compared with all patterns of signs of values of which the first are the largest."""
+    values = np.array([100.0, 90.0, 80.0, *np.linspace(1.0, 0.1, 27)])[:count]
+    limit = sign_flip_limit(values)
+    if count < 5:
+        assert limit == math.inf  # even equal signs are more frequent by chance
+        return
+    patterns = np.array(list(product((1.0, -1.0), repeat=min(count, 12))))
+    sums = patterns @ values[:12]
+    rest = np.random.default_rng(1).choice((1.0, -1.0), size=(len(sums), max(count - 12, 0))) @ values[12:]
+    assert np.mean((sums + rest) / count >= limit) == pytest.approx(0.05, abs=0.02)
+
+
+def test_unfinished_run_and_too_few_rounds_name_no_mixture() -> None:
+    scores = np.random.default_rng(7).normal(size=(12, 3)) + np.array([9.0, 0.0, -9.0])
+    stopped = judge(*run_of(scores, follow(scores, 0.02), finished=False, steps_done=70))
+    assert stopped.mixture.startswith("Mixture after 70 of 120 steps: ")
+    few = judge(*run_of(scores[:1], follow(scores[:1], 0.02)))
+    assert "does not decide" in few.mixture
+    assert "Rounds with scores: 1;" in few.settled
 
 
 def test_words_and_commands_fit_the_state() -> None:

@@ -6,10 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from mixwell.data.sources.base import SOURCES, SourceConfig
+from mixwell.utils.parsing import parse_yaml
+from mixwell.utils.regular_files import read_regular
 from mixwell.utils.sections import ByKey
 
 FILE = "config.yaml"
@@ -33,9 +34,9 @@ def data_paths(mixture: Path) -> dict[str, str]:
     """
     file = (mixture if mixture.is_dir() else mixture.parent) / FILE
     try:
-        plain: Any = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+        plain: Any = parse_yaml(read_regular(file).decode("utf-8")) if file.is_file() else None
         config = _Domains.model_validate(plain)
-    except (OSError, ValueError, ValidationError, yaml.YAMLError, RecursionError):
+    except (OSError, ValueError):  # ValidationError and UnicodeDecodeError are ValueErrors
         return {}
     located = {name: one.location(config.base) for name, one in config.domains.items()}
     times = Counter(located.values())

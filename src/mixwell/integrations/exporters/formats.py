@@ -169,6 +169,8 @@ EXPORTERS.add(
 TORCHTITAN = '''\
 """A mixture for torchtitan 0.3: import `dataloader` into your config, and give it to the trainer's."""
 
+import os
+
 from datasets import load_dataset
 from torchtitan.hf_datasets import DatasetConfig
 from torchtitan.hf_datasets.text_datasets import DATASETS, HFDataSource, InterleavedHuggingFaceTextDataLoader
@@ -179,7 +181,10 @@ SOURCES = [
 
 
 def load_text(path):
-    return load_dataset(path, split="train", streaming=True)
+    if "*" not in path and not os.path.isfile(path):  # a folder, or a dataset of the Hub
+        return load_dataset(path, split="train", streaming=True)
+    kind = next((kind for kind in ("json", "parquet") if "." + kind in path), "text")
+    return load_dataset(kind, data_files=path, split="train", streaming=True)
 
 
 def text_of(sample):
