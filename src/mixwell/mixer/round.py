@@ -52,6 +52,7 @@ class RoundAccumulator:
         self.row_counts = RowCounts(weights.names)
         self.begun = False
         """Whether ``signal.begin_round`` was called for this round."""
+        self._begun_at = 0  # the steps of the round before that call
         self.interrupted = False
         """Whether an error has left something half changed, so that only loading a state helps."""
         self._clear()
@@ -79,6 +80,14 @@ class RoundAccumulator:
             with self.parameters.full_precision(), self.indivisible():
                 self._add_scores(None)
                 self._end(None)
+
+    def restart(self) -> None:
+        """Let the signal begin the round again with the next step, as if it had none before.
+
+        A step that is skipped may be in sums (dense traces, those of TiKMiX), from which it cannot be subtracted.
+        What the round has scored stays.
+        """
+        self.begun = False
 
     @contextmanager
     def indivisible(self, *, unless: tuple[type[Exception], ...] = ()) -> Generator[None]:
@@ -230,14 +239,14 @@ class RoundAccumulator:
                 "Lower the learning rate, shorten the horizon, or raise the curvature",
             )
             return False
-        self.scores.add(self.clock.steps_in_round, scores)
+        self.scores.add(self.clock.steps_in_round - self._begun_at, scores)
         return True
 
     # ------------------------------------------------------------------------------------------- beginning and end
 
     def _begin(self, validation: Gradients | None) -> None:
         self.signal.begin_round(self.clock.round_index, self.weights.values, validation)
-        self.begun = True
+        self.begun, self._begun_at = True, self.clock.steps_in_round
 
     def _end(self, validation: Gradients | None) -> None:
         self.row_counts.check(self.weights.values)
@@ -304,6 +313,7 @@ class RoundAccumulator:
             "skipped": dict(self.nonfinite.total),
             "skipped_in_round": dict(self.nonfinite.in_round),
             "round_begun": self.begun,
+            "round_begun_at": self._begun_at,
             "losses": {name: list(sums) for name, sums in self.losses.sums.items()},
             "points": self.scores.state(),
             "points_lost": self._points_lost,
@@ -316,7 +326,7 @@ class RoundAccumulator:
         self.records[:] = [RoundRecord(**record) for record in values["rounds"]]
         self.nonfinite.total = dict(values["skipped"])
         self.nonfinite.in_round = dict(values["skipped_in_round"])
-        self.begun = bool(values["round_begun"])
+        self.begun, self._begun_at = bool(values["round_begun"]), int(values.get("round_begun_at", 0))
         self.losses.sums = {name: (total, count) for name, (total, count) in values["losses"].items()}
         self.scores.load_state(values["points"])
         self._points_lost = int(values["points_lost"])
