@@ -113,7 +113,7 @@ class Mixer(MixerProgress):
         self._parameters = Parameters.of(model, optimizer)
         self.signal = signal or Hypergradient()
         """The signal; ``signal.requirements`` says what it requires of the training loop."""
-        self.signal.attach(self._optimizer, self._parameters, self.weights.names, probes)
+        self.signal.attach(self._optimizer, self._parameters, self.weights.names, probes, nonfinite.reject)
         self._collector = GradientCollector(self._parameters, graphs=self.signal.requirements.graph)
         self._round = RoundAccumulator(self.weights, clock, updater, self._parameters, self.signal, nonfinite)
         self._step = StepAccumulator(self._round, self._collector, optimizer, clip_norm)

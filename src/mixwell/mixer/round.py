@@ -15,7 +15,7 @@ from mixwell.mixer.batch import DomainBatch
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.nonfinite import NonFiniteGuard
-from mixwell.mixer.records import AUXILIARY, VALIDATION, RoundRecord
+from mixwell.mixer.records import AUXILIARY, SCORES, VALIDATION, RoundRecord
 from mixwell.mixer.row_counts import RowCounts
 from mixwell.mixer.scopes import DomainScope
 from mixwell.mixer.scores import LossMeans, RoundScores
@@ -28,7 +28,7 @@ from mixwell.simplex.weights import Weights
 from mixwell.typing import Gradients
 
 # Sources of non-finite values that all ranks find at once, so that each of them counts it.
-COMMON = ("batch", "combined gradient", AUXILIARY, VALIDATION)
+COMMON = ("batch", "combined gradient", AUXILIARY, SCORES, VALIDATION)
 
 
 @final
@@ -193,8 +193,9 @@ class RoundAccumulator:
             and len(self._due_points) == 1
             and isinstance(self.signal, LinearSignal)
             and distributed.is_single_process()
+            and (scores := self.signal.scores(scope.gradients)) is not None
         ):
-            self.scores.add_part(part.fraction, self.signal.scores(scope.gradients))
+            self.scores.add_part(part.fraction, scores)
         self._validation = self._validation or self._new_sum()
         self._validation.take(scope.gradients, part.fraction)
         scope.gradients = []
@@ -231,10 +232,12 @@ class RoundAccumulator:
         if not self.begun:
             return False
         scores = self.signal.scores(validation)
+        if scores is None:
+            return False
         wrong = [n for n, s in zip(self.weights.names, scores, strict=True) if not np.isfinite(s)]
         if wrong:
             self.nonfinite.reject(
-                VALIDATION,
+                SCORES,
                 f"the score of {', '.join(wrong)} overflowed in round {self.clock.round_index}",
                 "Lower the learning rate, shorten the horizon, or raise the curvature",
             )
