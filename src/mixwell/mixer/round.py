@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -80,6 +80,25 @@ class RoundAccumulator:
             with self.parameters.full_precision(), self.indivisible():
                 self._add_scores(None)
                 self._end(None)
+
+    def set_weights(self, given: Mapping[str, float] | Sequence[float]) -> None:
+        """Set the weights from the next step on, or the nearest ones that the constraints allow.
+
+        A round has one mixture, which its traces and the average of the weights are of. So the steps of this one
+        end it without an update.
+        """
+        weights, steps = self.weights, self.clock.steps_in_round
+        self.updater.at_step(self.clock.steps_done)
+        log, before = self.updater.nearest_weights(weights.names, given).log, weights.last
+        if not steps:
+            weights.replace(log)
+        else:
+            weights.advance(log, steps=steps)
+            self._sync()
+            self.records.append(self._record(before, steps=steps))
+            self._clear()
+            self.clock.next_round()
+        self.begun = False
 
     def restart(self) -> None:
         """Let the signal begin the round again with the next step, as if it had none before.
@@ -268,19 +287,38 @@ class RoundAccumulator:
         known = noise if len(points.points) > 1 else None
         step_size = self.updater.apply(weights, scores, clock, noise=known)
         self._sync()
-        return RoundRecord(
-            index=clock.round_index,
-            first_step=clock.round_start,
+        return self._record(
+            before,
             steps=clock.round_length,
-            weights=before,
-            scores={} if scores is None else dict(zip(weights.names, scores.tolist(), strict=True)),
             step_size=step_size,
-            new_weights=weights.last,
-            losses=self.losses.means(),
-            skipped=dict(self.nonfinite.in_round),
+            scores={} if scores is None else dict(zip(weights.names, scores.tolist(), strict=True)),
             noise={} if noise is None else dict(zip(weights.names, noise.tolist(), strict=True)),
             points=len(points.points),
             measured={**self.signal.summary(), **self.updater.update.summary()},
+        )
+
+    def _record(
+        self,
+        before: dict[str, float],
+        *,
+        steps: int,
+        step_size: float = 0.0,
+        scores: dict[str, float] | None = None,
+        points: int = 0,
+        **found: Any,
+    ) -> RoundRecord:
+        return RoundRecord(
+            index=self.clock.round_index,
+            first_step=self.clock.round_start,
+            steps=steps,
+            weights=before,
+            scores=scores or {},
+            step_size=step_size,
+            new_weights=self.weights.last,
+            losses=self.losses.means(),
+            skipped=dict(self.nonfinite.in_round),
+            points=points,
+            **found,
         )
 
     def _sync(self) -> None:

@@ -84,8 +84,8 @@ class StepAccumulator:
             return
         if not forget_step:
             raise RuntimeError(
-                "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
-                "after the block of mixer.validation()"
+                f"{call} is possible between steps, not in the middle of one; do it after mixer.step() or after "
+                "the block of mixer.validation()"
             )
         if not self._can_drop:
             raise RuntimeError(
