@@ -205,7 +205,9 @@ class Mixer(MixerProgress):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A setting that nothing reads would be ignored in silence.
-        if "_step" in self.__dict__ and not name.startswith("_") and not hasattr(type(self), name):
+        # `mixer.rounds += ...` sets the list that is there already.
+        same = self.__dict__.get(name, self) is value
+        if "_step" in self.__dict__ and not (same or name.startswith("_") or hasattr(type(self), name)):
             raise AttributeError(
                 f"mixer.{name} cannot be set; mixer.weights and mixer.constraints can. For other settings make a "
                 "new Mixer(weights=mixer.weights.last, ...)"
