@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.method_runs import OPTIONS, data, loss_of
 from torch import nn
 
 import mixwell
+from helpers.method_runs import OPTIONS, data, loss_of
 from mixwell import Floor, Mixer, methods
 from mixwell.methods.base import MethodContext
 from mixwell.training import config_io
