@@ -114,8 +114,8 @@ class GradientCollector:
             stepped = next((name for name, before, now in moved if before != now), None)
             if stepped is not None:
                 raise RuntimeError(
-                    f"parameter {stepped} was changed between the batch and {call}, which would step again with the "
-                    "same gradient: call mixer.step() instead of optimizer.step(), or mixer.before_step() and "
+                    f"parameter {stepped} was changed between the batch and {call}, which would step again with "
+                    "the same gradient: call mixer.step() instead of optimizer.step(), or mixer.before_step() and "
                     "mixer.after_step() around it"
                 )
         if index is None:
