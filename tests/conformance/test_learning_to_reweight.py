@@ -470,10 +470,3 @@ def test_probing_does_not_change_batch_norm_or_dropout() -> None:
     for own, other in zip(looked.buffers(), plain.buffers(), strict=True):
         assert torch.equal(own, other)
     assert not torch.equal(looked[0].weight, plain[0].weight)  # type: ignore[index]
-
-
-def test_nonfinite_validation_gradient_raises() -> None:
-    _, (x, y), parameters, probes, _ = made("frozen", torch.float64)
-    x[0] = math.nan
-    with pytest.raises(FloatingPointError, match="validation gradient of parameter .* not finite"):
-        ProbeDerivatives(probes, parameters).mean_gradient((x, y))

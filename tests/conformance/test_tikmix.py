@@ -412,13 +412,13 @@ def test_overflowing_influence_keeps_weights() -> None:
     assert (history[2] != history[1]).any()
 
 
-def test_nonfinite_probe_keeps_weights() -> None:
+def test_nonfinite_probe_raises() -> None:
     def broken(model: Point) -> Probes:
         rows = {name: lambda: torch.full((1, 4), torch.nan, dtype=torch.float64) for name in names(3)}
         return Probes(model, lambda m, batch: (batch @ m.theta).mean(), rows)
 
     model, mixer = build(Influence(0.3, candidates=8), probes=broken)
-    with pytest.raises(FloatingPointError, match="overflowed in round 0"):
+    with pytest.raises(FloatingPointError, match="of 'd0', computed outside of the training step"):
         drive(model, mixer, steady(), range(3))
 
 

@@ -195,7 +195,7 @@ def inner_products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]
 def buffers_kept(model: nn.Module) -> Generator[None]:
     """Restore the buffers of a module and its submodules afterwards (running statistics, counters)."""
     saved = [
-        (module, name, buffer, buffer._version, buffer.detach().clone())
+        (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
@@ -203,9 +203,10 @@ def buffers_kept(model: nn.Module) -> Generator[None]:
         yield
     finally:
         with torch.no_grad():
-            for module, name, buffer, version, value in saved:
-                # One that was not changed may be saved for a backward pass, which fails after a write.
-                if buffer._version != version:
+            for module, name, buffer, value in saved:
+                # One that was not changed may be saved for a backward pass, which fails after a write. BatchNorm
+                # changes its statistics without raising their version, so the values are compared.
+                if not torch.equal(buffer, value):
                     buffer.copy_(value)
                 if getattr(module, name) is not buffer:  # replaced, not changed in place
                     setattr(module, name, buffer)

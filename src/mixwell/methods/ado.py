@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from mixwell.methods import base
 from mixwell.methods.base import MethodContext, Recipe
@@ -35,6 +36,11 @@ class AdoOptions(base.Options):
     """First steps after `mixer.warmup` whose losses are not fitted; `auto` is a sixtieth of all."""
     refit_every: base.Steps = "auto"
     """Steps after which the laws are fitted again, at the end of a round; `auto` is a sixtieth of all."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        return frozenset({"weights"} if self.prior == "weights" else ())
 
 
 def recipe(context: MethodContext) -> Recipe:

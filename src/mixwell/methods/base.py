@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +39,38 @@ class Options(ConfigSection):
         """Whether a method that learns in rounds does so in the last run, and not in a proxy before it."""
         return True
 
+    @property
+    def mixer_settings(self) -> frozenset[str]:
+        """The settings of the mixer that the method reads with these options, of :data:`OPTIONAL_SETTINGS`."""
+        return frozenset({"weights"})
+
+    def without_effect(self, *, step_size: bool = False) -> frozenset[str]:
+        """Return the options that have no effect with the others.
+
+        Args:
+            step_size: whether the settings have a step size, in place of a self-tuned one.
+        """
+        return frozenset()
+
+    @property
+    def of_earlier_runs(self) -> frozenset[str]:
+        """The options of runs that are trained first, which a training loop does not have."""
+        return frozenset()
+
+    def changed(self, names: Iterable[str]) -> list[str]:
+        """Return those of some options that differ from their defaults."""
+        fields = type(self).model_fields
+        return [
+            n
+            for n in fields
+            if n in names and getattr(self, n) != fields[n].get_default(call_default_factory=True)
+        ]
+
+
+OPTIONAL_SETTINGS = ("weights", "step_size", "curvature", "traces", "validation_rows")
+"""The settings of the mixer that not all methods read (``mixer.weights``: the initial weights)."""
+HYPERGRADIENT_SETTINGS = frozenset(OPTIONAL_SETTINGS)
+"""What a hypergradient with traces reads."""
 
 OptionsType = TypeVar("OptionsType", bound=Options)
 
@@ -268,18 +300,34 @@ class Method:
             )
         if len(domains) < self.needs.domains:
             raise ValueError(f"{self.name} needs {self.needs.domains} domains or more, got {list(domains)}")
+        options = self.parse_options(settings["options"])
+        self._expect_read(options, settings)
         context = MethodContext(
             domains=tuple(domains),
             rows=_Sizes(self.name, settings["rows"]),
             batch_rows=settings["batch_rows"],
             steps=settings["budget"],
             seed=settings["seed"],
-            options=self.parse_options(settings["options"]),
+            options=options,
             horizon=settings["horizon"],
             warmup=settings["warmup"],
             step_size=settings["step_size"],
         )
         return self.recipe(context)
+
+    def _expect_read(self, options: Options, settings: LoopSettings) -> None:
+        """Raise ``ValueError`` for settings of a training loop that the method does not read."""
+        fixed = settings["step_size"] != "auto"
+        unread = ["step_size"] if fixed and "step_size" not in options.mixer_settings else []
+        if not self.has_rounds:
+            unread += ["horizon"] if settings["horizon"] != "auto" else []
+            unread += ["warmup"] if settings["warmup"] else []
+        ignored = options.without_effect(step_size=fixed) | options.of_earlier_runs
+        unread += [f"options[{name!r}]" for name in options.changed(ignored)]
+        if unread:
+            raise ValueError(
+                f"{self.name} does not read {', '.join(unread)} here; leave out what has no effect"
+            )
 
 
 class _Sizes(dict[str, int]):

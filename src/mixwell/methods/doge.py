@@ -27,6 +27,11 @@ class DogeOptions(proxies.ProxyOptions):
 
     @property
     @override
+    def mixer_settings(self) -> frozenset[str]:
+        return frozenset({"weights", "validation_rows"} if self.uses_validation else {"weights"})
+
+    @property
+    @override
     def uses_validation(self) -> bool:
         return self.target == "validation"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from typing_extensions import override
+
 from mixwell.methods import base, proxies
 from mixwell.methods.base import Extra, MethodContext, Recipe, Stages
 
@@ -22,6 +24,18 @@ class DoremiOptions(proxies.ReferenceOptions, proxies.ProxyOptions):
     """What a domain counts with in a step without it: its last excess loss, or nothing."""
     objective: Literal["losses", "excess"] = "losses"
     """What the training step minimizes: the weighted losses, or the weighted excess losses, clipped at zero."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        # The reference model is trained with them.
+        return frozenset({"weights"} if self.reference is None else ())
+
+    @override
+    def without_effect(self, *, step_size: bool = False) -> frozenset[str]:
+        # The reference model has the settings of the proxy's.
+        used = {"proxy_model"} if self.reference is None else set[str]()
+        return super().without_effect() - used
 
 
 def recipe(context: MethodContext) -> Recipe:

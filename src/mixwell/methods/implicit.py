@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from mixwell.methods import base
 from mixwell.methods.base import Extra, MethodContext, Recipe
 from mixwell.methods.mixwell import descent
@@ -13,7 +15,16 @@ if TYPE_CHECKING:
     from mixwell.signals.implicit_gradient import Solver
 
 
-class SingleLoopOptions(base.Options):
+class ImplicitOptions(base.Options):
+    """What the settings of all three have in common."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        return frozenset({"weights", "step_size", "validation_rows"})
+
+
+class SingleLoopOptions(ImplicitOptions):
     """Settings of the single loop."""
 
     damping: base.NotNegative = 0.0
@@ -22,7 +33,7 @@ class SingleLoopOptions(base.Options):
     """eta of `v <- v - eta ((H + lambda I) v - g_V)`; by default that of the optimizer."""
 
 
-class CgOptions(base.Options):
+class CgOptions(ImplicitOptions):
     """Settings of conjugate gradients."""
 
     iterations: base.Whole = 10
@@ -33,7 +44,7 @@ class CgOptions(base.Options):
     """Start at the last round's solution."""
 
 
-class NeumannOptions(base.Options):
+class NeumannOptions(ImplicitOptions):
     """Settings of the Neumann series."""
 
     iterations: base.Whole = 10

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from typing_extensions import override
+
 from mixwell.methods import base
 from mixwell.methods.base import Extra, MethodContext, Recipe
 
@@ -17,6 +19,15 @@ class RowOptions(base.Options):
     level: Literal["rows", "domains"] = "rows"
     """`rows` weights every row of a step (the paper); `domains` weights each domain by its first weight times the
     mean of its rows' weights."""
+
+
+class ValidatedRowOptions(RowOptions):
+    """Settings of Learning to Reweight."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        return frozenset({"weights", "validation_rows"})
 
 
 def recipe(context: MethodContext) -> Recipe:
@@ -47,7 +58,7 @@ base.register(
         needs=base.Needs(validation=True, probes=True, row_losses=True, domains=1),
         memory="one gradient",
         recipe=recipe,
-        options=RowOptions,
+        options=ValidatedRowOptions,
         horizon=base.every_step,
         extra=extra,
     ),

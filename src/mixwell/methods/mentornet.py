@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from typing_extensions import override
+
 from mixwell.methods import base
 from mixwell.methods.base import Extra, MethodContext, Recipe
 from mixwell.methods.learning_to_reweight import RowOptions, row_recipe
@@ -38,6 +40,11 @@ class LearnedOptions(CurriculumOptions):
     """Of the network's Adam."""
     network_steps: base.Whole = 50
     """Steps of Adam at the end of a round."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        return frozenset({"weights", "validation_rows"})
 
 
 def given(context: MethodContext) -> Recipe:

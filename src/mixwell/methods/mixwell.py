@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
+from typing_extensions import override
 
 from mixwell.methods import base
 from mixwell.methods.base import MethodContext, Recipe
@@ -31,6 +32,16 @@ class MixwellOptions(base.Options):
     """Whether self-tuned steps are shortened by the noise of the scores."""
     epochs_ahead: Annotated[float, Field(ge=1)] | None = EPOCHS_AHEAD
     """The most epochs over a domain that its weight may imply for the rest of the run; null for no limit."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        return base.HYPERGRADIENT_SETTINGS
+
+    @override
+    def without_effect(self, *, step_size: bool = False) -> frozenset[str]:
+        at_end = {"span"} if self.points == 1 else set[str]()
+        return frozenset(at_end | ({"factor", "shrink"} if step_size else set()))
 
 
 def signal(

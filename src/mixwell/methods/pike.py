@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from typing_extensions import override
+
 from mixwell.methods import base
 from mixwell.methods.base import MethodContext, Recipe
 
@@ -29,6 +31,11 @@ class PikeOptions(base.Options):
     """How far they add up (`conceptual`); 1 where they are orthogonal, the number of domains where equal."""
     eta: base.Positive | Literal["auto"] = "auto"
     """The learning rate of the bound (`conceptual`); `auto` is the optimizer's at the end of a round."""
+
+    @override
+    def without_effect(self, *, step_size: bool = False) -> frozenset[str]:
+        conceptual = self.form == "conceptual"
+        return frozenset({"zeta1", "zeta2"} if conceptual else {"smoothness", "beta", "gamma", "eta"})
 
 
 class BalancedPikeOptions(PikeOptions):

@@ -29,6 +29,15 @@ class ProxyOptions(Options):
     proxy_model: dict[str, Any] = Field(default_factory=dict)
     """Settings of `model` that differ in models that are trained first, to make them smaller."""
 
+    @override
+    def without_effect(self, *, step_size: bool = False) -> frozenset[str]:
+        return super().without_effect() | ({"proxy_steps", "proxy_model"} if not self.transfer else set())
+
+    @property
+    @override
+    def of_earlier_runs(self) -> frozenset[str]:
+        return super().of_earlier_runs | {"proxy_steps", "proxy_model"}
+
     @property
     @override
     def learns_in_run(self) -> bool:
@@ -61,6 +70,15 @@ class ReferenceOptions(Options):
     `mixer.weights` kept."""
     reference_steps: Steps = "auto"
     """Its training steps; `auto` is those of the run."""
+
+    @override
+    def without_effect(self, *, step_size: bool = False) -> frozenset[str]:
+        return super().without_effect() | ({"reference_steps"} if self.reference is not None else set())
+
+    @property
+    @override
+    def of_earlier_runs(self) -> frozenset[str]:
+        return super().of_earlier_runs | {"reference", "reference_steps"}
 
     def reference_cost(self, context: MethodContext) -> float:
         """Return the cost of the reference model's training, in training steps."""
@@ -96,6 +114,11 @@ class MixtureSearchOptions(Options):
     """The largest weight of a domain in a proxy, in multiples of its share of all rows."""
     least: Annotated[float, Field(gt=0, lt=1)] = 2e-4
     """A smaller weight of a mixture becomes zero, and its domain is left out of that proxy."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        return frozenset()
 
     def steps(self, context: MethodContext) -> int:
         """Return the training steps of a proxy; with ``auto`` those of all proxies sum to about the run's."""

@@ -44,6 +44,15 @@ class SkillItOptions(AffinityOptions):
     probe_steps: base.Whole = 50
     """Steps of a copy of the model on each domain, to measure A."""
 
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        return frozenset({"weights"} if self.affinity is None else ())
+
+    @override
+    def without_effect(self, *, step_size: bool = False) -> frozenset[str]:
+        return frozenset({"learning_rate", "probe_steps"} if self.affinity is not None else ())
+
 
 class AioliOptions(AffinityOptions):
     """Settings of Aioli."""

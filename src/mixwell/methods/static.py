@@ -5,12 +5,22 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field
+from typing_extensions import override
 
 from mixwell.methods import base
 from mixwell.methods.base import MethodContext, Recipe
 
 
-class TemperatureOptions(base.Options):
+class KnownMixtureOptions(base.Options):
+    """Settings of a mixture that follows from the domains."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        return frozenset()
+
+
+class TemperatureOptions(KnownMixtureOptions):
     """Settings of temperature sampling."""
 
     temperature: Annotated[float, Field(gt=0)] = 2.0
@@ -51,6 +61,7 @@ base.register(
         paper="baseline",
         needs=base.Needs(domains=1),
         recipe=uniform,
+        options=KnownMixtureOptions,
     ),
     base.Method(
         name="proportional",
@@ -59,6 +70,7 @@ base.register(
         paper="baseline",
         needs=base.Needs(domains=1),
         recipe=proportional,
+        options=KnownMixtureOptions,
     ),
     base.Method(
         name="temperature",

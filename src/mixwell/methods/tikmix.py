@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field
+from typing_extensions import override
 
 from mixwell.methods import base
 from mixwell.methods.base import Extra, MethodContext, Recipe
@@ -20,6 +21,11 @@ class TikmixOptions(base.Options):
 
     damping: base.Positive = 0.1
     """Added to the diagonal of the Fisher matrix, in units of its mean, before it is inverted."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        return frozenset({"weights", "validation_rows"})
 
 
 class SearchedTikmixOptions(TikmixOptions):

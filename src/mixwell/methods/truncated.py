@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from typing_extensions import override
+
 from mixwell.methods import base
 from mixwell.methods.base import Extra, MethodContext, Recipe
 from mixwell.methods.mixwell import descent, signal
@@ -17,6 +19,12 @@ class TruncatedOptions(base.Options):
     curvature: Literal["isotropic", "exact"] = "isotropic"
     """`isotropic` is H = gamma I with `mixer.curvature`, as the default method has it; `exact` takes products with
     the Hessian in these steps, as published, with one batch per domain."""
+
+    @property
+    @override
+    def mixer_settings(self) -> frozenset[str]:
+        unread = frozenset({"curvature", "traces"} if self.curvature == "exact" else ())
+        return base.HYPERGRADIENT_SETTINGS - unread
 
 
 def recipe(context: MethodContext) -> Recipe:

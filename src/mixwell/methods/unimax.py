@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from mixwell.methods import base
 from mixwell.methods.base import MethodContext, Recipe
+from mixwell.methods.static import KnownMixtureOptions
 
 
-class UniMaxOptions(base.Options):
+class UniMaxOptions(KnownMixtureOptions):
     """Settings of UniMax."""
 
     max_epochs: base.Positive = 4.0

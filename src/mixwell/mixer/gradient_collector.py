@@ -33,6 +33,7 @@ class GradientCollector:
         self._open: str | None = None
         self._untrained = parameters.untrained()
         self._left: Versions | None = None  # the gradients that accumulate from block to block
+        self._values: list[int] = []  # the versions of the parameters that they are of
 
     def expect_closed(self, call: str) -> None:
         """Raise a RuntimeError if a block is open."""
@@ -94,6 +95,7 @@ class GradientCollector:
     def note_gradients(self) -> None:
         """Keep which gradients there are, so that :meth:`expect_untouched` sees where one changes."""
         self._left = _versions(self._parameters.tensors)
+        self._values = self._value_versions()
 
     def forget_gradients(self) -> None:
         """Expect no gradients between the blocks from now on."""
@@ -108,6 +110,14 @@ class GradientCollector:
             index = next((i for i, p in enumerate(self._parameters.tensors) if _has_gradient(p)), None)
         else:
             index = _changed(self._left, self._parameters.tensors)
+            moved = zip(self._parameters.names, self._values, self._value_versions(), strict=True)
+            stepped = next((name for name, before, now in moved if before != now), None)
+            if stepped is not None:
+                raise RuntimeError(
+                    f"parameter {stepped} was changed between the batch and {call}, which would step again with "
+                    "the same gradient: call mixer.step() instead of optimizer.step(), or mixer.before_step() and "
+                    "mixer.after_step() around it"
+                )
         if index is None:
             return
         raise RuntimeError(
@@ -116,6 +126,9 @@ class GradientCollector:
             "mixer.auxiliary():`, clip with Mixer(clip_norm=...) instead of clip_grad_norm_, and call "
             "optimizer.zero_grad() nowhere in a step"
         )
+
+    def _value_versions(self) -> list[int]:
+        return [distributed.to_local(p)._version for p in self._parameters.tensors]
 
     def _expect_trained(self, name: str, before: Versions) -> None:
         """Raise a ValueError if a parameter that the optimizer lacks has got a gradient in a block."""

@@ -105,20 +105,19 @@ class Mixer(MixerProgress):
         length = horizons.resolve(horizon, budget)
         clock = RoundClock(length, budget=None if budget is None else int(budget), warmup=warmup)
         updater = WeightUpdater(update, constraints)
-        self.weights = updater.initial_weights(domains, weights)
-        """The weights: the last ones, their average and their history."""
-        if VALIDATION in self.weights.names:
+        first = updater.initial_weights(domains, weights)
+        if VALIDATION in first.names:
             raise ValueError(f"the name {VALIDATION!r} is taken in records; give that domain another one")
         self._optimizer = unwrap_optimizer(optimizer)
         self._parameters = Parameters.of(model, optimizer)
         self.signal = signal or Hypergradient()
         """The signal; ``signal.requirements`` says what it requires of the training loop."""
-        self.signal.attach(self._optimizer, self._parameters, self.weights.names, probes)
+        self.signal.attach(self._optimizer, self._parameters, first.names, probes, nonfinite.reject)
         self._collector = GradientCollector(self._parameters, graphs=self.signal.requirements.graph)
-        self._round = RoundAccumulator(self.weights, clock, updater, self._parameters, self.signal, nonfinite)
-        self._step = StepAccumulator(self._round, self._collector, optimizer, clip_norm)
+        self._round = RoundAccumulator(first, clock, updater, self._parameters, self.signal, nonfinite)
         self.rounds: list[RoundRecord] = self._round.records
         """The records of the finished rounds."""
+        self._step = StepAccumulator(self._round, self._collector, optimizer, clip_norm)
 
     @classmethod
     def from_method(
@@ -203,6 +202,17 @@ class Mixer(MixerProgress):
         raise AttributeError(
             no_param_groups() if name == "param_groups" else f"Mixer has no attribute {name!r}"
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A setting that nothing reads would be ignored in silence.
+        # `mixer.rounds += ...` sets the list that is there already.
+        same = self.__dict__.get(name, self) is value
+        if "_step" in self.__dict__ and not (same or name.startswith("_") or hasattr(type(self), name)):
+            raise AttributeError(
+                f"mixer.{name} cannot be set; mixer.weights and mixer.constraints can. For other settings make a "
+                "new Mixer(weights=mixer.weights.last, ...)"
+            )
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         clock, update = self._round.clock, self._round.updater.update

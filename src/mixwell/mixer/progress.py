@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from mixwell.mixer.records import RoundRecord
 from mixwell.mixer.round import RoundAccumulator
 from mixwell.mixer.step import StepAccumulator
 from mixwell.signals import Signal
 from mixwell.simplex import rounds as round_lengths
+from mixwell.simplex.constraints import Constraint
 from mixwell.simplex.weights import Weights
 
 
 class MixerProgress:
     """The base of :class:`mixwell.Mixer`: where a run is, and what is due next."""
 
-    weights: Weights
     signal: Signal
     rounds: list[RoundRecord]
     _round: RoundAccumulator
     _step: StepAccumulator
+
+    @property
+    def weights(self) -> Weights:
+        """The weights: the last ones, their average and their history."""
+        return self._round.weights
+
+    @weights.setter
+    def weights(self, given: Weights | Mapping[str, float] | Sequence[float]) -> None:
+        """Set the weights from the next step on, or the nearest ones that the constraints allow.
+
+        Between steps. A round that has begun ends without an update, since a round has one mixture. With several
+        ranks all must set the same.
+        """
+        self._step.expect_between_steps("mixer.weights = ...", forget_step=False)
+        if given is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise ValueError("mixer.weights must be set to numbers by domain, got None")
+        self._round.set_weights(given.last if isinstance(given, Weights) else given)
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The constraints of the weights."""
+        return self._round.updater.constraints
+
+    @constraints.setter
+    def constraints(self, given: Sequence[Constraint]) -> None:
+        """Set the constraints from the next update on.
+
+        They replace all earlier ones; to add one, give ``[*mixer.constraints, Floor(0.02)]``. A state is loaded
+        into a mixer that was made with the constraints of the time when it was saved.
+        """
+        self._round.updater.set_constraints(self.weights.names, given, steps_done=self.steps_done)
 
     @property
     def horizon(self) -> int:

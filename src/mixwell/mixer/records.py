@@ -7,6 +7,8 @@ from typing import Any, final
 
 VALIDATION = "validation"
 """The name under which records have the validation loss and skipped validation gradients."""
+SCORES = "scores"
+"""The name under which scores that overflowed are counted."""
 AUXILIARY = "auxiliary loss"
 """The name under which skipped gradients of ``mixer.auxiliary()`` are counted."""
 
@@ -24,8 +26,9 @@ class RoundRecord:
         step_size: alpha of the update, 0 where there was none.
         new_weights: the weights of the next round, by domain.
         losses: the means of the recorded losses, by domain.
-        skipped: the number of non-finite contributions that were skipped, by domain; ``"validation"`` counts
-            validation points. Without any point there is no update.
+        skipped: the number of non-finite contributions that were skipped, by domain, in training steps and in
+            what the signal computes outside of them; ``"validation"`` counts batches of the validation set, and
+            ``"scores"`` scores that overflowed. Without any point there is no update.
         noise: the standard error of each score, from the scatter of the scores at the round's validation points;
             of one point from the parts of its batch, where there were several. It contains the noise of the
             iterates (of one point: not even that) and of the validation batches, not that of the traces.

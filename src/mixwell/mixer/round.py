@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -15,7 +15,7 @@ from mixwell.mixer.batch import DomainBatch
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.nonfinite import NonFiniteGuard
-from mixwell.mixer.records import AUXILIARY, VALIDATION, RoundRecord
+from mixwell.mixer.records import AUXILIARY, SCORES, VALIDATION, RoundRecord
 from mixwell.mixer.row_counts import RowCounts
 from mixwell.mixer.scopes import DomainScope
 from mixwell.mixer.scores import LossMeans, RoundScores
@@ -28,7 +28,7 @@ from mixwell.simplex.weights import Weights
 from mixwell.typing import Gradients
 
 # Sources of non-finite values that all ranks find at once, so that each of them counts it.
-COMMON = ("batch", "combined gradient", AUXILIARY, VALIDATION)
+COMMON = ("batch", "combined gradient", AUXILIARY, SCORES, VALIDATION)
 
 
 @final
@@ -52,6 +52,7 @@ class RoundAccumulator:
         self.row_counts = RowCounts(weights.names)
         self.begun = False
         """Whether ``signal.begin_round`` was called for this round."""
+        self._begun_at = 0  # the steps of the round before that call
         self.interrupted = False
         """Whether an error has left something half changed, so that only loading a state helps."""
         self._clear()
@@ -79,6 +80,33 @@ class RoundAccumulator:
             with self.parameters.full_precision(), self.indivisible():
                 self._add_scores(None)
                 self._end(None)
+
+    def set_weights(self, given: Mapping[str, float] | Sequence[float]) -> None:
+        """Set the weights from the next step on, or the nearest ones that the constraints allow.
+
+        A round has one mixture, which its traces and the average of the weights are of. So the steps of this one
+        end it without an update.
+        """
+        weights, steps = self.weights, self.clock.steps_in_round
+        self.updater.at_step(self.clock.steps_done)
+        log, before = self.updater.nearest_weights(weights.names, given).log, weights.last
+        if not steps:
+            weights.replace(log)
+        else:
+            weights.advance(log, steps=steps)
+            self._sync()
+            self.records.append(self._record(before, steps=steps))
+            self._clear()
+            self.clock.next_round()
+        self.begun = False
+
+    def restart(self) -> None:
+        """Let the signal begin the round again with the next step, as if it had none before.
+
+        A step that is skipped may be in sums (dense traces, those of TiKMiX), from which it cannot be subtracted.
+        What the round has scored stays.
+        """
+        self.begun = False
 
     @contextmanager
     def indivisible(self, *, unless: tuple[type[Exception], ...] = ()) -> Generator[None]:
@@ -184,8 +212,9 @@ class RoundAccumulator:
             and len(self._due_points) == 1
             and isinstance(self.signal, LinearSignal)
             and distributed.is_single_process()
+            and (scores := self.signal.scores(scope.gradients)) is not None
         ):
-            self.scores.add_part(part.fraction, self.signal.scores(scope.gradients))
+            self.scores.add_part(part.fraction, scores)
         self._validation = self._validation or self._new_sum()
         self._validation.take(scope.gradients, part.fraction)
         scope.gradients = []
@@ -222,22 +251,24 @@ class RoundAccumulator:
         if not self.begun:
             return False
         scores = self.signal.scores(validation)
+        if scores is None:
+            return False
         wrong = [n for n, s in zip(self.weights.names, scores, strict=True) if not np.isfinite(s)]
         if wrong:
             self.nonfinite.reject(
-                VALIDATION,
+                SCORES,
                 f"the score of {', '.join(wrong)} overflowed in round {self.clock.round_index}",
                 "Lower the learning rate, shorten the horizon, or raise the curvature",
             )
             return False
-        self.scores.add(self.clock.steps_in_round, scores)
+        self.scores.add(self.clock.steps_in_round - self._begun_at, scores)
         return True
 
     # ------------------------------------------------------------------------------------------- beginning and end
 
     def _begin(self, validation: Gradients | None) -> None:
         self.signal.begin_round(self.clock.round_index, self.weights.values, validation)
-        self.begun = True
+        self.begun, self._begun_at = True, self.clock.steps_in_round
 
     def _end(self, validation: Gradients | None) -> None:
         self.row_counts.check(self.weights.values)
@@ -256,19 +287,38 @@ class RoundAccumulator:
         known = noise if len(points.points) > 1 else None
         step_size = self.updater.apply(weights, scores, clock, noise=known)
         self._sync()
-        return RoundRecord(
-            index=clock.round_index,
-            first_step=clock.round_start,
+        return self._record(
+            before,
             steps=clock.round_length,
-            weights=before,
-            scores={} if scores is None else dict(zip(weights.names, scores.tolist(), strict=True)),
             step_size=step_size,
-            new_weights=weights.last,
-            losses=self.losses.means(),
-            skipped=dict(self.nonfinite.in_round),
+            scores={} if scores is None else dict(zip(weights.names, scores.tolist(), strict=True)),
             noise={} if noise is None else dict(zip(weights.names, noise.tolist(), strict=True)),
             points=len(points.points),
             measured={**self.signal.summary(), **self.updater.update.summary()},
+        )
+
+    def _record(
+        self,
+        before: dict[str, float],
+        *,
+        steps: int,
+        step_size: float = 0.0,
+        scores: dict[str, float] | None = None,
+        points: int = 0,
+        **found: Any,
+    ) -> RoundRecord:
+        return RoundRecord(
+            index=self.clock.round_index,
+            first_step=self.clock.round_start,
+            steps=steps,
+            weights=before,
+            scores=scores or {},
+            step_size=step_size,
+            new_weights=self.weights.last,
+            losses=self.losses.means(),
+            skipped=dict(self.nonfinite.in_round),
+            points=points,
+            **found,
         )
 
     def _sync(self) -> None:
@@ -304,6 +354,7 @@ class RoundAccumulator:
             "skipped": dict(self.nonfinite.total),
             "skipped_in_round": dict(self.nonfinite.in_round),
             "round_begun": self.begun,
+            "round_begun_at": self._begun_at,
             "losses": {name: list(sums) for name, sums in self.losses.sums.items()},
             "points": self.scores.state(),
             "points_lost": self._points_lost,
@@ -316,7 +367,7 @@ class RoundAccumulator:
         self.records[:] = [RoundRecord(**record) for record in values["rounds"]]
         self.nonfinite.total = dict(values["skipped"])
         self.nonfinite.in_round = dict(values["skipped_in_round"])
-        self.begun = bool(values["round_begun"])
+        self.begun, self._begun_at = bool(values["round_begun"]), int(values.get("round_begun_at", 0))
         self.losses.sums = {name: (total, count) for name, (total, count) in values["losses"].items()}
         self.scores.load_state(values["points"])
         self._points_lost = int(values["points_lost"])

@@ -36,11 +36,11 @@ class RoundScores:
 
     def __init__(self) -> None:
         self.points: list[tuple[int, Vector]] = []
-        """The step of the round and the scores of every point, shape ``(m,)``."""
+        """The number of steps that a point looks back over, and its scores, shape ``(m,)``."""
         self.parts: list[tuple[float, Vector]] = []
 
     def add(self, step: int, scores: Vector) -> None:
-        """Add a point after ``step`` >= 1 steps of the round, with finite scores, shape ``(m,)``."""
+        """Add a point that looks back over ``step`` >= 1 steps, with finite scores, shape ``(m,)``."""
         self.points.append((step, scores))
 
     def add_part(self, fraction: float, scores: Vector) -> None:

@@ -84,8 +84,8 @@ class StepAccumulator:
             return
         if not forget_step:
             raise RuntimeError(
-                "a state can be taken between steps, not in the middle of one; call it after mixer.step() or "
-                "after the block of mixer.validation()"
+                f"{call} is possible between steps, not in the middle of one; do it after mixer.step() or after "
+                "the block of mixer.validation()"
             )
         if not self._can_drop:
             raise RuntimeError(
@@ -290,6 +290,8 @@ class StepAccumulator:
             if self._combine(None, None):
                 with self._parameters.full_precision(), torch.enable_grad(), self._round.indivisible():
                     self._optimizer.step()
+            else:
+                self._skip()
         finally:
             self._parameters.clear_gradients()
         self._end()
@@ -308,6 +310,7 @@ class StepAccumulator:
             )
         if not self._combine(norm, clip_norm):
             self._parameters.clear_gradients()
+            self._skip()
         self._prepared = True
 
     def finish(self) -> None:
@@ -361,6 +364,11 @@ class StepAccumulator:
                 extra = self.sum.gradients if self._given.mixed and self.sum else None
                 self._signal.end_step(Combined(combined, clip, norm, extra))
             return True
+
+    def _skip(self) -> None:
+        """Leave nothing of a step that the optimizer does not take; all ranks must call it."""
+        if distributed.any_rank(not self._can_drop, self._parameters.device):
+            self._round.restart()
 
     def _reduce(self) -> bool:
         """Average over ranks what is averaged when a step is combined; return whether there is a gradient."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing_extensions import override
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Requirements, Signal
 from mixwell.signals.checks import require_at_least, require_choice, require_positive
+from mixwell.signals.finite_draws import VALIDATION, FiniteDraws
 from mixwell.signals.model_copy import ModelCopy
 from mixwell.signals.probes import Probes, evaluation_loss, modes, require_probes
 from mixwell.typing import Gradients, Vector
@@ -68,6 +70,7 @@ class AffinitySignal(Signal):
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         validation = self.targets == "validation"
         self._probes = require_probes(self, probes, self._parameters, self._domains, validation=validation)
+        self._draws = FiniteDraws(self._probes, self._reject)
         self._copy = ModelCopy(self._probes.model, optimizer) if self._trains else None
         self._round, self._clip = 0, 1.0
         self._modes: list[bool] | None = None
@@ -87,25 +90,42 @@ class AffinitySignal(Signal):
         return 0 if self._copy is None else self._copy.nbytes
 
     @override
-    def scores(self, validation: Gradients | None) -> Vector:
-        """Return ``-eta`` times the subclass's sums; NaN where a loss is not finite, which is then not kept."""
-        batches = (
-            [self._probes.validation_batch()]
-            if self.targets == "validation"
-            else [self._probes.batch(name) for name in self._domains]
-        )
-        sums = self._sums(batches, self._losses(self._probes.model, batches))
-        return np.full(len(self._domains), np.nan) if sums is None else -self.eta * sums
+    def scores(self, validation: Gradients | None) -> Vector | None:
+        """Return ``-eta`` times the subclass's sums."""
+        names = (VALIDATION,) if self.targets == "validation" else self._domains
+        drawn = [self._draws.batch(name) for name in names]
+        found = [
+            self._draws.compute(name, self._measured, lambda one: math.isfinite(one[1]), first=first)
+            for name, first in zip(names, drawn, strict=True)
+        ]
+        if all(one is None for one in found):
+            return None
+        # A target without a finite batch has no part in the sums: its loss is 0 before and after.
+        batches = [None if one is None else one[0] for one in found]
+        sums = self._sums(batches, np.array([0.0 if one is None else one[1] for one in found]))
+        return None if sums is None else -self.eta * sums
 
     @abstractmethod
     def _sums(self, batches: Sequence[Any], losses: Vector) -> Vector | None:
-        """Return the negative scores without eta from target batches and their losses; ``None`` if not finite."""
+        """Return the negative scores without eta from target batches and their losses.
+
+        Args:
+            batches: ``None`` for a target that was left out.
+            losses: finite, shape ``(n,)``.
+
+        Returns:
+            Shape ``(m,)``; ``None`` where a copy had a loss that is not finite.
+        """
+
+    def _measured(self, batch: Any) -> tuple[Any, float]:
+        return batch, evaluation_loss(self._probes, self._probes.model, batch)
 
     def _losses(self, model: nn.Module, batches: Sequence[Any]) -> Vector:
-        return np.array([evaluation_loss(self._probes, model, batch) for batch in batches])
+        losses = [0.0 if one is None else evaluation_loss(self._probes, model, one) for one in batches]
+        return np.array(losses)
 
-    def _falls(self, batches: Sequence[Any], before: Vector) -> Vector:
-        """Return the fall of each target by each domain: A, shape ``(m, n)``."""
+    def _falls(self, batches: Sequence[Any], before: Vector) -> Vector | None:
+        """Return the fall of each target by each domain: A, shape ``(m, n)``; ``None`` if it is not finite."""
         assert self._copy is not None
         m = len(self._domains)
         mixtures = (1 - self.smoothing) * np.eye(m) + self.smoothing / m
@@ -120,19 +140,29 @@ class AffinitySignal(Signal):
                     start = before
                 self._train(self._copy, mixtures[i], turns)
                 after = self._losses(self._copy.model, batches)
-                with np.errstate(invalid="ignore"):  # a difference of infinite losses is NaN
-                    falls[i] += start - after
+                if not np.isfinite(after).all():
+                    self._reject(
+                        self._domains[i],
+                        f"the loss of a copy of the model that was trained on {self._domains[i]!r} is not finite",
+                        "Lower its learning_rate",
+                    )
+                    return None
+                falls[i] += start - after
                 start = after
         return np.asarray(np.linalg.solve(mixtures, falls / self.sweeps), dtype=np.float64)
 
     def _train(self, copy: ModelCopy, mixture: Vector, turns: Iterator[int]) -> None:
         if self._modes is not None:
             copy.set_modes(self._modes)
-        used = [(name, share) for name, share in zip(self._domains, mixture.tolist(), strict=True) if share]
+        parts = [(share, name) for name, share in zip(self._domains, mixture.tolist(), strict=True) if share]
         for _ in range(self.probe_steps):
-            losses = [(share, self._probes.batch(name)) for name, share in used]
             copy.step(
-                self._probes, losses, clip=self._clip, learning_rate=self.learning_rate, turn=next(turns)
+                self._probes,
+                self._draws,
+                parts,
+                clip=self._clip,
+                learning_rate=self.learning_rate,
+                turn=next(turns),
             )
 
 
@@ -194,13 +224,14 @@ class SkillAffinity(AffinitySignal):
     @override
     def _sums(self, batches: Sequence[Any], losses: Vector) -> Vector | None:
         if self._matrix is None:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                relative = self._falls(batches, losses) / losses
-            if not np.isfinite(relative).all():
+            falls = self._falls(batches, losses)
+            if falls is None:
                 return None
+            with np.errstate(over="ignore"):  # a loss of 0 cannot fall
+                relative = np.divide(falls, losses, out=np.zeros_like(falls), where=losses != 0)
+            if not np.isfinite(relative).all():
+                return relative.sum(axis=1)
             self._matrix = relative.tolist()
-        if not np.isfinite(losses).all():
-            return None
         self._recent = [*self._recent, losses.tolist()][-self.window :]
         return np.array(self._matrix) @ np.sum(self._recent, axis=0)
 
@@ -236,7 +267,7 @@ class OnlineAffinity(AffinitySignal):
     @override
     def _sums(self, batches: Sequence[Any], losses: Vector) -> Vector | None:
         falls = self._falls(batches, losses)
-        if not np.isfinite(falls).all():
+        if falls is None:
             return None
         falls = falls - min(float(falls.min()), 0.0)
         total = float(falls.sum())

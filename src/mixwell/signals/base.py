@@ -18,6 +18,7 @@ from mixwell.hypergradient.capture.hooks import CaptureContext
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined
+from mixwell.signals.finite_draws import Reject, raise_error
 from mixwell.signals.probes import Probes
 from mixwell.simplex.weights import TINY
 from mixwell.typing import Gradients, Json, Vector
@@ -70,6 +71,7 @@ class Signal(ABC):
     _attached = False
     _parameters: Parameters
     _domains: tuple[str, ...]
+    _reject: Reject
 
     @property
     def uses_hessian_products(self) -> bool:
@@ -83,8 +85,13 @@ class Signal(ABC):
         parameters: Parameters,
         domains: Sequence[str],
         probes: Probes | None = None,
+        reject: Reject = raise_error,
     ) -> None:
-        """Prepare for a run; ``probes`` serve signals that compute outside of the training step.
+        """Prepare for a run.
+
+        Args:
+            probes: for signals that compute outside of the training step.
+            reject: is called for what a signal leaves out because it is not finite.
 
         Raises:
             ValueError: the signal is in use by another mixer, or does not fit this run.
@@ -93,7 +100,7 @@ class Signal(ABC):
             raise ValueError(
                 f"this {type(self).__name__} is in use by another mixer; make a new one for each"
             )
-        self._parameters, self._domains = parameters, tuple(domains)
+        self._parameters, self._domains, self._reject = parameters, tuple(domains), reject
         self._attach(optimizer, probes)
         self._attached = True
 
@@ -178,7 +185,7 @@ class Signal(ABC):
         """End a step; all gradients are folded and the optimizer steps next with ``combined``."""
 
     @abstractmethod
-    def scores(self, validation: Gradients | None) -> Vector:
+    def scores(self, validation: Gradients | None) -> Vector | None:
         """Return the score of every domain over the round so far; the weights move against it.
 
         Called after the steps that :meth:`validation_points` names, or at the end of the round.
@@ -187,7 +194,7 @@ class Signal(ABC):
             validation: the validation gradient at the current parameters; ``None`` where none is required.
 
         Returns:
-            Shape ``(m,)``.
+            Shape ``(m,)``; ``None`` where nothing finite was measured, which was rejected already.
         """
 
     @property

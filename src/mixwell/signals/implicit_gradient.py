@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import reduce
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from typing_extensions import override
 from mixwell.hypergradient.parameters import cuda_devices
 from mixwell.signals.base import Requirements, Signal
 from mixwell.signals.checks import require_at_least, require_choice, require_not_negative, require_positive
+from mixwell.signals.finite_draws import FiniteDraws, fill_missing
 from mixwell.signals.probes import Probes, evaluation_mode, parameter_gradients, require_probes
 from mixwell.typing import Gradients, Vector
 
@@ -77,6 +78,7 @@ class ImplicitGradient(Signal):
     @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         self._probes = require_probes(self, probes, self._parameters, self._domains)
+        self._draws = FiniteDraws(self._probes, self._reject)
         self._optimizer = optimizer
         self._weights = np.full(len(self._domains), 1 / len(self._domains))
         carries = self.solver == "single-loop" or (self.solver == "cg" and self.warm)
@@ -88,17 +90,20 @@ class ImplicitGradient(Signal):
         self._weights[:] = weights
 
     @override
-    def scores(self, validation: Gradients | None) -> Vector:
+    def scores(self, validation: Gradients | None) -> Vector | None:
+        """Return the scores; a domain without a finite batch has the mean of the others' scores."""
         assert validation is not None
         with evaluation_mode(self._probes.model), self._parameters.buffers_kept(), torch.enable_grad():
             gradients, product = self._local()
+            if not any(gradient is not None for gradient in gradients):
+                return None
             with torch.no_grad():
                 solution = self._solve(self._flat(validation), product)
-                scores = -torch.stack([gradient @ solution for gradient in gradients])
+                scores = [None if g is None else -float((g @ solution).double()) for g in gradients]
         # A non-finite solution ends the round without an update; it must not be carried to the next.
         if self._carried is not None and bool(solution.isfinite().all()):
             self._carried.copy_(solution)
-        return scores.double().cpu().numpy()
+        return fill_missing(scores)
 
     @property
     @override
@@ -135,16 +140,23 @@ class ImplicitGradient(Signal):
     def _rate(self) -> float:
         return self.learning_rate or float(self._optimizer.param_groups[0]["lr"])
 
-    def _local(self) -> tuple[list[Tensor], Product]:
-        """Return the domains' gradients on fresh batches, and the Hessian product of their weighted sum."""
+    def _local(self) -> tuple[list[Tensor | None], Product]:
+        """Return the domains' gradients on fresh batches, and the Hessian product of their weighted sum.
+
+        A domain without a finite batch is left out of both.
+        """
         tensors = self._parameters.tensors
-        batches = [self._probes.batch(name) for name in self._domains]
-        flat: list[Tensor] = []
+        drawn = [self._probes.batch(name) for name in self._domains]
+        batches: list[Any] = []
+        flat: list[Tensor | None] = []
         total: Gradients = [None] * len(tensors)
-        for batch, weight in zip(batches, self._weights.tolist(), strict=True):
-            with sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(cuda_devices(tensors)):
-                loss = self._probes.loss(self._probes.model, batch)
-            gradients = parameter_gradients(self._parameters, loss, create_graph=True)
+        for name, first, weight in zip(self._domains, drawn, self._weights.tolist(), strict=True):
+            found = self._draws.compute(name, self._gradient, self._finite, first=first)
+            if found is None:
+                flat.append(None)
+                continue
+            batch, gradients = found
+            batches.append(batch)
             flat.append(self._flat(gradients))
             total = [_plus(sum_, weight, g) for sum_, g in zip(total, gradients, strict=True)]
         curved = [(i, g) for i, g in enumerate(total) if g is not None and g.requires_grad]
@@ -165,6 +177,15 @@ class ImplicitGradient(Signal):
             return self._flat(products)
 
         return flat, product
+
+    def _gradient(self, batch: Any) -> tuple[Any, Gradients]:
+        """Return a batch, and the gradient of its loss with its graph."""
+        with sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(cuda_devices(self._parameters.tensors)):
+            loss = self._probes.loss(self._probes.model, batch)
+        return batch, parameter_gradients(self._parameters, loss, create_graph=True)
+
+    def _finite(self, found: tuple[Any, Gradients]) -> bool:
+        return self._parameters.non_finite(found[1]) is None
 
     def _flat(self, gradients: Gradients) -> Tensor:
         """Return one vector of all parameters, zero where there is no gradient, in float32 or better."""

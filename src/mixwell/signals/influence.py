@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from mixwell.hypergradient.parameters import cuda_devices, inner_products
 from mixwell.hypergradient.traces.base import Combined, empty_trace
 from mixwell.signals.base import Signal, scores_of_weights
 from mixwell.signals.checks import require_positive
+from mixwell.signals.finite_draws import FiniteDraws
 from mixwell.signals.influence_mixtures import (
     annealed_mixture,
     direct_mixture,
@@ -78,6 +80,7 @@ class Influence(Signal):
         distributed.require_single_process(self)
         parameters, domains = self._parameters, self._domains
         self._probes = require_probes(self, probes, parameters, domains) if self.candidates else None
+        self._draws = None if self._probes is None else FiniteDraws(self._probes, self._reject)
         self._sums = [[empty_trace(p) for p in parameters.tensors] for _ in domains]
         self._fisher = [empty_trace(p) for p in parameters.tensors]
         self._scales = np.zeros(len(domains))
@@ -133,8 +136,6 @@ class Influence(Signal):
         random = np.random.default_rng([self.seed, self._round])
         mixtures = latin_hypercube(self._prior, self.candidates, random)
         measured = self._measured(mixtures, direction)
-        if not np.isfinite(measured).all():
-            return np.full_like(self._prior, np.nan)
         predict = fit_trees(mixtures, measured[:, None], seed=self.seed)
         # D's objective divides by the same units, so that both balance influence and entropy alike.
         divisors = units(self._last[None])
@@ -168,8 +169,12 @@ class Influence(Signal):
         ]
 
     def _measured(self, mixtures: NDArray[np.float64], direction: Gradients) -> Vector:
-        """Return the influence of mixtures, each on fresh batches."""
-        assert self._probes is not None
+        """Return the influence of mixtures, each on fresh batches.
+
+        A domain without a finite batch counts by its influence over the round.
+        """
+        draws, known = self._draws, self._last.tolist()
+        assert draws is not None
         found = np.zeros(len(mixtures))
         with (
             # Dropout must not disturb the run's random stream.
@@ -178,8 +183,15 @@ class Influence(Signal):
             self._parameters.buffers_kept(),
         ):
             for place, mixture in enumerate(mixtures):
-                for name, weight in zip(self._domains, mixture.tolist(), strict=True):
-                    loss = self._probes.loss(self._probes.model, self._probes.batch(name))
-                    gradients = parameter_gradients(self._parameters, loss)
-                    found[place] += weight * sum(inner_products(direction, gradients))
+                for j, weight in enumerate(mixture.tolist()):
+                    one = draws.compute(
+                        self._domains[j], lambda batch: self._on(batch, direction), math.isfinite
+                    )
+                    found[place] += weight * (known[j] if one is None else one)
         return found
+
+    def _on(self, batch: Any, direction: Gradients) -> float:
+        """Return the influence of a batch."""
+        assert self._probes is not None
+        loss = self._probes.loss(self._probes.model, batch)
+        return sum(inner_products(direction, parameter_gradients(self._parameters, loss)))

@@ -49,15 +49,21 @@ class LossSignal(Signal):
     def record_loss(
         self, domain: int, losses: Tensor, *, fraction: float, reference: Tensor | None = None
     ) -> None:
-        self._step[:, domain] += fraction * self._value(domain, losses, reference), fraction
+        value = self._value(domain, losses, reference)
+        if value is not None:
+            self._step[:, domain] += fraction * value, fraction
 
     @override
     def end_step(self, combined: Combined) -> None:
         sums, fractions = self._mean_over_ranks(self._step)
         self._take(np.divide(sums, fractions, out=np.full(len(sums), np.nan), where=fractions > 0))
 
-    def _value(self, domain: int, losses: Tensor, reference: Tensor | None) -> float:
-        """Return the number that stands for losses, by default their mean, in float32 or better."""
+    def _value(self, domain: int, losses: Tensor, reference: Tensor | None) -> float | None:
+        """Return the number that stands for losses, by default their mean, in float32 or better.
+
+        Returns:
+            ``None`` for losses that are left out, as if the domain had none.
+        """
         return float((losses if losses.dtype == torch.float64 else losses.float()).mean())
 
     @abstractmethod
@@ -201,14 +207,16 @@ class ExcessLosses(SummedLosses):
         self.requirements = replace(self.requirements, reference=True, objective=self.objective)
 
     @override
-    def _value(self, domain: int, losses: Tensor, reference: Tensor | None) -> float:
+    def _value(self, domain: int, losses: Tensor, reference: Tensor | None) -> float | None:
         assert reference is not None  # the mixer requires it
         excess = losses - reference
         if not bool(torch.isfinite(excess).all()):  # clipping would turn it into a zero
-            raise ValueError(
-                f"the losses of domain {self._domains[domain]!r} less those of the reference model are not "
-                "finite; look at the reference model on that batch"
+            self._reject(
+                self._domains[domain],
+                f"the losses of domain {self._domains[domain]!r} less those of the reference model are not finite",
+                "Look at the reference model on that batch",
             )
+            return None
         return super()._value(domain, excess.clamp(min=0) if self.clip == "element" else excess, None)
 
     @override

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast, final
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mixwell.hypergradient.parameters import cuda_devices
-from mixwell.signals.probes import Probes, modes
+from mixwell.signals.finite_draws import FiniteDraws
+from mixwell.signals.probes import Probes, evaluation_loss, modes
 from mixwell.typing import Json
 
 
@@ -49,27 +51,44 @@ class ModelCopy:
     def step(
         self,
         probes: Probes,
-        losses: Sequence[tuple[float, Any]],
+        draws: FiniteDraws,
+        parts: Sequence[tuple[float, str]],
         *,
         clip: float = 1.0,
         learning_rate: float | None = None,
         turn: int | None = None,
     ) -> None:
-        """Take one training step on a weighted sum of losses.
+        """Take one training step on a weighted sum of losses, without those that are not finite.
 
         Args:
-            losses: factors and batches. Batches are drawn by the caller, since drawing may use the run's random
-                stream, which is restored here.
+            parts: factors, and the domains (or ``"validation"``) of which a batch is drawn for each.
             clip: the factor of the gradient, as clipping multiplies the original's.
             learning_rate: in place of the original's.
             turn: the index among several steps of the copy at one step of the run, so that each has its own
                 dropout masks.
         """
+        # Drawing may use the run's random stream, which is restored after the losses.
+        batches = [draws.batch(name) for _, name in parts]
+        trained = [p for p in self.model.parameters() if p.requires_grad]
         with torch.random.fork_rng(cuda_devices(self.model.parameters())), torch.enable_grad():
             if turn is not None:
                 torch.manual_seed(int(torch.randint(2**62, ())) + turn)
-            for factor, batch in losses:
-                (factor * clip * probes.loss(self.model, batch)).backward()
+            for (factor, name), batch in zip(parts, batches, strict=True):
+
+                def gradient(batch: Any, factor: float = factor) -> tuple[Any, Sequence[Tensor | None]]:
+                    loss = factor * clip * probes.loss(self.model, batch)
+                    return batch, torch.autograd.grad(loss, trained, allow_unused=True)
+
+                def finite(found: tuple[Any, Sequence[Tensor | None]]) -> bool:
+                    # Where the original has a finite loss, the copy has diverged, which its losses will show.
+                    return _all_finite(found[1]) or math.isfinite(
+                        evaluation_loss(probes, self._original, found[0])
+                    )
+
+                found = draws.compute(name, gradient, finite, first=batch)
+                for parameter, one in zip(trained, () if found is None else found[1], strict=False):
+                    if one is not None:
+                        parameter.grad = one if parameter.grad is None else parameter.grad.add_(one)
         groups = zip(self._optimizer.param_groups, self._original_optimizer.param_groups, strict=True)
         for own, group in groups:
             own.update({key: value for key, value in group.items() if key != "params"})
@@ -113,3 +132,7 @@ class ModelCopy:
             plain[str(index)] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
             tensors.update({f"{index}.{k}": v for k, v in state.items() if isinstance(v, Tensor)})
         return plain, tensors
+
+
+def _all_finite(gradients: Sequence[Tensor | None]) -> bool:
+    return all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)

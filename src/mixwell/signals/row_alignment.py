@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from mixwell.hypergradient.capture.row_groups import RowGroups
+from mixwell.signals.finite_draws import VALIDATION, FiniteDraws
 from mixwell.signals.probe_derivatives import ProbeDerivatives
 from mixwell.signals.probes import Probes, evaluation_mode, require_probes
 from mixwell.signals.row_weighting import RowWeighting
@@ -27,8 +28,8 @@ class RowAlignment(RowWeighting):
 
     The products of a batch are one pass in forward mode (:mod:`mixwell.signals.probe_derivatives`). The
     validation gradient is that of the loop, taken when a round ends and used for all steps of the next, so that
-    with a horizon of 1 it is always at the parameters of the step, as published. For the first round it is taken
-    from the probes.
+    with a horizon of 1 it is always at the parameters of the step, as published. For the first round, and
+    after one whose validation gradient was skipped, it is taken from the probes.
 
     References:
         Ren, Zeng, Yang, Urtasun, "Learning to Reweight Examples for Robust Deep Learning" (2018), Algorithm 1.
@@ -41,6 +42,7 @@ class RowAlignment(RowWeighting):
     @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         self._probes = require_probes(self, probes, self._parameters, validation=True, row_losses=True)
+        self._draws = FiniteDraws(self._probes, self._reject)
         self._derivatives = ProbeDerivatives(self._probes, self._parameters)
         super()._attach(optimizer, probes)
         self._validation = [torch.zeros_like(p) for p in self._parameters.tensors]
@@ -50,7 +52,13 @@ class RowAlignment(RowWeighting):
         super().begin_round(round_index, weights, validation)
         if validation is None:
             with evaluation_mode(self._probes.model):
-                validation = self._derivatives.mean_gradient(self._probes.validation_batch())
+                validation = self._draws.compute(
+                    VALIDATION,
+                    self._derivatives.mean_gradient,
+                    lambda found: self._parameters.non_finite(found) is None,
+                )
+        if validation is None:
+            return  # that of the round before remains
         with torch.no_grad():
             for own, gradient in zip(self._validation, validation, strict=True):
                 if gradient is None:

@@ -18,6 +18,7 @@ from mixwell.hypergradient.capture.row_groups import Labels, RowGroups
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Requirements
 from mixwell.signals.checks import require_at_least, require_choice
+from mixwell.signals.finite_draws import FiniteDraws
 from mixwell.signals.probe_derivatives import ProbeDerivatives
 from mixwell.signals.probes import Probes, evaluation_mode, require_probes
 from mixwell.signals.row_network import NetworkSignal, RowNetwork
@@ -186,6 +187,7 @@ class LearnedRowCurriculum(NetworkSignal, RowCurriculum):
     @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         self._probes = require_probes(self, probes, self._parameters, self._domains, row_losses=True)
+        self._draws = FiniteDraws(self._probes, self._reject)
         self._derivatives = ProbeDerivatives(self._probes, self._parameters)
         super()._attach(optimizer, probes)
         self._network = RowNetwork(
@@ -213,15 +215,16 @@ class LearnedRowCurriculum(NetworkSignal, RowCurriculum):
     def _learn(self, validation: Gradients) -> None:
         if not self._seen:
             return  # all steps of the round were skipped, so there is no moving average yet
-        found = [self._derivatives.along(self._probes.batch(name), validation) for name in self._domains]
-        losses, products = (torch.cat(parts) for parts in zip(*found, strict=True))
-        counts = [len(own) for own, _ in found]
-        measure = torch.from_numpy(np.repeat(self._base() / np.array(counts), counts))
-        if not bool(products.isfinite().all()):
-            raise FloatingPointError(
-                "the derivatives of rows along the validation gradient are not finite: look at the losses of the "
-                "domains, or lower the learning rate"
-            )
+        found = [
+            self._draws.compute(name, lambda batch: self._derivatives.along(batch, validation), _all_finite)
+            for name in self._domains
+        ]
+        known = [one for one in found if one is not None]
+        if not known:
+            return
+        losses, products = (torch.cat(parts) for parts in zip(*known, strict=True))
+        counts = np.array([0 if one is None else len(one[0]) for one in found])
+        measure = torch.from_numpy(np.repeat(self._base() / np.maximum(counts, 1), counts))
         labels = np.repeat(np.arange(len(counts)), counts)
         pace, ended = self._pace(self._average, self._seen), self._before + self._length
         for _ in range(self.network_steps):
@@ -229,7 +232,7 @@ class LearnedRowCurriculum(NetworkSignal, RowCurriculum):
                 logits = self._logits(losses, pace, labels, min(ended / self.steps, 1.0))
                 wanted = (products > 0).to(logits)
                 each = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-                self._network.descend((each * measure.to(each)).sum())
+                self._network.descend((each * measure.to(each)).sum(), self._reject)
 
     def _logits(self, losses: Tensor, pace: float, labels: Labels, done: float) -> Tensor:
         own = self._network.tensors["embeddings"]
@@ -242,6 +245,10 @@ class LearnedRowCurriculum(NetworkSignal, RowCurriculum):
             times.expand(len(losses), -1),
         ]
         return self._network.logits(torch.cat(parts, dim=1))
+
+
+def _all_finite(found: tuple[Tensor, Tensor]) -> bool:
+    return all(bool(one.isfinite().all()) for one in found)
 
 
 def _percentile(losses: Vector, measure: Vector, share: float) -> float:

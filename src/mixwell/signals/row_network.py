@@ -17,10 +17,14 @@ from typing_extensions import override
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.signals.base import Requirements, Signal
 from mixwell.signals.checks import require_not_negative
+from mixwell.signals.finite_draws import VALIDATION, FiniteDraws, Reject
 from mixwell.signals.probe_derivatives import ProbeDerivatives
 from mixwell.signals.probes import Probes, evaluation_mode, require_probes
 from mixwell.signals.row_weighting import RowWeighting
 from mixwell.typing import Gradients, Json, Vector
+
+NETWORK = "row network"
+"""The name under which skipped steps of the network are counted."""
 
 
 @final
@@ -85,19 +89,17 @@ class RowNetwork:
             hidden = self._activation(functional.linear(features, own["in.weight"], own["in.bias"]))
             return functional.linear(hidden, own["out.weight"], own["out.bias"]).squeeze(-1)
 
-    def descend(self, loss: Tensor) -> None:
-        """Take one step of Adam.
-
-        Raises:
-            FloatingPointError: a gradient is not finite; nothing was changed.
-        """
+    def descend(self, loss: Tensor, reject: Reject) -> None:
+        """Take one step of Adam, unless a gradient is not finite, which is rejected."""
         learned = list(self.tensors.values())
         gradients = torch.autograd.grad(loss, learned, allow_unused=True, materialize_grads=True)
         if not all(bool(g.isfinite().all()) for g in gradients):
-            raise FloatingPointError(
-                "the gradient of the network that weights the rows is not finite: look at the losses of the "
-                "domains, or lower the learning rate"
+            reject(
+                NETWORK,
+                "the gradient of the network that weights the rows is not finite",
+                "Look at the losses of the domains, or lower the learning rate",
             )
+            return
         for tensor, gradient in zip(learned, gradients, strict=True):
             tensor.grad = gradient
         self._adam.step()
@@ -195,6 +197,7 @@ class LossNetwork(NetworkSignal, RowWeighting):
         self._probes = require_probes(
             self, probes, self._parameters, self._domains, validation=True, row_losses=True
         )
+        self._draws = FiniteDraws(self._probes, self._reject)
         self._derivatives = ProbeDerivatives(self._probes, self._parameters)
         super()._attach(optimizer, probes)
         self._optimizer = optimizer
@@ -225,16 +228,25 @@ class LossNetwork(NetworkSignal, RowWeighting):
 
     def _learn(self) -> None:
         """Take one step of Adam on the validation loss after a virtual step."""
-        batches = [self._probes.batch(name) for name in self._domains]
+        drawn = [self._probes.batch(name) for name in self._domains]
+        batches: list[Any] = []
         losses: list[Tensor] = []
+        bases: list[float] = []
         gradient: Gradients = [None] * len(self._parameters)
-        for base, batch in zip(self._base().tolist(), batches, strict=True):
-            own, part = self._derivatives.row_gradient(batch, self._network_weights)
+        for name, first, base in zip(self._domains, drawn, self._base().tolist(), strict=True):
+            found = self._draws.compute(name, self._row_gradient, self._finite, first=first)
+            if found is None:
+                continue
+            batch, own, part = found
+            batches.append(batch)
             losses.append(own)
+            bases.append(base)
             gradient = [_plus(a, b, base / len(own)) for a, b in zip(gradient, part, strict=True)]
+        if not batches:
+            return
         known = torch.cat(losses)
         counts = [len(own) for own in losses]
-        measure = np.repeat(self._base() / np.array(counts), counts)
+        measure = np.repeat(np.array(bases) / np.array(counts), counts)
         rates = self._rates()
         with torch.no_grad():
             scale = float(self._scale(self._network_weights(known), measure))
@@ -242,13 +254,26 @@ class LossNetwork(NetworkSignal, RowWeighting):
                 p.detach() if g is None else p.detach() - rate * scale * g
                 for p, g, rate in zip(self._parameters.tensors, gradient, rates, strict=True)
             ]
-        align = self._derivatives.mean_gradient(self._probes.validation_batch(), moved)
+        align = self._draws.compute(
+            VALIDATION,
+            lambda batch: self._derivatives.mean_gradient(batch, moved),
+            lambda one: self._parameters.non_finite(one) is None,
+        )
+        if align is None:
+            return
         direction = [None if g is None else rate * g for g, rate in zip(align, rates, strict=True)]
         products = torch.cat([self._derivatives.along(batch, direction)[1] for batch in batches])
         with torch.enable_grad():
             weights = self._network_weights(known)
             gains = products.to(weights) * torch.from_numpy(measure).to(weights)
-            self._network.descend(-(gains * weights * self._scale(weights, measure)).sum())
+            self._network.descend(-(gains * weights * self._scale(weights, measure)).sum(), self._reject)
+
+    def _row_gradient(self, batch: Any) -> tuple[Any, Tensor, Gradients]:
+        return batch, *self._derivatives.row_gradient(batch, self._network_weights)
+
+    def _finite(self, found: tuple[Any, Tensor, Gradients]) -> bool:
+        _, losses, gradient = found
+        return bool(losses.isfinite().all()) and self._parameters.non_finite(gradient) is None
 
     def _rates(self) -> list[float]:
         groups = self._optimizer.param_groups

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast, final
+from typing import Any, cast, final
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +15,7 @@ from typing_extensions import override
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.base import Requirements, Signal
 from mixwell.signals.checks import require_at_least, require_positive
+from mixwell.signals.finite_draws import VALIDATION, FiniteDraws, fill_missing
 from mixwell.signals.model_copy import ModelCopy
 from mixwell.signals.probes import Probes, evaluation_loss, require_probes
 from mixwell.typing import Gradients, Json, Vector
@@ -61,6 +63,7 @@ class TwinNetworks(Signal):
     @override
     def _attach(self, optimizer: Optimizer, probes: Probes | None) -> None:
         self._probes = require_probes(self, probes, self._parameters, self._domains, validation=True)
+        self._draws = FiniteDraws(self._probes, self._reject)
         self._twin = ModelCopy(self._probes.model, optimizer)
         self._weights = np.full(len(self._domains), 1 / len(self._domains))
         self._probing = False
@@ -80,21 +83,29 @@ class TwinNetworks(Signal):
     def end_step(self, combined: Combined) -> None:
         if not self._probing:
             return
-        losses = [(1.0, self._probes.validation_batch())]
-        for name, weight in zip(self._domains, self._weights.tolist(), strict=True):
-            losses.append((self.gamma * weight, self._probes.batch(name)))
-        self._twin.step(self._probes, losses, clip=combined.clip, learning_rate=self.learning_rate)
+        weights = zip(self._domains, self._weights.tolist(), strict=True)
+        parts = [(1.0, VALIDATION), *((self.gamma * weight, name) for name, weight in weights)]
+        self._twin.step(
+            self._probes, self._draws, parts, clip=combined.clip, learning_rate=self.learning_rate
+        )
 
     @override
-    def scores(self, validation: Gradients | None) -> Vector:
+    def scores(self, validation: Gradients | None) -> Vector | None:
+        """Return the scores; a domain without a finite batch has the mean of the others' scores."""
         if not self._probing:  # all steps with the twin were skipped
             return np.zeros(len(self._domains))
-        probes, differences = self._probes, list[float]()
-        for name in self._domains:
-            batch = probes.batch(name)
-            twin, own = (evaluation_loss(probes, model, batch) for model in (self._twin.model, probes.model))
-            differences.append(twin - own)
-        return self.gamma * np.array(differences)
+        # A twin with a loss that is not finite has diverged, which the scores show.
+        losses = [
+            self._draws.compute(name, self._losses, lambda found: math.isfinite(found[1]))
+            for name in self._domains
+        ]
+        found = fill_missing([None if one is None else one[0] - one[1] for one in losses])
+        return None if found is None else self.gamma * found
+
+    def _losses(self, batch: Any) -> tuple[float, float]:
+        """Return the losses of the twin and of the model."""
+        probes = self._probes
+        return evaluation_loss(probes, self._twin.model, batch), evaluation_loss(probes, probes.model, batch)
 
     @property
     @override

@@ -37,8 +37,14 @@ class WeightUpdater:
         Args:
             initial: positive numbers, or ``None`` for uniform.
         """
-        weights = Weights(domains, initial)
         self.at_step(0)  # the constraints may have served another run
+        return self.nearest_weights(domains, initial)
+
+    def nearest_weights(
+        self, domains: Sequence[str], given: Mapping[str, float] | Sequence[float] | None
+    ) -> Weights:
+        """Return the nearest weights to given ones that the constraints allow now."""
+        weights = Weights(domains, given)
         if not self.constraints:
             return weights
         allowed = constrain(weights.names, weights.log, self.constraints)
@@ -48,6 +54,24 @@ class WeightUpdater:
         """Return by domain the least and the greatest weight that the constraints allow now."""
         low, high = limits(names, self.constraints)
         return dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True))
+
+    def set_constraints(
+        self, names: Sequence[str], constraints: Sequence[Constraint], *, steps_done: int
+    ) -> None:
+        """Replace the constraints, which apply from the next update on.
+
+        Raises:
+            ValueError: no mixture satisfies them all; nothing is changed.
+        """
+        given = tuple(constraints)
+        for one in given:
+            if not isinstance(one, Constraint):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(
+                    f"constraints must be a list of constraints such as Floor(0.02), got {one!r}"
+                )
+            one.at_step(steps_done)
+        limits(names, given)
+        self.constraints = given
 
     def at_step(self, steps_done: int) -> None:
         """Set the number of finished training steps of the constraints."""

@@ -133,6 +133,14 @@ class Weights:
         self._history.append(self._log)
         self._steps.append(int(steps))
 
+    def replace(self, log: Vector) -> None:
+        """Set the weights of a round that has not begun, in place of those that an update has set.
+
+        Args:
+            log: the new log-weights, finite, shape ``(m,)``.
+        """
+        self._log = self._history[-1] = normalize(log)
+
     def state(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the log-weights of all rounds, shape ``(k + 1, m)``, and the steps of each, shape ``(k,)``."""
         return np.stack(self._history), np.asarray(self._steps, dtype=np.int64)

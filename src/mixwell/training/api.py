@@ -15,7 +15,9 @@ from mixwell.training.logging.base import Logger
 from mixwell.training.models.base import Trainable
 from mixwell.training.run import CONFIG, Run
 from mixwell.training.trainer import Trainer
+from mixwell.training.unread import describe_unread
 from mixwell.typing import LossFn
+from mixwell.utils.user_warnings import warn_user
 
 
 def train(
@@ -106,6 +108,9 @@ def train(
     else:
         own_loggers = loggers
     config = config_io.validate_config(plain, where="mixwell.train")
+    unread = describe_unread(config)
+    if unread is not None:
+        warn_user(unread)
     console = Console(quiet=quiet)
     run = Run(config, Path(out), console=console, trainable=trainable, given=given, loggers=own_loggers)
     if resume and (Path(out) / CONFIG).exists():

@@ -21,6 +21,7 @@ from mixwell.training.models.base import Trainable
 from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
 from mixwell.training.trainer import Trainer
+from mixwell.training.unread import describe_unread
 from mixwell.utils.terminal import say, show
 
 FIDELITY_SETTINGS = (
@@ -50,6 +51,8 @@ def run(
     folder = out or Path("runs") / path.stem
     config = config_io.read_config(path, overrides)
     with parallel.joined(config):
+        if not distributed.rank():
+            _show_unread(config, Console())
         # Where torchrun has restarted the processes, there is a run already.
         again = distributed.run_on_rank_zero(lambda: parallel.restarted(folder / CONFIG))
         _finish(Run(config, folder, workers=None, engine=engine), resuming=again, after=after)
@@ -70,6 +73,7 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
     config = config_io.read_config(path, overrides)
     trainable, rows = Run(config, Path(), console=console).load()
     made = plan.make_plan(config, trainable, rows)
+    _show_unread(config, console)
     table = Table("domain", "rows", "tokens", "epochs at first", "epochs if alone", box=None)
     for name, domain in made.domains.items():
         tokens = "" if domain.tokens is None else f"{domain.tokens:,}"
@@ -108,6 +112,12 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
         console,
         f"time           {times}, {_time(made.total_seconds)} in all (measured on {plan.TIMED_STEPS} steps)",
     )
+
+
+def _show_unread(config: Config, console: Console) -> None:
+    unread = describe_unread(config)
+    if unread is not None:
+        say(console, f"warning: {unread}")
 
 
 def _show_shared(console: Console, config: Config, trainable: Trainable, made: Plan, processes: int) -> None:

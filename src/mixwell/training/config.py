@@ -237,6 +237,12 @@ class Config(ConfigSection):
                 f"{name} needs a validation set, and there is none: give `validation`, or a method that needs "
                 f"none ({', '.join(able)})"
             )
+        unread = constraints_without_effect(self.mixer)
+        if unread:
+            raise ValueError(
+                f"{', '.join(unread)}: {method.name} does not learn weights in rounds, so that nothing "
+                "would apply such a constraint; leave it out"
+            )
         if len(self.domains) < needs.domains:
             raise ValueError(
                 f"{name} needs {needs.domains} domains or more, and there is {len(self.domains)}; with one, "
@@ -251,6 +257,26 @@ class Config(ConfigSection):
             raise ValueError(
                 f"{name} differentiates twice, which a compiled model cannot; set compile: false"
             )
+
+
+def constraints_without_effect(mixer: MixerConfig) -> list[str]:
+    """Return the keys of constraints that are set, and that the method does not apply."""
+    if methods.find(mixer.method).has_rounds:
+        return []
+    owners = [CONSTRAINTS.get(name) for name in CONSTRAINTS.names()]
+    fields = {
+        key: one for owner in owners if not owner.limits_rows for key, one in owner.model_fields.items()
+    }
+    return [f"mixer.{key}" for key, one in fields.items() if getattr(mixer, key) != one.default]
+
+
+def drop_constraints(mixer: dict[str, Any]) -> None:
+    """Reset the constraints in plain settings whose method, which was chosen for the user, does not apply them."""
+    if methods.find(mixer["method"]).has_rounds:
+        return
+    for owner in (CONSTRAINTS.get(name) for name in CONSTRAINTS.names()):
+        if not owner.limits_rows:
+            mixer |= {key: field.default for key, field in owner.model_fields.items()}
 
 
 def section_at(path: Sequence[str], plain: Mapping[str, Any]) -> type[BaseModel] | None:

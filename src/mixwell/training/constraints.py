@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 from pydantic import model_validator
 from typing_extensions import override
@@ -35,6 +35,9 @@ class ConstraintContext:
 class ConstraintConfig(ConfigSection):
     """Keys of the section ``mixer``, with defaults that constrain nothing. A mapping among them is by domain."""
 
+    limits_rows: ClassVar[bool] = False
+    """Whether the loader, too, respects the constraint, so that it applies to fixed weights."""
+
     @abstractmethod
     def build(self, run: ConstraintContext) -> Constraint | None:
         """Return the constraint, or ``None`` where the keys have their defaults."""
@@ -48,6 +51,8 @@ CONSTRAINTS = Registry[type[ConstraintConfig]]("constraint")
 @CONSTRAINTS.register("max_epochs")
 class EpochCapConfig(ConstraintConfig):
     """A limit on repetition."""
+
+    limits_rows = True
 
     max_epochs: Positive | dict[str, Positive] | None = None
     """How often the rows of a domain may be seen, for all domains or by domain."""

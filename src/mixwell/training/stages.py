@@ -13,7 +13,7 @@ from mixwell import methods
 from mixwell.data.datasets import IndexedDataset
 from mixwell.methods import Outcome, Trial
 from mixwell.training import builder, checkpoints, config_io, metrics, mixture_file
-from mixwell.training.config import Config, keys_by_domain
+from mixwell.training.config import Config, drop_constraints, keys_by_domain
 from mixwell.training.display import Watch
 from mixwell.training.engines import Engine
 from mixwell.training.models.base import Trainable
@@ -51,6 +51,7 @@ def resolve_stages(
     except StopIteration as end:
         plain = config.model_dump(mode="json")
         plain["mixer"] = {**plain["mixer"], **end.value}
+        drop_constraints(plain["mixer"])
         return config_io.validate_config(plain, where=f"what {method.name} found")
 
 
@@ -162,6 +163,7 @@ def _config(config: Config, trial: Trial) -> Config:
     plain["domains"] = {name: plain["domains"][name] for name in kept}
     plain["model"] = {**plain["model"], **trial.model}
     mixer: dict[str, Any] = {**plain["mixer"], **trial.mixer}
+    drop_constraints(mixer)
     for key in keys_by_domain():
         if isinstance(mixer[key], dict):
             mixer[key] = {name: value for name, value in mixer[key].items() if name in kept}

@@ -188,6 +188,20 @@ def test_gradients_after_domain_blocks_are_refused(change: str) -> None:
     mixer.step()
 
 
+@pytest.mark.parametrize("traces", [mixwell.DenseTraces, mixwell.ProjectedTraces])
+def test_an_optimizer_that_has_stepped_already_is_refused(traces: type[Traces]) -> None:
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    mixer = mixwell.Mixer(
+        net, optimizer, ["a", "b"], budget=10, signal=mixwell.Hypergradient(traces=traces())
+    )
+    with mixer.batch([0, 1]) as scope:
+        scope.weighted_loss(net(torch.ones(2, 3)).square()).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="call mixer.step\\(\\) instead of optimizer.step"):
+        mixer.step()
+
+
 def test_gradients_cannot_be_changed_between_micro_batches() -> None:
     model = network()
     mixer, _ = make(model)

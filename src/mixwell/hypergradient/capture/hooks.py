@@ -170,7 +170,9 @@ class LayerHooks:
         if not accumulator.touched:
             compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
             raise ValueError(
-                f"no layer of the model was run: call it inside `with mixer.batch(...)`{compiled}"
+                f"no layer of the model was run: call it inside `with mixer.batch(...)`{compiled}. If it "
+                "is, its trained parameters are used where hooks do not see them (in an autograd.Function): give "
+                "one batch per domain (mixer.domain)"
             )
 
     def compare(self, seen: Tensor, gradient: Tensor, projections: Projections) -> list[int]:

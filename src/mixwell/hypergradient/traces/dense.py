@@ -176,7 +176,7 @@ class DenseTraces(Traces):
         """Add the gradients of a mixed batch, layer by layer as its backward pass reaches them.
 
         Parameters that hooks on layers do not support are handled by one more backward pass for each domain. A
-        gradient that is not finite is in the trace before it is seen, so that such a round ends without an update.
+        gradient that is not finite is in the trace before it is seen, so that the round begins again after it.
 
         Yields:
             The context, which takes the weighted losses.

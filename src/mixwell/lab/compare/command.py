@@ -15,7 +15,7 @@ from mixwell.lab.compare import budgets, results
 from mixwell.lab.compare.results import ComparedRun
 from mixwell.lab.compare.standings import standings
 from mixwell.lab.compare.summary import summary, verdict
-from mixwell.lab.compare.variants import Variant, choose, parse_horizons
+from mixwell.lab.compare.variants import Variant, choose, notes_on_settings, parse_horizons
 from mixwell.lab.tables import Row
 from mixwell.training import concurrent, config_io, metrics
 from mixwell.training.concurrent import Planned
@@ -101,6 +101,8 @@ def main(
         refused |= too_expensive
     for name, reason in refused.items():
         say(console, f"left out: {name} ({reason})")
+    for note in notes_on_settings(base, chosen):
+        say(console, f"warning: {note}")
     runs = _runs(chosen, seeds, out, budget=float(base.steps) if equal == "compute" else None)
     failed: Exception | None = None
     with lock_folder(out):

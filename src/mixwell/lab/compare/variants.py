@@ -9,7 +9,8 @@ from typing import Any, Literal, final
 from mixwell import methods
 from mixwell.methods import Method
 from mixwell.training import builder, config_io
-from mixwell.training.config import Config
+from mixwell.training.config import Config, constraints_without_effect, drop_constraints
+from mixwell.training.unread import unread_settings
 
 Horizon = int | Literal["own", "long"]
 ALL = "all"
@@ -91,6 +92,23 @@ def parse_horizons(text: str) -> list[Horizon]:
     return found
 
 
+def notes_on_settings(base: Config, chosen: Sequence[Variant]) -> list[str]:
+    """Return a sentence for each variant with settings of its own, or constraints of all, that have no effect."""
+    found: list[str] = []
+    for one in chosen:
+        own = {f"mixer.{key}" for key in base.compare.get(one.entry, {})}
+        unread = [
+            key for key in unread_settings(one.config) if key in own or key.startswith("mixer.options.")
+        ]
+        changed = base.mixer.model_copy(update={"method": one.method.name})
+        unread += constraints_without_effect(changed)
+        if unread:
+            found.append(
+                f"{one.name}: {', '.join(unread)} without effect, since {one.method.name} does not read it"
+            )
+    return found
+
+
 def _all(base: Config) -> list[str]:
     # Without weights in the config, "fixed" is the same as "uniform".
     known = [name for name in methods.every() if name != "fixed" or isinstance(base.mixer.weights, dict)]
@@ -122,7 +140,9 @@ def _config(
     mixer: dict[str, Any] = plain["mixer"]
     if method.name != base.mixer.method:  # options of another method do not apply to this one
         mixer |= {"options": {}, "horizon": "auto"}
-    mixer |= {"method": method.name, **settings}
+    mixer["method"] = method.name
+    drop_constraints(mixer)  # those of all variants; its own are refused
+    mixer |= settings
     if horizon != OWN:
         mixer["horizon"] = min(horizon, base.steps) if isinstance(horizon, int) else horizon
     plain["mixer"], plain["compare"] = mixer, {}
