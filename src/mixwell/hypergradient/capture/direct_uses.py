@@ -281,7 +281,7 @@ class DirectUses(TorchFunctionMode):
             (view, None if given[key].is_leaf and len(views) == 1 else get_gradient_edge(given[key]))
             for key, view in views.items()
         ]
-        leaves_of = {index: self._tensors[index] for index in sorted(roots)}
+        leaves_of = {i: self._tensors[i] for i in sorted(roots) if self._tensors[i].requires_grad}
         self._found(DirectUse(values, leaves_of, outputs, dims, name, repeat, inputs), outputs)
 
 

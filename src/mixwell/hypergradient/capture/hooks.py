@@ -11,6 +11,7 @@ the parameters are sharded, and that the hooks see the whole gradient (no parame
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast, final
@@ -24,6 +25,7 @@ from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.direct_uses import DirectUse, UseTracking
 from mixwell.hypergradient.capture.findings import (
     IN_PLACE,
+    NOT_SEEN,
     ROWS_ELSEWHERE,
     TOLERANCE,
     HookFindings,
@@ -122,6 +124,8 @@ class LayerHooks:
         }
         self._accumulator: GradientAccumulator | None = None
         self._hooked = False
+        self._ignored = ChainMap(self.unsupported)
+        self._reentrant = False
         self._epsilon = 0.0
         self.warn_unsupported()
 
@@ -142,8 +146,10 @@ class LayerHooks:
         Yields:
             The context, which takes the weighted losses.
         """
-        accumulator.ignored = self.unsupported
-        accumulator.touched = False
+        # An optimizer may have frozen parameters as well.
+        frozen = (i for i, p in enumerate(self._parameters.tensors) if not p.requires_grad)
+        self._ignored = ChainMap(self.unsupported, dict.fromkeys(frozen, ""))
+        accumulator.ignored, accumulator.touched = self._ignored, False
         verified, self._fused = self._verification.left, set()
         self._verification.begin_batch()
         with ExitStack() as stack:
@@ -199,6 +205,25 @@ class LayerHooks:
         }
         return list(found)
 
+    def report_unseen(self, indices: Sequence[int]) -> None:
+        """Record parameters that have a gradient of which nothing was accumulated.
+
+        Raises:
+            ValueError: another pass for each domain would not, or did not, see it either.
+        """
+        if not indices:
+            return
+        hopeless = [i for i in indices if i in self.unsupported or self._reentrant]
+        if hopeless:
+            names = ", ".join(self._parameters.names[i] for i in hopeless[:8])
+            raise ValueError(
+                f"the gradient of {names} cannot be separated by domain: it arises in reentrant activation "
+                "checkpointing or in another way that hooks do not see; use checkpoint(..., use_reentrant=False), "
+                "or give one batch per domain (mixer.domain)"
+            )
+        self.unsupported |= dict.fromkeys(indices, NOT_SEEN)
+        self.warn_unsupported()
+
     def warn_unsupported(self) -> None:
         """Warn of the unsupported parameters, once of each; raise ``ValueError`` where there are no others."""
         fresh = [i for i in self.unsupported if i not in self._warned]
@@ -230,7 +255,7 @@ class LayerHooks:
         # Projected traces compare by themselves at the end of the step, which is too late for a pass per domain.
         compares = not accumulator.compared_with_gradient or self._mode == "per_domain"
         seen = accumulator.checking()
-        seen.ignored = self.unsupported
+        seen.ignored = self._ignored
 
         def probe(
             name: str, rule: LayerRule | DirectUse, saved: Any, gradients: Sequence[Tensor | None]
@@ -257,6 +282,7 @@ class LayerHooks:
         gradients = verification.differentiate(losses[chosen], self._parameters, wanted, accumulator, probe)
         if gradients is None:  # hooks see the layers of a checkpoint only in its backward pass
             verification.accept(self._names.values())
+            self._reentrant = True
             return
         verification.accept(with_gradient)
         # What mixes rows is seen in all layers before it. Otherwise these are other rows, such as the tokens that
@@ -276,6 +302,8 @@ class LayerHooks:
         """Run one backward pass per domain over the unsupported parameters."""
         wanted = [(i, self._parameters.tensors[i]) for i in self.unsupported]
         wanted = [(i, p) for i, p in wanted if p.requires_grad]
+        if not wanted:
+            return
         ordered = accumulator.row_groups.sort_rows(losses)
         accumulator.paused, accumulator.ignored = True, ()
         try:
@@ -288,7 +316,7 @@ class LayerHooks:
                     if gradient is not None:
                         accumulator.add_gradient(index, domain, gradient)
         finally:
-            accumulator.paused, accumulator.ignored = False, self.unsupported
+            accumulator.paused, accumulator.ignored = False, self._ignored
 
     def _found_use(self, use: DirectUse, outputs: Sequence[Tensor]) -> None:
         accumulator = self._accumulator

@@ -154,7 +154,7 @@ class ProjectedTraces(Traces):
         gradients = self._selection.gradients(combined.gradients)
         if self._row_weights is not None:
             if self._empty:
-                self._find_unsupported(self._selection.gradients(_of_domains(combined)), combined.clip)
+                self._find_unsupported(self._selection.gradients(combined.of_domains()), combined.clip)
             # The backward pass was that of the weighted losses; a trace is of the domain's own gradient.
             self._gathered.mul_(torch.from_numpy(1 / self._row_weights).to(self._gathered).unsqueeze(1))
         self._differentiate_clipping(combined, gradients)
@@ -269,16 +269,6 @@ class ProjectedTraces(Traces):
         for index in self._hooks.compare(seen, whole, self._projections):
             self._gathered[:, self._projections.slices[index]] = 0.0
         self._hooks.warn_unsupported()
-
-
-def _of_domains(combined: Combined) -> Gradients:
-    """Return the combined gradient without the part of auxiliary losses, which the hooks do not see."""
-    if combined.auxiliary is None:
-        return combined.gradients
-    return [
-        gradient if gradient is None or extra is None else gradient - combined.clip * extra
-        for gradient, extra in zip(combined.gradients, combined.auxiliary, strict=True)
-    ]
 
 
 @final

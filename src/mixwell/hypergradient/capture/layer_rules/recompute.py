@@ -104,7 +104,12 @@ class RecomputeRule(LayerRule):
     def accumulate_call(
         self, saved: Any, gradients: Sequence[Tensor | None], accumulator: GradientAccumulator
     ) -> None:
-        parameters = [self.module.get_parameter(name) for name in self.param_indices]
+        # An optimizer may have frozen parameters as well.
+        named = ((i, self.module.get_parameter(name)) for name, i in self.param_indices.items())
+        trained = {index: parameter for index, parameter in named if parameter.requires_grad}
+        parameters = list(trained.values())
+        if not parameters:
+            return
         found = self._repeat(saved.call, gradients, parameters, accumulator.row_groups)
         if found is None:
             # The graph of an earlier call would be propagated through as well, and counted twice.
@@ -120,7 +125,7 @@ class RecomputeRule(LayerRule):
                 accumulator.row_groups,
             )
         for domain, products in found:
-            for index, gradient in zip(self.param_indices.values(), products, strict=True):
+            for index, gradient in zip(trained, products, strict=True):
                 if gradient is not None:
                     accumulator.add_gradient(index, domain, gradient)
 
