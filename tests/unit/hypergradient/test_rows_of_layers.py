@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -15,8 +17,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import mixwell
-from helpers.layer_networks import LENGTH, TRACES, WIDTH, network, train
-from helpers.mixed_batches import SHUFFLED, last_scores
+from helpers.layer_networks import LENGTH, TRACES, WIDTH, network, row_losses, train
+from helpers.mixed_batches import SHUFFLED, last_scores, new_mixer
 from mixwell import DenseTraces, ProjectedTraces
 
 Draw = Callable[[int, int, torch.Generator], Tensor]
@@ -213,3 +215,26 @@ def test_optimizer_with_frozen_parameters(frozen: str, traces: str) -> None:
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(not fnmatch.fnmatch(name, frozen))
     compare_with_domains(network(layer), TRACES[traces]())
+
+
+@pytest.mark.parametrize("traces", ["dense", "projected"])
+def test_a_batch_is_freed_when_it_ends(traces: str) -> None:
+    """Without the garbage collector, which runs too rarely for the memory of an accelerator."""
+    torch.manual_seed(0)
+    inputs: list[weakref.ref[Tensor]] = []
+    model = network(AllKinds())
+    model[2].recurrent.register_forward_pre_hook(lambda _, args: inputs.append(weakref.ref(args[0])))
+    mixer = new_mixer(model, traces=TRACES[traces](), horizon=9)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            x = torch.randn(len(SHUFFLED), LENGTH, WIDTH, dtype=torch.float64)
+            with mixer.batch(SHUFFLED) as scope:
+                scope.weighted_loss(row_losses(model, x)).backward()
+            mixer.step()
+        alive = sum(type(one) is Tensor and one.shape[:2] == x.shape[:2] for one in gc.get_objects())
+    finally:
+        gc.enable()
+    assert not any(reference() is not None for reference in inputs)
+    assert alive == 1  # x

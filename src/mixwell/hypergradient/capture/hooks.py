@@ -123,6 +123,7 @@ class LayerHooks:
             parameters.names.index(name): reason for name, reason in known.unsupported.items()
         }
         self._accumulator: GradientAccumulator | None = None
+        self._attached: list[list[Any]] = []
         self._hooked = False
         self._ignored = ChainMap(self.unsupported)
         self._reentrant = False
@@ -155,7 +156,7 @@ class LayerHooks:
         with ExitStack() as stack:
             self._accumulator = accumulator
             # Undone last: the exit stack first removes the hooks that use it.
-            stack.callback(setattr, self, "_accumulator", None)
+            stack.callback(self._end_batch)
             self._uses.start(accumulator.row_groups, stack)
             for module, rule, hook in self._layers:
                 if isinstance(rule, RecomputeRule):
@@ -184,6 +185,12 @@ class LayerHooks:
             raise ValueError(
                 f"no layer of the model was run: call it inside `with mixer.batch(...)`{compiled}"
             )
+
+    def _end_batch(self) -> None:
+        self._accumulator = None
+        for content in self._attached:
+            content.clear()
+        self._attached.clear()
 
     def compare(
         self, seen: Tensor, gradient: Tensor, projections: Projections, *, without: Container[int] = ()
@@ -426,13 +433,18 @@ class LayerHooks:
         twin: Callable[[Tensor], float] | None = None,
     ) -> None:
         """Accumulate when the gradients of the outputs are known."""
+        # Emptied when the batch ends: it holds the outputs, which hold the hook, so that only the garbage collector
+        # would free them.
+        content: list[Any] = [rule, saved, twin]
+        self._attached.append(content)
+        del rule, saved, twin
 
         def backward(gradients: Sequence[Tensor | None]) -> None:
-            nonlocal twin
             known = [one for one in gradients if one is not None]
             probe, paused = self._verification.probe, accumulator.paused
-            if not known or (paused and probe is None):
+            if not content or not known or (paused and probe is None):
                 return
+            rule, saved, compared = content
             self._epsilon = max(self._epsilon, torch.finfo(known[0].dtype).eps)
             with torch.no_grad():
                 # A layer that the rule runs again is neither captured nor verified.
@@ -443,7 +455,7 @@ class LayerHooks:
                         return
                     if any(index not in self.unsupported for index in rule.param_indices.values()):
                         self._accumulate(rule, saved, gradients, accumulator)
-                    compared, twin = twin, None  # its graph is freed
+                    content[2] = None  # its graph is freed
                     if compared is not None and compared(known[0]) > TOLERANCE:
                         self._unfused.add(name)
                         warn_user(f"layer {name} is not fused: its gradients would be others than PyTorch's")
