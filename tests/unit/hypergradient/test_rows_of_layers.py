@@ -222,6 +222,7 @@ def test_a_batch_is_freed_when_it_ends(traces: str) -> None:
     """Without the garbage collector, which runs too rarely for the memory of an accelerator."""
     torch.manual_seed(0)
     inputs: list[weakref.ref[Tensor]] = []
+    shape = len(SHUFFLED), LENGTH
     model = network(AllKinds())
     model[2].recurrent.register_forward_pre_hook(lambda _, args: inputs.append(weakref.ref(args[0])))
     mixer = new_mixer(model, traces=TRACES[traces](), horizon=9)
@@ -229,11 +230,11 @@ def test_a_batch_is_freed_when_it_ends(traces: str) -> None:
     gc.disable()
     try:
         for _ in range(3):
-            x = torch.randn(len(SHUFFLED), LENGTH, WIDTH, dtype=torch.float64)
+            x = torch.randn(*shape, WIDTH, dtype=torch.float64)
             with mixer.batch(SHUFFLED) as scope:
                 scope.weighted_loss(row_losses(model, x)).backward()
             mixer.step()
-        alive = sum(type(one) is Tensor and one.shape[:2] == x.shape[:2] for one in gc.get_objects())
+        alive = sum(type(one) is Tensor and one.shape[:2] == shape for one in gc.get_objects())
     finally:
         gc.enable()
     assert not any(reference() is not None for reference in inputs)

@@ -11,7 +11,6 @@ the parameters are sharded, and that the hooks see the whole gradient (no parame
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast, final
@@ -24,22 +23,19 @@ from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.direct_uses import DirectUse, UseTracking
 from mixwell.hypergradient.capture.findings import (
-    IN_PLACE,
-    NOT_SEEN,
     ROWS_ELSEWHERE,
     TOLERANCE,
     HookFindings,
     Unsupported,
     mixed_rows_message,
     reason_in_layer,
-    unseen_gradients,
-    unsupported_warning,
 )
 from mixwell.hypergradient.capture.layer_rules import LayerCall, LayerRule, RecomputeRule, layers_of
 from mixwell.hypergradient.capture.layer_rules.lookup import BATCH_NORMS, reason_without_rule
 from mixwell.hypergradient.capture.layer_rules.recompute import in_backward
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION
+from mixwell.hypergradient.capture.unsupported import UnsupportedParameters
 from mixwell.hypergradient.capture.verification import Verification, rows_with_gradient
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.utils import nested
@@ -97,20 +93,17 @@ class LayerHooks:
         self._verification = Verification(enabled=check and not parameters.sharded, left=known.verified)
         self._fused: set[int] = set()
         self._parameters = parameters
-        self._mode: Unsupported = unsupported
         # Layers hold the tensors that the optimizer trains only while FSDP2 has not gathered them.
         distributed.reshard(parameters.model)
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
         self._layers: list[tuple[nn.Module, LayerRule, Callable[..., Any]]] = []
         self._compiled = any(_is_compiled(module) for module in parameters.model.modules())
-        self._warned: set[int] = set()
-        self.unsupported: dict[int, str] = {}
-        """The reason for each parameter, by index, whose gradients cannot be separated."""
         self._unfused: set[str] = set(known.unfused)
         # Not in compiled code, nor with the gathered copies of sharded parameters.
         follows = not (self._compiled or parameters.sharded)
         without_rows = [parameters.names.index(name) for name in known.without_rows]
         self._uses = UseTracking(parameters, self._found_use, enabled=follows, without_rows=without_rows)
+        self.unsupported = UnsupportedParameters(parameters, unsupported, self._uses.changed_in_place)
         self._names: dict[int, str] = {}
         for name, module, param_indices, rule in layers_of(parameters.model, trained):
             if rule is not None:
@@ -118,23 +111,23 @@ class LayerHooks:
             elif follows and not isinstance(module, BATCH_NORMS):
                 self._uses.watched.update(param_indices.values())
             else:
-                self.unsupported |= dict.fromkeys(param_indices.values(), reason_without_rule(module))
-        self.unsupported |= {
+                found = dict.fromkeys(param_indices.values(), reason_without_rule(module))
+                self.unsupported.reasons |= found
+        self.unsupported.reasons |= {
             parameters.names.index(name): reason for name, reason in known.unsupported.items()
         }
         self._accumulator: GradientAccumulator | None = None
         self._attached: list[list[Any]] = []
         self._hooked = False
-        self._ignored = ChainMap(self.unsupported)
         self._reentrant = False
         self._epsilon = 0.0
-        self.warn_unsupported()
+        self.unsupported.warn()
 
     @property
     def findings(self) -> HookFindings:
         """What was found so far."""
         names = self._parameters.names
-        reasons = {names[index]: reason for index, reason in self.unsupported.items()}
+        reasons = self.unsupported.by_name()
         without_rows = [names[index] for index in sorted(self._uses.without_rows)]
         return HookFindings(
             dict(sorted(self._verification.left.items())), reasons, sorted(self._unfused), without_rows
@@ -147,10 +140,8 @@ class LayerHooks:
         Yields:
             The context, which takes the weighted losses.
         """
-        # An optimizer may have frozen parameters as well.
-        frozen = (i for i, p in enumerate(self._parameters.tensors) if not p.requires_grad)
-        self._ignored = ChainMap(self.unsupported, dict.fromkeys(frozen, ""))
-        accumulator.ignored, accumulator.touched = self._ignored, False
+        self.unsupported.begin_batch()
+        accumulator.ignored, accumulator.touched = self.unsupported.ignored, False
         verified, self._fused = self._verification.left, set()
         self._verification.begin_batch()
         with ExitStack() as stack:
@@ -195,49 +186,12 @@ class LayerHooks:
     def compare(
         self, seen: Tensor, gradient: Tensor, projections: Projections, *, without: Container[int] = ()
     ) -> list[int]:
-        """Find parameters whose gradient the hooks did not see: they are used outside their layer.
-
-        Args:
-            seen: by the hooks, projected, by domain, shape ``(m, size)``.
-            gradient: the sum over all domains, projected, shape ``(size,)``.
-            without: parameters that are not compared.
-
-        Returns:
-            The indices of those that were not known before.
-        """
-        known = {i for i in range(len(self._parameters)) if i in self.unsupported or i in without}
-        found = unseen_gradients(seen, gradient, projections, known=known, epsilon=self._epsilon)
-        self.unsupported |= {
-            i: IN_PLACE if self._uses.changed_in_place(i) else why for i, why in found.items()
-        }
-        return list(found)
+        """Find parameters whose gradient the hooks did not see; see :meth:`UnsupportedParameters.compare`."""
+        return self.unsupported.compare(seen, gradient, projections, epsilon=self._epsilon, without=without)
 
     def report_unseen(self, indices: Sequence[int]) -> None:
-        """Record parameters that have a gradient of which nothing was accumulated.
-
-        Raises:
-            ValueError: another pass for each domain would not, or did not, see it either.
-        """
-        if not indices:
-            return
-        hopeless = [i for i in indices if i in self.unsupported or self._reentrant]
-        if hopeless:
-            names = ", ".join(self._parameters.names[i] for i in hopeless[:8])
-            raise ValueError(
-                f"the gradient of {names} cannot be separated by domain: it arises in reentrant activation "
-                "checkpointing or in another way that hooks do not see; use checkpoint(..., use_reentrant=False), "
-                "or give one batch per domain (mixer.domain)"
-            )
-        self.unsupported |= dict.fromkeys(indices, NOT_SEEN)
-        self.warn_unsupported()
-
-    def warn_unsupported(self) -> None:
-        """Warn of the unsupported parameters, once of each; raise ``ValueError`` where there are no others."""
-        fresh = [i for i in self.unsupported if i not in self._warned]
-        if not fresh:
-            return
-        self._warned.update(fresh)
-        warn_user(unsupported_warning(self._parameters, self.unsupported, fresh, self._mode))
+        """Report parameters that have a gradient of which nothing was accumulated."""
+        self.unsupported.report_unseen(indices, reentrant=self._reentrant)
 
     def _verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Verify layers in their first batch that has rows of two domains, and handle unsupported parameters."""
@@ -245,9 +199,9 @@ class LayerHooks:
         # Comparisons with NaN would hold for any model.
         if self._verification.is_due and several and bool(losses.isfinite().all()):
             self._check(losses, accumulator)
-        self.warn_unsupported()
-        if self._mode == "per_domain" and self.unsupported:
-            self._add_unsupported(losses, accumulator)
+        self.unsupported.warn()
+        if self.unsupported.mode == "per_domain":
+            self.unsupported.differentiate_by_domain(losses, accumulator)
 
     def _check(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Run a backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?"""
@@ -260,9 +214,9 @@ class LayerHooks:
         with_gradient: set[str] = set()
         last = ""
         # Projected traces compare by themselves at the end of the step, which is too late for a pass per domain.
-        compares = not accumulator.compared_with_gradient or self._mode == "per_domain"
+        compares = not accumulator.compared_with_gradient or self.unsupported.mode == "per_domain"
         seen = accumulator.checking()
-        seen.ignored = self._ignored
+        seen.ignored = self.unsupported.ignored
 
         def probe(
             name: str, rule: LayerRule | DirectUse, saved: Any, gradients: Sequence[Tensor | None]
@@ -274,7 +228,7 @@ class LayerHooks:
                 with_gradient.update(self._names_of(rule) if isinstance(rule, DirectUse) else [name])
             if isinstance(rule, DirectUse):
                 if elsewhere:
-                    self._give_up(rule, ROWS_ELSEWHERE, seen)
+                    self.unsupported.add(rule.param_indices, ROWS_ELSEWHERE, seen)
                     return
             else:
                 last = name
@@ -297,33 +251,13 @@ class LayerHooks:
         if first and last in mixed:
             raise ValueError(mixed_rows_message(list(mixed)))
         for name, rule in mixed.items():
-            self._give_up(rule, reason_in_layer(ROWS_ELSEWHERE, name), seen)
+            self.unsupported.add(rule.param_indices, reason_in_layer(ROWS_ELSEWHERE, name), seen)
         if compares:
             # Not those of fused layers, which were compared before.
             others = set(range(len(self._parameters))) - frozenset[int]().union(*pending.values())
             without = self._fused | others if self._fused else set[int]()
             projected = seen.projections.project(gradients)
             self.compare(seen.rows, projected, seen.projections, without=without)
-
-    def _add_unsupported(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
-        """Run one backward pass per domain over the unsupported parameters."""
-        wanted = [(i, self._parameters.tensors[i]) for i in self.unsupported]
-        wanted = [(i, p) for i, p in wanted if p.requires_grad]
-        if not wanted:
-            return
-        ordered = accumulator.row_groups.sort_rows(losses)
-        accumulator.paused, accumulator.ignored = True, ()
-        try:
-            for domain, begin, end in accumulator.row_groups.slices:
-                found = torch.autograd.grad(
-                    ordered[begin:end].sum(), [p for _, p in wanted], retain_graph=True, allow_unused=True
-                )
-                gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
-                for (index, _), gradient in zip(wanted, gradients, strict=True):
-                    if gradient is not None:
-                        accumulator.add_gradient(index, domain, gradient)
-        finally:
-            accumulator.paused, accumulator.ignored = False, self._ignored
 
     def _found_use(self, use: DirectUse, outputs: Sequence[Tensor]) -> None:
         accumulator = self._accumulator
@@ -366,12 +300,7 @@ class LayerHooks:
         if self._uses.has_no_rows(values) or (self._uses.active and indices and reason == FIRST_DIMENSION):
             self._uses.depend(call.outputs, rule.param_indices.values())
         elif not in_backward():
-            self._give_up(rule, reason_in_layer(reason, name), accumulator)
-
-    def _give_up(self, rule: LayerRule | DirectUse, reason: str, accumulator: GradientAccumulator) -> None:
-        for index in rule.param_indices.values():
-            self.unsupported.setdefault(index, reason)
-            accumulator.discard(index)
+            self.unsupported.add(rule.param_indices, reason_in_layer(reason, name), accumulator)
 
     def _accumulate(
         self,
@@ -383,7 +312,7 @@ class LayerHooks:
         try:
             rule.accumulate_call(saved, gradients, accumulator)
         except ValueError as error:
-            self._give_up(rule, str(error), accumulator)
+            self.unsupported.add(rule.param_indices, str(error), accumulator)
 
     def _hook(self, name: str, rule: LayerRule) -> Callable[..., Any]:
         self._names[id(rule)] = name
@@ -433,8 +362,8 @@ class LayerHooks:
         twin: Callable[[Tensor], float] | None = None,
     ) -> None:
         """Accumulate when the gradients of the outputs are known."""
-        # Emptied when the batch ends: it holds the outputs, which hold the hook, so that only the garbage collector
-        # would free them.
+        # Emptied when the batch ends: it holds the outputs, which hold the hook, so that only the garbage
+        # collector would free them.
         content: list[Any] = [rule, saved, twin]
         self._attached.append(content)
         del rule, saved, twin

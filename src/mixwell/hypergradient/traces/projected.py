@@ -51,9 +51,10 @@ class ProjectedTraces(Traces):
 
     Linear layers (also the ``Conv1D`` of transformers), embeddings, convolutions, LayerNorm and RMSNorm have
     rules; a layer of another type without submodules is run again for the rows of each domain. A parameter that is
-    used otherwise (a positional table that the model adds itself, ``nn.MultiheadAttention``) is named in a warning
-    and treated as ``unsupported`` says. In the first step of every round the sum over the domains is compared with
-    the gradient itself, so that none is missed.
+    used outside of layers, such as a table of positions, is followed to where it meets rows. What hooks do not see
+    (an operation in place, reentrant activation checkpointing) is named in a warning and treated as
+    ``unsupported`` says. In the first step of every round the sum over the domains is compared with the gradient
+    itself, so that none is missed.
 
     Args:
         rank: r. More is more exact and slower.
@@ -61,8 +62,9 @@ class ProjectedTraces(Traces):
             the others count as if they did not depend on the weights.
         unsupported: ``"ignore"`` parameters that hooks do not support, as if they did not depend on the weights,
             or handle them ``"per_domain"`` by one more backward pass for each domain.
-        check: differentiate the first batch twice, to verify that the rows are independent in all layers. With
-            sharded parameters (``fully_shard``) this is not verified: run the first batch in one process before.
+        check: differentiate the first batch twice, and later ones that run other layers, to verify that the rows
+            are independent in all layers. With sharded parameters (``fully_shard``) this is not verified: run the
+            first batch in one process before.
         seed: of the random matrices.
     """
 
@@ -268,7 +270,7 @@ class ProjectedTraces(Traces):
         whole = self._projections.project(gradients)
         for index in self._hooks.compare(seen, whole, self._projections):
             self._gathered[:, self._projections.slices[index]] = 0.0
-        self._hooks.warn_unsupported()
+        self._hooks.unsupported.warn()
 
 
 @final
