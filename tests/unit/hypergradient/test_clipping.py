@@ -110,7 +110,8 @@ def test_direction_of_clipped_rounds_is_exact(kind: str, traces: str) -> None:
     make, mixed = TRACES[traces]
     found = scores(kind, 0.1, mixwell.Hypergradient(0.0, make(), points=1), mixed=mixed)
     cosines = [tangent_cosine(a, b) for a, b in zip(found, exact(kind, 0.1), strict=True)]
-    assert min(cosines) > 0.99
+    # Adam's P is that of the step before: without clipping the cosine of the first round is .96.
+    assert min(cosines) > (0.97 if kind == "adamw" else 0.99)
 
 
 def test_sketched_products_are_those_of_gradients() -> None:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 
-import mixwell
-from helpers.mixed_batches import DOMAINS, EXACT, LABELS, SHUFFLED, last_scores, new_mixer
-from mixwell import DenseTraces, Hypergradient, Mixer, ProjectedTraces
+from helpers.layer_networks import LENGTH, TRACES, WIDTH, network, row_losses, train
+from helpers.mixed_batches import DOMAINS, LABELS, SHUFFLED, last_scores, new_mixer
+from mixwell import DenseTraces, Hypergradient, Mixer
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-WIDTH, LENGTH, VOCABULARY = 8, 5, 11
+VOCABULARY = 11
 
 
 class LoraLinear(nn.Linear):
@@ -244,6 +244,78 @@ class PrunedLinear(nn.Module):
         return self.inner(x)
 
 
+class FirstState(nn.Module):
+    """A recurrent network that begins in a state that is a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.state = (
+            nn.GRU(WIDTH, WIDTH, batch_first=True),
+            nn.Parameter(torch.randn(1, 1, WIDTH)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, self.state.expand(-1, len(x), -1).contiguous())[0]
+
+
+class Pooling(nn.Module):
+    """Attention with a parameter as the query, as in vision transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, 2, WIDTH))
+        self.inner = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(self.query.expand(len(x), -1, -1), x, x)[0].mean(dim=1, keepdim=True)
+
+
+class Queries(nn.Module):
+    """A decoder of learned queries, as for detection: its first layer sees no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Embedding(4, WIDTH)
+        self.inner = nn.TransformerDecoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.queries.weight.unsqueeze(0).expand(len(x), -1, -1)
+        return x + self.inner(queries, x).mean(dim=1, keepdim=True)
+
+
+class PositionsFromOutside(nn.Module):
+    def __init__(self, places: Callable[[int], Tensor]) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(9, WIDTH), places
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x + self.table(self.places(x.shape[1])))
+
+
+class PositionsOfAttribute(nn.Module):
+    """The indices are neither a parameter nor a buffer, and as many as there are rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(9, WIDTH), torch.arange(len(LABELS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x + self.table(self.places)[: x.shape[1]])
+
+
+POSITIONS = [torch.arange(count) for count in range(LENGTH + 1)]
+
+
+def changed_output(_: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+    return 1.03 * output
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(WIDTH, WIDTH)
+    layer.register_forward_hook(changed_output)
+    return layer
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "lora": LoraLinear,
     "masked": MaskedLinear,
@@ -267,46 +339,13 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "layers that are not called": NotCalled,
     "experts": Experts,
     "other than rows": SeesOtherThanRows,
+    "output changed by a hook": hooked,
+    "first state": FirstState,
+    "pooling": Pooling,
+    "queries": Queries,
+    "positions from outside": lambda: PositionsFromOutside(POSITIONS.__getitem__),
+    "positions of an attribute": PositionsOfAttribute,
 }
-
-TRACES: dict[str, Callable[[], mixwell.Traces]] = {
-    "dense": DenseTraces,
-    "bfloat16": lambda: DenseTraces(dtype=torch.bfloat16),
-    "projected": lambda: ProjectedTraces(EXACT),
-}
-
-
-def network(layer: nn.Module) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), layer, nn.Linear(WIDTH, 3)).double()
-
-
-def row_losses(model: nn.Module, x: Tensor) -> Tensor:
-    return (model(x) - x.sum(dim=-1, keepdim=True).sin()).square().flatten(1).mean(dim=1)
-
-
-def train(model: nn.Module, labels: Tensor, traces: mixwell.Traces, *, mixed: bool, steps: int = 8) -> Mixer:
-    random = torch.Generator().manual_seed(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    signal = Hypergradient(traces=traces)
-    weights = {"a": 0.5, "b": 0.2, "c": 0.3}
-    mixer = Mixer(model, optimizer, DOMAINS, horizon=steps, signal=signal, update=1.0, weights=weights)
-    for _ in range(steps):
-        x = torch.randn(len(labels), LENGTH, WIDTH, generator=random, dtype=torch.float64)
-        if mixed:
-            with mixer.batch(labels) as scope:
-                scope.weighted_loss(row_losses(model, x)).backward()
-        else:
-            # All rows run, as in the mixed batch: some layers depend on the position of a row.
-            for place, name in enumerate(DOMAINS):
-                with mixer.domain(name):
-                    row_losses(model, x)[torch.eq(labels, place)].mean().backward()
-        mixer.step()
-        if mixer.validation_due:
-            with mixer.validation():
-                row_losses(
-                    model, torch.randn(4, LENGTH, WIDTH, generator=random, dtype=torch.float64)
-                ).mean().backward()
-    return mixer
 
 
 @pytest.mark.parametrize("labels", [LABELS, SHUFFLED], ids=["sorted", "shuffled"])

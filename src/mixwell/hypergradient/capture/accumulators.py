@@ -104,6 +104,8 @@ class DenseAccumulator(GradientAccumulator):
         super().__init__(row_groups)
         self._parameters, self._add, self._blockwise = parameters, add, blockwise
         self._factors: list[float] = (1 / weights).tolist()
+        self.added: set[int] = set()
+        """Parameters that have received a gradient."""
 
     def discarding(self) -> DenseAccumulator:
         """Return an accumulator for the same rows that keeps nothing, to compare two ways to the same gradient."""
@@ -140,6 +142,7 @@ class DenseAccumulator(GradientAccumulator):
     def add_gradient(self, index: int, domain: int, gradient: Tensor, rows: slice | None = None) -> None:
         """Add a domain's gradient, or some of its rows."""
         if index not in self.ignored:
+            self.added.add(index)
             self._add(domain, index, gradient, self._factors[domain], rows)
 
     def blockwise(self, index: int) -> bool:

@@ -19,13 +19,14 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
+from mixwell.hypergradient.capture.layer_rules import LayerRule
 from mixwell.hypergradient.capture.layer_rules.recompute import domain_products, in_backward
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.utils import nested
 
 # Functions whose results are constants of the model, not rows of a batch.
-CONSTANTS = {"arange", "eye", "zeros", "ones", "full", "empty", "linspace"}
+CONSTANTS = {"arange", "eye", "zeros", "ones", "full", "empty", "linspace", "tensor"}
 # Each element of the result depends on one element of w: the gradients of all domains are one product.
 ELEMENTWISE = {
     *("add", "__add__", "__radd__", "sub", "__sub__", "rsub", "__rsub__"),
@@ -40,6 +41,8 @@ class DirectUse:
     Args:
         values: each w, and where it comes from, ``None`` for a parameter.
         roots: the parameters that w depends on.
+        dims: the dimension of each output in which the rows are.
+        name: of the operation.
         repeat: f for another w, where it works element by element.
         inputs: X, where f is ``functional.linear`` and w its weight.
     """
@@ -49,16 +52,19 @@ class DirectUse:
         values: Sequence[tuple[Tensor, GradientEdge | None]],
         roots: Mapping[int, Tensor],
         outputs: Sequence[Tensor],
-        repeat: Callable[[Tensor], Tensor] | None,
+        dims: Sequence[int],
+        name: str,
+        repeat: Callable[[Tensor], Tensor] | None = None,
         inputs: Tensor | None = None,
     ) -> None:
         self._values, self._roots, self._repeat, self._inputs = values, roots, repeat, inputs
-        self._edges = [get_gradient_edge(one) for one in outputs]
+        self._edges, self._dims = [get_gradient_edge(one) for one in outputs], list(dims)
         self.param_indices = {str(index): index for index in roots}
+        self.name = name
 
     def row_dims(self, count: int) -> list[int]:
         """Return the dimension of each of the outputs in which the rows are."""
-        return [0] * count
+        return self._dims[:count]
 
     def accumulate_call(
         self, saved: Any, gradients: Sequence[Tensor | None], accumulator: GradientAccumulator
@@ -77,7 +83,7 @@ class DirectUse:
             found = self._elementwise(given[0], groups)
         else:
             edges, inputs = [self._edges[i] for i in wanted], [one for one, _ in self._values]
-            found = domain_products(edges, given, self.row_dims(len(wanted)), inputs, groups)
+            found = domain_products(edges, given, [self._dims[i] for i in wanted], inputs, groups)
         for domain, products in found:
             for (_, edge), product in zip(self._values, products, strict=True):
                 if product is not None:
@@ -118,6 +124,9 @@ class DirectUses(TorchFunctionMode):
         watched: the indices of the parameters to follow.
         tensors: all parameters that are trained.
         found: receives each operation and its outputs.
+        without_rows: parameters that have met values whose first dimension is not the batch. They are followed on,
+            to an operation at the latest that has one loss for each row: another batch may have as many positions
+            as rows, and then no size tells them apart.
     """
 
     def __init__(
@@ -127,16 +136,21 @@ class DirectUses(TorchFunctionMode):
         tensors: Sequence[Tensor],
         groups: RowGroups,
         found: Callable[[DirectUse, Sequence[Tensor]], None],
+        without_rows: set[int],
     ) -> None:
         super().__init__()
-        self._tensors, self._groups, self._found = tensors, groups, found
-        # Tensors are kept, so that no other tensor of the batch has the same id.
-        self._free: dict[int, Tensor] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+        self._tensors, self._groups, self._found, self._without_rows = tensors, groups, found, without_rows
+        # Tensors are kept, so that no other tensor of the batch has the same id. To take too many for tensors
+        # without rows costs time, but the gradients stay right: those are followed to where they meet rows.
+        attributes = (one for module in model.modules() for one in vars(module).values())
+        constants = (one for one in attributes if isinstance(one, Tensor))
+        kept = (*model.parameters(), *model.buffers(), *constants)
+        self._free: dict[int, Tensor] = {id(one): one for one in kept}
+        # For each layer with a rule that is running, its arguments that depend on parameters, and their views.
+        self._entered: list[tuple[dict[int, Tensor], dict[int, Tensor], frozenset[int]] | None] = []
         self._roots = {id(tensors[index]): frozenset([index]) for index in watched}
         self.in_place: set[int] = set()
         """Parameters in tensors that were changed in place by values with rows."""
-        self.suspended = 0
-        """The number of layers with rules that are running: their own operations are not looked at."""
 
     def has_no_rows(self, values: Any) -> bool:
         """Return whether all tensors of an argument are computed from parameters and constants alone."""
@@ -158,8 +172,9 @@ class DirectUses(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         given = nested.tensors((args, kwargs))
         free = all(self._is_free(one) for one in given) if given else name in CONSTANTS
-        roots = frozenset[int]().union(*(self._roots.get(id(one), frozenset[int]()) for one in given))
-        if roots and not free and not self.suspended and torch.is_grad_enabled():
+        roots = self._roots_of(given)
+        # The operations of layers with rules that are running are not looked at.
+        if roots and not free and not self._entered and torch.is_grad_enabled():
             return self._meet(func, name, args, kwargs, roots)
         result = func(*args, **kwargs)
         if free:
@@ -167,6 +182,35 @@ class DirectUses(TorchFunctionMode):
         elif given and _changes_first(name):
             self._free.pop(id(given[0]), None)
         return result
+
+    def enter_layer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Begin the forward pass of a layer with a rule; return views of its arguments, ``None`` for no change.
+
+        An argument without rows (the queries of attention, the first state of a recurrent network) may depend on
+        parameters, which are not the layer's.
+        """
+        given = nested.tensors((args, kwargs))
+        roots = self._roots_of(given)
+        entered = None
+        follows = roots and not self._entered and torch.is_grad_enabled() and not in_backward()
+        if follows and not all(self._is_free(one) for one in given):
+            known = {id(one): one for one in given if id(one) in self._roots}
+            views = {key: one.view_as(one) for key, one in known.items() if one.requires_grad}
+            entered = known, views, roots
+        self._entered.append(entered)
+        return None if entered is None else (_put(entered[1], args), _put(entered[1], kwargs))
+
+    def leave_layer(self, name: str, output: Any, row_dims: Callable[[int], list[int]]) -> None:
+        """End the forward pass of a layer, and report it if an argument depends on parameters."""
+        entered = self._entered.pop()
+        if entered is None:
+            return
+        known, views, roots = entered
+        outputs = [one for one in nested.tensors(output) if one.requires_grad]
+        self._report(name, known, views, outputs, row_dims(len(outputs)), roots)
+
+    def _roots_of(self, values: Iterable[Tensor]) -> frozenset[int]:
+        return frozenset[int]().union(*(self._roots.get(id(one), frozenset[int]()) for one in values))
 
     def _is_free(self, value: Tensor) -> bool:
         alone = value.dim() == 0 or (value.shape[0] == 1 and len(self._groups) > 1)
@@ -189,17 +233,8 @@ class DirectUses(TorchFunctionMode):
             return func(*args, **kwargs)
         # Views of their own, so that the derivative is that of this operation alone.
         views = {key: one.view_as(one) for key, one in given.items() if one.requires_grad}
-
-        def put(replaced: Mapping[int, Tensor], values: Any) -> Any:
-            return nested.map_tensors(lambda one: replaced.get(id(one), one), values)
-
-        result = func(*put(views, args), **put(views, kwargs))
+        result = func(*_put(views, args), **_put(views, kwargs))
         outputs = [one for one in nested.tensors(result) if one.requires_grad]
-        if not outputs or not views:
-            return result
-        if not all(self._groups.has_rows(one) for one in outputs):
-            self._mark(result, roots)
-            return result
         repeat: Callable[[Tensor], Tensor] | None = None
         if name in ELEMENTWISE and len(given) == 1 and isinstance(result, Tensor):
             (only,) = given.values()
@@ -208,7 +243,7 @@ class DirectUses(TorchFunctionMode):
 
                 def repeat_with(value: Tensor) -> Tensor:
                     replaced = {**constants, id(only): value}
-                    return cast("Tensor", func(*put(replaced, args), **put(replaced, kwargs)))
+                    return cast("Tensor", func(*_put(replaced, args), **_put(replaced, kwargs)))
 
                 repeat = repeat_with
 
@@ -216,15 +251,38 @@ class DirectUses(TorchFunctionMode):
         if name == "linear" and len(given) == 1 and isinstance(args[0], Tensor) and id(args[0]) not in given:
             (only,) = given.values()
             inputs = args[0].detach() if only.is_leaf and only.dim() == 2 else None
+        self._report(name, given, views, outputs, [0] * len(outputs), roots, repeat, inputs)
+        return result
+
+    def _report(
+        self,
+        name: str,
+        given: Mapping[int, Tensor],
+        views: Mapping[int, Tensor],
+        outputs: Sequence[Tensor],
+        dims: Sequence[int],
+        roots: frozenset[int],
+        repeat: Callable[[Tensor], Tensor] | None = None,
+        inputs: Tensor | None = None,
+    ) -> None:
+        """Report an operation whose outputs have rows, or follow its outputs."""
+        if not outputs or not views:
+            return
+        has_rows = all(self._groups.has_rows(one, dim) for one, dim in zip(outputs, dims, strict=True))
+        # Of one dimension the outputs are those of a sum over all others, such as losses.
+        ambiguous = any(one.dim() > 1 for one in outputs) and not self._without_rows.isdisjoint(roots)
+        if not has_rows or ambiguous:
+            if not has_rows:
+                self._without_rows.update(roots)
+            self._mark(outputs, roots)
+            return
+        # Several are each propagated to all parameters that any of them depends on.
         values = [
-            (view, None if given[key].is_leaf else get_gradient_edge(given[key]))
+            (view, None if given[key].is_leaf and len(views) == 1 else get_gradient_edge(given[key]))
             for key, view in views.items()
         ]
-        if len(views) > 1:  # each is propagated to all parameters that any of them depends on
-            values = [(view, get_gradient_edge(given[key])) for key, view in views.items()]
-        leaves_of = {index: self._tensors[index] for index in sorted(roots)}
-        self._found(DirectUse(values, leaves_of, outputs, repeat, inputs), outputs)
-        return result
+        leaves_of = {i: self._tensors[i] for i in sorted(roots) if self._tensors[i].requires_grad}
+        self._found(DirectUse(values, leaves_of, outputs, dims, name, repeat, inputs), outputs)
 
 
 @final
@@ -237,6 +295,7 @@ class UseTracking:
     Args:
         found: receives each operation and its outputs.
         enabled: whether to follow any.
+        without_rows: the :attr:`without_rows` of an earlier run.
     """
 
     def __init__(
@@ -245,8 +304,11 @@ class UseTracking:
         found: Callable[[DirectUse, Sequence[Tensor]], None],
         *,
         enabled: bool,
+        without_rows: Iterable[int] = (),
     ) -> None:
         self._parameters, self._report, self._enabled = parameters, found, enabled
+        self.without_rows = set(without_rows)
+        """Parameters that have met values whose first dimension is not the batch."""
         self.watched: set[int] = set()
         """Parameters without a rule, and those that were found to be used outside of their layers."""
         self._in_place: set[int] = set()
@@ -259,31 +321,38 @@ class UseTracking:
             return
         assert self._parameters.model is not None
         watched = range(len(self._parameters)) if self._first else self.watched
-        self._uses = DirectUses(
-            self._parameters.model, watched, self._parameters.tensors, groups, self._found
-        )
+        tensors, model = self._parameters.tensors, self._parameters.model
+        self._uses = DirectUses(model, watched, tensors, groups, self._found, self.without_rows)
         stack.callback(self._stop)
         stack.enter_context(self._uses)
 
-    def leave_to_rule(self, module: nn.Module, stack: ExitStack) -> None:
-        """Do not look at what a layer does with its parameters. Call it after all other hooks are registered."""
+    def leave_to_rule(self, module: nn.Module, rule: LayerRule, stack: ExitStack) -> None:
+        """Do not look at what a layer does with its parameters. Call it before the layer's own hook is registered.
+
+        Both are put in front of all others: what these do is not the layer's.
+        """
         uses = self._uses
         if uses is None:
             return
 
-        def suspend(*_: Any) -> None:
-            uses.suspended += 1
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+            return uses.enter_layer(args, kwargs)
 
-        def resume(*_: Any) -> None:
-            uses.suspended -= 1
+        def leave(module: nn.Module, _: Any, output: Any) -> None:
+            uses.leave_layer(type(module).__name__, output, rule.row_dims)
 
-        stack.callback(module.register_forward_pre_hook(suspend).remove)
-        stack.callback(module.register_forward_hook(resume, always_call=True).remove)
+        stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        stack.callback(module.register_forward_hook(leave, always_call=True, prepend=True).remove)
 
     def changed_in_place(self, index: int) -> bool:
         """Return whether a parameter is part of a tensor that was changed in place by values with rows."""
         current = self._uses.in_place if self._uses is not None else set[int]()
         return index in self._in_place or index in current
+
+    @property
+    def active(self) -> bool:
+        """Whether operations are followed in this batch."""
+        return self._uses is not None
 
     def has_no_rows(self, values: Any) -> bool:
         """Return whether all tensors of an argument are known to have no rows."""
@@ -303,6 +372,10 @@ class UseTracking:
         if self._uses is not None:
             self._in_place |= self._uses.in_place
         self._uses, self._first = None, False
+
+
+def _put(replaced: Mapping[int, Tensor], values: Any) -> Any:
+    return nested.map_tensors(lambda one: replaced.get(id(one), one), values)
 
 
 def _changes_first(name: str) -> bool:

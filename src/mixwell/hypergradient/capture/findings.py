@@ -16,13 +16,19 @@ from mixwell.typing import Json
 Unsupported = Literal["ignore", "per_domain"]
 
 # The largest difference between the hooks' sum and the gradient itself, before a parameter counts as unsupported.
-# bfloat16 stays well below it.
+# Half precision stays well below it.
 TOLERANCE = 0.05
+# The same in single and double precision, TF32 among them.
+FINE_TOLERANCE = 0.005
+FINE = 1e-6
 # Gradients below this times the largest of any parameter are zero but for rounding.
 ROUNDING = 1e-6
 ROWS_ELSEWHERE = "is used where the first dimension is not the batch"
 USED_ELSEWHERE = "is also used outside its own layer's forward pass"
-NOT_SEEN = "is used in a way that hooks do not see, such as in compiled code or a module of another library"
+NOT_SEEN = (
+    "is used in a way that hooks do not see, such as in compiled code, in reentrant activation checkpointing or "
+    "in a module of another library"
+)
 IN_PLACE = (
     "is part of a tensor that an operation changes in place; use the operation that returns a new tensor"
 )
@@ -34,29 +40,36 @@ class HookFindings:
     """What hooks have found out about a model, which a resumed run must know: it looks only at the first batch.
 
     Args:
-        verified: whether a batch with rows of two domains was verified.
+        verified: the batches that are left for each layer and operation to be verified; see ``Verification.left``.
         unsupported: the reason for each unsupported parameter, by name.
         unfused: the names of layers with other gradients when they are fused.
+        without_rows: the parameters that have met values whose first dimension is not the batch.
     """
 
-    verified: bool = False
+    verified: Mapping[str, int] = field(default_factory=dict[str, int])
     unsupported: Mapping[str, str] = field(default_factory=dict[str, str])
     unfused: Sequence[str] = ()
+    without_rows: Sequence[str] = ()
 
     def to_json(self) -> Json:
         """Return the findings as plain values."""
-        reasons, unfused = dict(self.unsupported), list(self.unfused)
-        return {"verified": self.verified, "unsupported": reasons, "unfused": unfused}
+        return {
+            "verified": dict(self.verified),
+            "unsupported": dict(self.unsupported),
+            "unfused": list(self.unfused),
+            "without_rows": list(self.without_rows),
+        }
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
         """Return the findings of :meth:`to_json`."""
-        return cls(bool(values["verified"]), dict(values["unsupported"]), tuple(values.get("unfused", ())))
+        unfused, without_rows = tuple(values["unfused"]), tuple(values["without_rows"])
+        return cls(dict(values["verified"]), dict(values["unsupported"]), unfused, without_rows)
 
 
 def reason_in_layer(reason: str, name: str) -> str:
     """Return a reason for the parameters of a layer; if its rows were not found, with its name and what to do."""
-    if reason != FIRST_DIMENSION:
+    if reason not in (FIRST_DIMENSION, ROWS_ELSEWHERE):
         return reason
     return f"{reason} in layer {name}; use batch_first=True, or one batch per domain (mixer.domain)"
 
@@ -83,6 +96,7 @@ def unseen_gradients(
         epsilon: the machine epsilon of the lowest precision of the backward pass.
     """
     found: dict[int, str] = {}
+    tolerance = TOLERANCE if epsilon > FINE else FINE_TOLERANCE
     largest = max(float(gradient[columns].norm()) for columns in projections.slices)
     for index, columns in enumerate(projections.slices):
         if index in known:
@@ -92,7 +106,7 @@ def unseen_gradients(
         # A gradient that is zero but for rounding, such as that of the bias of keys, depends on the order of sums.
         rounding = max(ROUNDING, epsilon) if size else ROUNDING
         # Relative to the parts as well: gradients of domains may cancel in the sum.
-        if apart > max(TOLERANCE * (size + float(whole.norm())), rounding * largest):
+        if apart > max(tolerance * (size + float(whole.norm())), rounding * largest):
             found[index] = USED_ELSEWHERE if size else NOT_SEEN
     return found
 

@@ -11,7 +11,7 @@ the parameters are sharded, and that the hooks see the whole gradient (no parame
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast, final
 
@@ -23,28 +23,24 @@ from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.direct_uses import DirectUse, UseTracking
 from mixwell.hypergradient.capture.findings import (
-    IN_PLACE,
     ROWS_ELSEWHERE,
     TOLERANCE,
     HookFindings,
     Unsupported,
     mixed_rows_message,
     reason_in_layer,
-    unseen_gradients,
-    unsupported_warning,
 )
 from mixwell.hypergradient.capture.layer_rules import LayerCall, LayerRule, RecomputeRule, layers_of
 from mixwell.hypergradient.capture.layer_rules.lookup import BATCH_NORMS, reason_without_rule
 from mixwell.hypergradient.capture.layer_rules.recompute import in_backward
 from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION
+from mixwell.hypergradient.capture.unsupported import UnsupportedParameters
+from mixwell.hypergradient.capture.verification import Verification, rows_with_gradient
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.typing import Gradients
 from mixwell.utils import nested
 from mixwell.utils.user_warnings import warn_user
 
-# The largest gradient of a row's loss in another row, relative to that in its own, before rows count as mixed.
-MIXED = 1e-6
 # Gradients of parameters of this size cost nothing, and their backward pass runs through all layers.
 SMALL = 1 << 13
 
@@ -92,23 +88,22 @@ class LayerHooks:
         known: HookFindings | None = None,
     ) -> None:
         assert parameters.model is not None
-        # A second backward pass is too expensive for sharded parameters.
         known = known or HookFindings()
-        self._unverified = check and not known.verified and not parameters.sharded
+        # A second backward pass is too expensive for sharded parameters.
+        self._verification = Verification(enabled=check and not parameters.sharded, left=known.verified)
+        self._fused: set[int] = set()
         self._parameters = parameters
-        self._mode: Unsupported = unsupported
         # Layers hold the tensors that the optimizer trains only while FSDP2 has not gathered them.
         distributed.reshard(parameters.model)
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
         self._layers: list[tuple[nn.Module, LayerRule, Callable[..., Any]]] = []
         self._compiled = any(_is_compiled(module) for module in parameters.model.modules())
-        self._warned: set[int] = set()
-        self.unsupported: dict[int, str] = {}
-        """The reason for each parameter, by index, whose gradients cannot be separated."""
         self._unfused: set[str] = set(known.unfused)
         # Not in compiled code, nor with the gathered copies of sharded parameters.
         follows = not (self._compiled or parameters.sharded)
-        self._uses = UseTracking(parameters, self._found_use, enabled=follows)
+        without_rows = [parameters.names.index(name) for name in known.without_rows]
+        self._uses = UseTracking(parameters, self._found_use, enabled=follows, without_rows=without_rows)
+        self.unsupported = UnsupportedParameters(parameters, unsupported, self._uses.changed_in_place)
         self._names: dict[int, str] = {}
         for name, module, param_indices, rule in layers_of(parameters.model, trained):
             if rule is not None:
@@ -116,21 +111,27 @@ class LayerHooks:
             elif follows and not isinstance(module, BATCH_NORMS):
                 self._uses.watched.update(param_indices.values())
             else:
-                self.unsupported |= dict.fromkeys(param_indices.values(), reason_without_rule(module))
-        self.unsupported |= {
+                found = dict.fromkeys(param_indices.values(), reason_without_rule(module))
+                self.unsupported.reasons |= found
+        self.unsupported.reasons |= {
             parameters.names.index(name): reason for name, reason in known.unsupported.items()
         }
         self._accumulator: GradientAccumulator | None = None
+        self._attached: list[list[Any]] = []
         self._hooked = False
-        self._probe: Callable[[str, LayerRule | DirectUse, Any, Sequence[Tensor | None]], None] | None = None
+        self._reentrant = False
         self._epsilon = 0.0
-        self.warn_unsupported()
+        self.unsupported.warn()
 
     @property
     def findings(self) -> HookFindings:
         """What was found so far."""
-        reasons = {self._parameters.names[index]: reason for index, reason in self.unsupported.items()}
-        return HookFindings(not self._unverified, reasons, tuple(sorted(self._unfused)))
+        names = self._parameters.names
+        reasons = self.unsupported.by_name()
+        without_rows = [names[index] for index in sorted(self._uses.without_rows)]
+        return HookFindings(
+            dict(sorted(self._verification.left.items())), reasons, sorted(self._unfused), without_rows
+        )
 
     @contextmanager
     def capture(self, accumulator: GradientAccumulator) -> Generator[CaptureContext]:
@@ -139,33 +140,36 @@ class LayerHooks:
         Yields:
             The context, which takes the weighted losses.
         """
-        accumulator.ignored = self.unsupported
-        accumulator.touched = False
-        unverified = self._unverified
-        # The verification needs hooks, and replacing `forward` would compile the model again.
-        fusable = not (unverified or self._compiled)
+        self.unsupported.begin_batch()
+        accumulator.ignored, accumulator.touched = self.unsupported.ignored, False
+        verified, self._fused = self._verification.left, set()
+        self._verification.begin_batch()
         with ExitStack() as stack:
             self._accumulator = accumulator
             # Undone last: the exit stack first removes the hooks that use it.
-            stack.callback(setattr, self, "_accumulator", None)
+            stack.callback(self._end_batch)
             self._uses.start(accumulator.row_groups, stack)
             for module, rule, hook in self._layers:
                 if isinstance(rule, RecomputeRule):
                     rule.begin_batch()
+                self._uses.leave_to_rule(module, rule, stack)
+                # The verification needs hooks, and replacing `forward` would compile the model again.
+                fusable = not (self._compiled or self._verification.required(self._names[id(rule)]))
                 fused = self._fuse(rule, accumulator) if fusable else None
                 if fused is not None:
+                    self._fused.update(rule.param_indices.values())
                     stack.enter_context(fused)
                 elif not self._hooked:
-                    handle = module.register_forward_hook(hook, with_kwargs=True)
+                    # In front of other hooks, which may change the output.
+                    handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
                     if not self._compiled:
                         stack.callback(handle.remove)
-                self._uses.leave_to_rule(module, stack)
             self._hooked = self._compiled
             try:
                 yield CaptureContext(lambda losses: self._verify(losses, accumulator))
             except BaseException:
                 # The batch may be given again. Sums of a batch that is verified run in another order.
-                self._unverified = unverified
+                self._verification.left = verified
                 raise
         if not accumulator.touched:
             compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
@@ -175,115 +179,98 @@ class LayerHooks:
                 "one batch per domain (mixer.domain)"
             )
 
-    def compare(self, seen: Tensor, gradient: Tensor, projections: Projections) -> list[int]:
-        """Find parameters whose gradient the hooks did not see: they are used outside their layer.
+    def _end_batch(self) -> None:
+        self._accumulator = None
+        for content in self._attached:
+            content.clear()
+        self._attached.clear()
 
-        Args:
-            seen: by the hooks, projected, by domain, shape ``(m, size)``.
-            gradient: the sum over all domains, projected, shape ``(size,)``.
+    def compare(
+        self, seen: Tensor, gradient: Tensor, projections: Projections, *, without: Container[int] = ()
+    ) -> list[int]:
+        """Find parameters whose gradient the hooks did not see; see :meth:`UnsupportedParameters.compare`."""
+        return self.unsupported.compare(seen, gradient, projections, epsilon=self._epsilon, without=without)
 
-        Returns:
-            The indices of those that were not known before.
-        """
-        found = unseen_gradients(seen, gradient, projections, known=self.unsupported, epsilon=self._epsilon)
-        self.unsupported |= {
-            i: IN_PLACE if self._uses.changed_in_place(i) else why for i, why in found.items()
-        }
-        return list(found)
-
-    def warn_unsupported(self) -> None:
-        """Warn of the unsupported parameters, once of each; raise ``ValueError`` where there are no others."""
-        fresh = [i for i in self.unsupported if i not in self._warned]
-        if not fresh:
-            return
-        self._warned.update(fresh)
-        warn_user(unsupported_warning(self._parameters, self.unsupported, fresh, self._mode))
+    def report_unseen(self, indices: Sequence[int]) -> None:
+        """Report parameters that have a gradient of which nothing was accumulated."""
+        self.unsupported.report_unseen(indices, reentrant=self._reentrant)
 
     def _verify(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
-        """Verify the first batch that has rows of two domains, and handle unsupported parameters."""
+        """Verify layers in their first batch that has rows of two domains, and handle unsupported parameters."""
         several = len(accumulator.row_groups.slices) > 1
         # Comparisons with NaN would hold for any model.
-        if self._unverified and several and bool(losses.isfinite().all()):
-            self._unverified = False
+        if self._verification.is_due and several and bool(losses.isfinite().all()):
             self._check(losses, accumulator)
-        self.warn_unsupported()
-        if self._mode == "per_domain" and self.unsupported:
-            self._add_unsupported(losses, accumulator)
+        self.unsupported.warn()
+        if self.unsupported.mode == "per_domain":
+            self.unsupported.differentiate_by_domain(losses, accumulator)
 
     def _check(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
         """Run a backward pass of a domain's rows: does their gradient stay in them, and do hooks see all of it?"""
-        groups = accumulator.row_groups
-        chosen = torch.from_numpy(groups.labels == groups.slices[0][0]).to(losses.device)
-        mixed: list[str] = []
+        groups, verification = accumulator.row_groups, self._verification
+        first = not verification.left
+        pending = verification.take_pending()
+        domain = verification.choose_domain(groups, pending)
+        chosen = torch.from_numpy(groups.labels == domain).to(losses.device)
+        mixed: dict[str, LayerRule] = {}
+        with_gradient: set[str] = set()
+        last = ""
         # Projected traces compare by themselves at the end of the step, which is too late for a pass per domain.
-        compares = not accumulator.compared_with_gradient or self._mode == "per_domain"
+        compares = not accumulator.compared_with_gradient or self.unsupported.mode == "per_domain"
         seen = accumulator.checking()
-        seen.ignored = self.unsupported
+        seen.ignored = self.unsupported.ignored
 
         def probe(
             name: str, rule: LayerRule | DirectUse, saved: Any, gradients: Sequence[Tensor | None]
         ) -> None:
-            for gradient, dim in zip(gradients, rule.row_dims(len(gradients)), strict=True):
-                if gradient is None:
-                    continue
-                sizes = groups.per_row(gradient.movedim(dim, 0).unsqueeze(-1)).abs().amax(dim=(1, 2))
-                if bool(sizes[~chosen].max() > MIXED * sizes.max()):
-                    if isinstance(rule, DirectUse):
-                        self._give_up(rule, ROWS_ELSEWHERE, seen)
-                        return
-                    mixed.append(name)
+            nonlocal last
+            dims = rule.row_dims(len(gradients))
+            any_gradient, elsewhere = rows_with_gradient(gradients, dims, chosen, groups)
+            if any_gradient:
+                with_gradient.update(self._names_of(rule) if isinstance(rule, DirectUse) else [name])
+            if isinstance(rule, DirectUse):
+                if elsewhere:
+                    self.unsupported.add(rule.param_indices, ROWS_ELSEWHERE, seen)
+                    return
+            else:
+                last = name
+                if elsewhere:
+                    mixed[name] = rule
             if compares:
                 self._accumulate(rule, saved, gradients, seen)
 
-        trained = [(i, p) for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
-        small = [(i, p) for i, p in trained if p.numel() <= SMALL]
-        trained = trained if compares or not small else small
-        self._probe = probe
-        try:
-            found = torch.autograd.grad(
-                losses[chosen].sum(), [p for _, p in trained], retain_graph=True, allow_unused=True
-            )
-        except RuntimeError as error:
-            if "checkpoint" not in str(error).lower():
-                raise
-            warn_user(
-                "whether rows are independent cannot be verified through reentrant activation checkpointing; use "
-                "checkpoint(..., use_reentrant=False)"
-            )
+        trained = [i for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
+        small = [i for i in trained if self._parameters.tensors[i].numel() <= SMALL]
+        wanted = trained if compares or not small else small
+        gradients = verification.differentiate(losses[chosen], self._parameters, wanted, accumulator, probe)
+        if gradients is None:  # hooks see the layers of a checkpoint only in its backward pass
+            verification.accept(self._names.values())
+            self._reentrant = True
             return
-        finally:
-            self._probe = None
-        if mixed:
-            raise ValueError(mixed_rows_message(mixed))
+        verification.accept(with_gradient)
+        # What mixes rows is seen in all layers before it. Otherwise these are other rows, such as the tokens that
+        # are sent to an expert, whose number may be a multiple of the rows.
+        if first and last in mixed:
+            raise ValueError(mixed_rows_message(list(mixed)))
+        for name, rule in mixed.items():
+            self.unsupported.add(rule.param_indices, reason_in_layer(ROWS_ELSEWHERE, name), seen)
         if compares:
-            gradients: Gradients = [None] * len(self._parameters)
-            for (index, _), gradient in zip(trained, found, strict=True):
-                gradients[index] = gradient
-            self.compare(seen.rows, seen.projections.project(gradients), seen.projections)
-
-    def _add_unsupported(self, losses: Tensor, accumulator: GradientAccumulator) -> None:
-        """Run one backward pass per domain over the unsupported parameters."""
-        wanted = [(i, self._parameters.tensors[i]) for i in self.unsupported]
-        wanted = [(i, p) for i, p in wanted if p.requires_grad]
-        ordered = accumulator.row_groups.sort_rows(losses)
-        accumulator.paused, accumulator.ignored = True, ()
-        try:
-            for domain, begin, end in accumulator.row_groups.slices:
-                found = torch.autograd.grad(
-                    ordered[begin:end].sum(), [p for _, p in wanted], retain_graph=True, allow_unused=True
-                )
-                gradients: list[Tensor | None] = list(found)  # None where a parameter is not used
-                for (index, _), gradient in zip(wanted, gradients, strict=True):
-                    if gradient is not None:
-                        accumulator.add_gradient(index, domain, gradient)
-        finally:
-            accumulator.paused, accumulator.ignored = False, self.unsupported
+            # Not those of fused layers, which were compared before.
+            others = set(range(len(self._parameters))) - frozenset[int]().union(*pending.values())
+            without = self._fused | others if self._fused else set[int]()
+            projected = seen.projections.project(gradients)
+            self.compare(seen.rows, projected, seen.projections, without=without)
 
     def _found_use(self, use: DirectUse, outputs: Sequence[Tensor]) -> None:
         accumulator = self._accumulator
         if accumulator is not None and not accumulator.paused:
             accumulator.touched = True
+            for name, index in zip(self._names_of(use), use.param_indices.values(), strict=True):
+                self._verification.add(name, [index])
             self._attach("", use, None, outputs, accumulator)
+
+    def _names_of(self, use: DirectUse) -> list[str]:
+        return [f"{self._parameters.names[index]} in {use.name}" for index in use.param_indices.values()]
 
     def _fuse(self, rule: LayerRule, accumulator: GradientAccumulator) -> AbstractContextManager[None] | None:
         name = self._names[id(rule)]
@@ -301,18 +288,21 @@ class LayerHooks:
         free = self._uses.has_no_rows(values)
         if not free and any(accumulator.row_groups.has_rows(one) for one in nested.tensors(values)):
             return False
-        if output is None:
-            return True
-        if free:
-            self._uses.depend(call.outputs, rule.param_indices.values())
-        elif not in_backward():
-            self._give_up(rule, reason_in_layer(FIRST_DIMENSION, name), accumulator)
+        if output is not None:
+            self._follow(name, rule, call, FIRST_DIMENSION, accumulator)
         return True
 
-    def _give_up(self, rule: LayerRule | DirectUse, reason: str, accumulator: GradientAccumulator) -> None:
-        for index in rule.param_indices.values():
-            self.unsupported.setdefault(index, reason)
-            accumulator.discard(index)
+    def _follow(
+        self, name: str, rule: LayerRule, call: LayerCall, reason: str, accumulator: GradientAccumulator
+    ) -> None:
+        """Follow the outputs of a layer that is called without rows, or give up where they may have rows."""
+        values = (*call.args, *call.kwargs.values())
+        # Indices without rows are a table's, such as those of positions that come from outside of the model.
+        indices = not any(one.is_floating_point() for one in nested.tensors(values))
+        if self._uses.has_no_rows(values) or (self._uses.active and indices and reason == FIRST_DIMENSION):
+            self._uses.depend(call.outputs, rule.param_indices.values())
+        elif not in_backward():
+            self.unsupported.add(rule.param_indices, reason_in_layer(reason, name), accumulator)
 
     def _accumulate(
         self,
@@ -324,7 +314,7 @@ class LayerHooks:
         try:
             rule.accumulate_call(saved, gradients, accumulator)
         except ValueError as error:
-            self._give_up(rule, str(error), accumulator)
+            self.unsupported.add(rule.param_indices, str(error), accumulator)
 
     def _hook(self, name: str, rule: LayerRule) -> Callable[..., Any]:
         self._names[id(rule)] = name
@@ -339,16 +329,18 @@ class LayerHooks:
             accumulator.touched = True
             call = LayerCall(args, kwargs, outputs)
             if self._uses.has_no_rows((args, kwargs)):
-                self._has_no_rows(name, rule, call, output, accumulator)
+                self._follow(name, rule, call, FIRST_DIMENSION, accumulator)
                 return None
             try:
                 with torch.no_grad():
                     saved = rule.save_call(call, accumulator)
             except ValueError as error:
-                if not in_backward():
-                    self._give_up(rule, reason_in_layer(str(error), name), accumulator)
+                self._follow(name, rule, call, str(error), accumulator)
                 return None
-            fuses = self._unverified and not self._compiled and self._fuse(rule, accumulator) is not None
+            if not in_backward() and outputs[0].numel():
+                self._verification.add(name, rule.param_indices.values())
+            fuses = self._verification.required(name) and not self._compiled
+            fuses = fuses and self._fuse(rule, accumulator) is not None
             twin = rule.fused_twin(call, accumulator) if fuses else None
             if len(outputs) == 1 or not isinstance(output, tuple | list):
                 self._attach(name, rule, saved, outputs, accumulator, twin)
@@ -372,27 +364,34 @@ class LayerHooks:
         twin: Callable[[Tensor], float] | None = None,
     ) -> None:
         """Accumulate when the gradients of the outputs are known."""
+        # Emptied when the batch ends: it holds the outputs, which hold the hook, so that only the garbage
+        # collector would free them.
+        content: list[Any] = [rule, saved, twin]
+        self._attached.append(content)
+        del rule, saved, twin
 
         def backward(gradients: Sequence[Tensor | None]) -> None:
-            nonlocal twin
             known = [one for one in gradients if one is not None]
-            if accumulator.paused or not known:
+            probe, paused = self._verification.probe, accumulator.paused
+            if not content or not known or (paused and probe is None):
                 return
+            rule, saved, compared = content
             self._epsilon = max(self._epsilon, torch.finfo(known[0].dtype).eps)
             with torch.no_grad():
-                accumulator.paused = True  # a layer that the rule runs again is not captured
+                # A layer that the rule runs again is neither captured nor verified.
+                self._verification.probe, accumulator.paused = None, True
                 try:
-                    if self._probe is not None:
-                        self._probe(name, rule, saved, gradients)
+                    if probe is not None:
+                        probe(name, rule, saved, gradients)
                         return
                     if any(index not in self.unsupported for index in rule.param_indices.values()):
                         self._accumulate(rule, saved, gradients, accumulator)
-                    compared, twin = twin, None  # its graph is freed
+                    content[2] = None  # its graph is freed
                     if compared is not None and compared(known[0]) > TOLERANCE:
                         self._unfused.add(name)
                         warn_user(f"layer {name} is not fused: its gradients would be others than PyTorch's")
                 finally:
-                    accumulator.paused = False
+                    self._verification.probe, accumulator.paused = probe, paused
 
         # On the tensors, not register_full_backward_hook, which wraps the outputs in a function of its own and
         # fails where a model changes them in place.

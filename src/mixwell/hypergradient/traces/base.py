@@ -101,6 +101,15 @@ class Combined:
     norm: float | None = None
     auxiliary: Gradients | None = None
 
+    def of_domains(self) -> Gradients:
+        """Return the gradient without the part of auxiliary losses, which hooks on layers do not see."""
+        if self.auxiliary is None:
+            return self.gradients
+        return [
+            gradient if gradient is None or extra is None else gradient - self.clip * extra
+            for gradient, extra in zip(self.gradients, self.auxiliary, strict=True)
+        ]
+
     @property
     def clipped(self) -> bool:
         """Whether the gradient was shortened."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager
 from typing import cast, final
 
@@ -82,6 +82,7 @@ class DenseTraces(Traces):
         self._clipping = GradientSketches(parameters, domains)
         self._hooks: LayerHooks | None = None
         self._findings = HookFindings()
+        self._captured: set[int] | None = None
         self._generators = {
             # Processes round independently, so that their errors average out.
             device: torch.Generator(device).manual_seed(self.seed + distributed.rank())
@@ -101,6 +102,7 @@ class DenseTraces(Traces):
     def begin_step(self, step: StepModel) -> None:
         # The traces decay with the first gradient, so that a step without any can be begun again.
         self._step, self._decayed = self._selection.step(step), False
+        self._captured = None
         self._clipping.clear()
 
     @property
@@ -199,6 +201,7 @@ class DenseTraces(Traces):
             self._add_gradient,
             lambda index: responses[index].elementwise,
         )
+        self._captured = accumulator.added = accumulator.added if self._captured is None else self._captured
         with self._hooks.capture(accumulator) as context:
             yield context
 
@@ -210,6 +213,8 @@ class DenseTraces(Traces):
         assumed for it is replaced by the true one. The optimizer does not change a parameter without any gradient,
         so its trace did not decay.
         """
+        if self._captured is not None:
+            self._expect_captured(self._selection.gradients(combined.of_domains()), self._captured)
         if not self._decayed:
             self._decay()
         gradients = self._selection.gradients(combined.gradients)
@@ -220,6 +225,12 @@ class DenseTraces(Traces):
             if gradient is None:
                 self._scale[index] /= self._shrunk[index]
         self._empty = self._decayed = False
+
+    def _expect_captured(self, gradients: Gradients, captured: Container[int]) -> None:
+        """Report parameters with a gradient of which hooks saw nothing."""
+        assert self._hooks is not None
+        missing = [(i, g) for i, g in enumerate(gradients) if g is not None and i not in captured]
+        self._hooks.report_unseen([i for i, gradient in missing if bool(gradient.any())])
 
     def _differentiate_clipping(self, combined: Combined, gradients: Gradients) -> None:
         """Subtract from every trace its part along the combined gradient, which clipping takes away."""

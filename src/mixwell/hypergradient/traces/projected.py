@@ -51,9 +51,10 @@ class ProjectedTraces(Traces):
 
     Linear layers (also the ``Conv1D`` of transformers), embeddings, convolutions, LayerNorm and RMSNorm have
     rules; a layer of another type without submodules is run again for the rows of each domain. A parameter that is
-    used otherwise (a positional table that the model adds itself, ``nn.MultiheadAttention``) is named in a warning
-    and treated as ``unsupported`` says. In the first step of every round the sum over the domains is compared with
-    the gradient itself, so that none is missed.
+    used outside of layers, such as a table of positions, is followed to where it meets rows. What hooks do not see
+    (an operation in place, reentrant activation checkpointing) is named in a warning and treated as
+    ``unsupported`` says. In the first step of every round the sum over the domains is compared with the gradient
+    itself, so that none is missed.
 
     Args:
         rank: r. More is more exact and slower.
@@ -61,8 +62,9 @@ class ProjectedTraces(Traces):
             the others count as if they did not depend on the weights.
         unsupported: ``"ignore"`` parameters that hooks do not support, as if they did not depend on the weights,
             or handle them ``"per_domain"`` by one more backward pass for each domain.
-        check: differentiate the first batch twice, to verify that the rows are independent in all layers. With
-            sharded parameters (``fully_shard``) this is not verified: run the first batch in one process before.
+        check: differentiate the first batch twice, and later ones that run other layers, to verify that the rows
+            are independent in all layers. With sharded parameters (``fully_shard``) this is not verified: run the
+            first batch in one process before.
         seed: of the random matrices.
     """
 
@@ -154,7 +156,7 @@ class ProjectedTraces(Traces):
         gradients = self._selection.gradients(combined.gradients)
         if self._row_weights is not None:
             if self._empty:
-                self._find_unsupported(self._selection.gradients(_of_domains(combined)), combined.clip)
+                self._find_unsupported(self._selection.gradients(combined.of_domains()), combined.clip)
             # The backward pass was that of the weighted losses; a trace is of the domain's own gradient.
             self._gathered.mul_(torch.from_numpy(1 / self._row_weights).to(self._gathered).unsqueeze(1))
         self._differentiate_clipping(combined, gradients)
@@ -268,17 +270,7 @@ class ProjectedTraces(Traces):
         whole = self._projections.project(gradients)
         for index in self._hooks.compare(seen, whole, self._projections):
             self._gathered[:, self._projections.slices[index]] = 0.0
-        self._hooks.warn_unsupported()
-
-
-def _of_domains(combined: Combined) -> Gradients:
-    """Return the combined gradient without the part of auxiliary losses, which the hooks do not see."""
-    if combined.auxiliary is None:
-        return combined.gradients
-    return [
-        gradient if gradient is None or extra is None else gradient - combined.clip * extra
-        for gradient, extra in zip(combined.gradients, combined.auxiliary, strict=True)
-    ]
+        self._hooks.unsupported.warn()
 
 
 @final

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from typing_extensions import override
 
@@ -65,7 +66,9 @@ class LinearRule(LayerRule):
             one for one in (self.module.weight, self.module.bias) if one is not None and one.requires_grad
         ]
         discarding = accumulator.discarding()
-        with torch.enable_grad():
+        # Kept from hooks on saved tensors: activation checkpointing counts those of the layer.
+        keep = saved_tensors_hooks(lambda one: one, lambda one: one)
+        with torch.enable_grad(), keep:
             values.requires_grad_(values.is_floating_point())
             own = self.module.forward(values)
             fused = _apply_fused(values, self.module, self.weight, self.bias, discarding)

@@ -10,7 +10,8 @@ With the gradient dY of the outputs and ``dY_j``, its rows of domain j, domain j
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -103,7 +104,12 @@ class RecomputeRule(LayerRule):
     def accumulate_call(
         self, saved: Any, gradients: Sequence[Tensor | None], accumulator: GradientAccumulator
     ) -> None:
-        parameters = [self.module.get_parameter(name) for name in self.param_indices]
+        # An optimizer may have frozen parameters as well.
+        named = ((i, self.module.get_parameter(name)) for name, i in self.param_indices.items())
+        trained = {index: parameter for index, parameter in named if parameter.requires_grad}
+        parameters = list(trained.values())
+        if not parameters:
+            return
         found = self._repeat(saved.call, gradients, parameters, accumulator.row_groups)
         if found is None:
             # The graph of an earlier call would be propagated through as well, and counted twice.
@@ -119,7 +125,7 @@ class RecomputeRule(LayerRule):
                 accumulator.row_groups,
             )
         for domain, products in found:
-            for index, gradient in zip(self.param_indices.values(), products, strict=True):
+            for index, gradient in zip(trained, products, strict=True):
                 if gradient is not None:
                     accumulator.add_gradient(index, domain, gradient)
 
@@ -144,9 +150,7 @@ class RecomputeRule(LayerRule):
         )
         runs: list[tuple[list[Tensor], list[Tensor]]] = []
         apart = size = torch.zeros((), dtype=torch.float64)
-        # The additional passes must not change training: neither random numbers nor running statistics. Random
-        # states are saved once for all domains, since that takes longer than running a small layer.
-        with torch.random.fork_rng(cuda_devices(parameters)), buffers_kept(self.module), torch.enable_grad():
+        with _kept(self.module, parameters) as draws:
             for _, begin, end in groups.slices:
                 args, kwargs = self._take_inputs(call, groups, begin, end)
                 try:
@@ -167,6 +171,9 @@ class RecomputeRule(LayerRule):
                     for i, one in zip(wanted, again, strict=True)
                 ]
                 runs.append((again, taken))
+            # Equal outputs do not show it: where a zero multiplies the result of dropout, as in LoRA at first.
+            if draws():
+                return None
         tolerance = SAME * torch.finfo(call.outputs[0].dtype).eps ** 0.5
         if not float(apart) <= tolerance**2 * float(size):
             return None
@@ -192,6 +199,29 @@ class RecomputeRule(LayerRule):
         positional, named = dims or ([0] * len(call.args), dict.fromkeys(call.kwargs, 0))
         args = tuple(take(value, dim) for value, dim in zip(call.args, positional, strict=True))
         return args, {name: take(value, named[name]) for name, value in call.kwargs.items()}
+
+
+@contextmanager
+def _kept(module: nn.Module, parameters: Sequence[Tensor]) -> Generator[Callable[[], bool]]:
+    """Restore what additional passes of a layer change, since they must not change training.
+
+    Random states are saved once for all domains, since that takes longer than running a small layer.
+
+    Yields:
+        A function that returns whether random numbers were drawn.
+    """
+    devices, attributes = cuda_devices(parameters), dict(vars(module))
+    with torch.random.fork_rng(devices), buffers_kept(module), torch.enable_grad():
+        before = _random_states(devices)
+        try:
+            yield lambda: not all(map(torch.equal, before, _random_states(devices)))
+        finally:
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+def _random_states(devices: Sequence[int]) -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
 
 
 def _is_plain(value: Any) -> bool:
