@@ -38,7 +38,6 @@ from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder, refuse_links_out
-from mixwell.utils.regular_files import expand_user
 from mixwell.utils.terminal import say
 
 CONFIG = "config.yaml"
@@ -194,8 +193,8 @@ class Run:
         config = stages.resolve_stages(self.config, sizes, self.folder, self._run_trials)
         reference = None
         if methods.find(config.mixer.method).needs.reference and config.mixer.options.get("reference"):
-            where = config.base / expand_user(config.mixer.options["reference"])
-            reference = stages.reference(where, copy.deepcopy(trainable) if self._own_model else None)
+            given = copy.deepcopy(trainable) if self._own_model else None
+            reference = stages.reference(config, self.folder, given)
         if self._has_stages:
             # The trials have drawn random numbers: without them the run would be the same.
             randomness.seed(self.config.seed)
