@@ -18,6 +18,7 @@ from mixwell.training import (
     checkpoints,
     config_io,
     data,
+    feasibility,
     metrics,
     mixture_file,
     parallel,
@@ -34,7 +35,7 @@ from mixwell.training.logging import session as loggers
 from mixwell.training.logging.base import Logger, LoggerContext, ResumePoint
 from mixwell.training.logging.session import RunLoggers
 from mixwell.training.loop import CHECKPOINTS, TrainingLoop
-from mixwell.training.models.base import Trainable
+from mixwell.training.models.base import ModelSize, Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder, refuse_links_out
@@ -159,8 +160,11 @@ class Run:
             self._engine.check()
         randomness.seed(self.config.seed)
         tokenizer = load_tokenizer(self.config.tokenizer, self.config.base)
+        feasibility.check_memory(self.config, self.config.model.size(tokenizer.size))
         if self._trainable is None:
             self._trainable = self.config.model.build(base=self.config.base, vocabulary=tokenizer.size)
+            known = sum(p.numel() for p in self._trainable.model.parameters())
+            feasibility.check_memory(self.config, ModelSize(known))
         if self._rows is None:
             with distributed.rank_zero_first(), Tokenizing(self._console) as bar:
                 self._rows = data.load(

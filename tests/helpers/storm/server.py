@@ -7,8 +7,11 @@ killed because it took too long.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import resource
 import signal
 import sys
@@ -21,15 +24,14 @@ from typing import Any
 
 def import_everything() -> None:
     """Import what a command would import, so that children need not."""
-    import datasets  # noqa: F401
-    import pyarrow.parquet  # noqa: F401
-    import tokenizers  # noqa: F401
-    import torch
-
-    import mixwell.cli  # noqa: F401
-    import mixwell.training.command  # noqa: F401
-
-    torch.set_num_threads(1)
+    for name in ("datasets", "pyarrow.parquet", "tokenizers", "torch", "torch._dynamo", "mixwell.cli"):
+        importlib.import_module(name)  # optimizers import torch._dynamo with their first step
+    for room in ("data", "hypergradient", "methods", "mixer", "signals", "simplex", "training", "utils"):
+        package = importlib.import_module(f"mixwell.{room}")
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            with contextlib.suppress(ImportError):  # of an optional package
+                importlib.import_module(found.name)
+    sys.modules["torch"].set_num_threads(1)
 
 
 def serve() -> None:

@@ -36,6 +36,24 @@ class Trainable:
     token_losses: LossFn | None = None
 
 
+@final
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model takes, counted from its settings: numbers of 4 bytes, never more than it really takes.
+
+    Args:
+        parameters: numbers that are trained.
+        buffers: numbers that are not.
+        activations: numbers that the backward pass of one row needs.
+        modules: layers and their containers.
+    """
+
+    parameters: int
+    buffers: int = 0
+    activations: int = 0
+    modules: int = 0
+
+
 class ModelConfig(ConfigSection):
     """The section ``model`` of a config. A subclass adds the settings of a kind of model."""
 
@@ -53,6 +71,10 @@ class ModelConfig(ConfigSection):
             base: the folder to which relative paths refer.
             vocabulary: the number of tokens of the tokenizer.
         """
+
+    def size(self, vocabulary: int) -> ModelSize | None:
+        """Return what the model will take; ``None`` where the settings do not say."""
+        return None
 
 
 MODELS = Registry[type[ModelConfig]]("model", package="mixwell.training.models")

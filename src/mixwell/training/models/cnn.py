@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from mixwell.training.models.base import MODELS, ModelConfig, Trainable
+from mixwell.training.models.base import MODELS, ModelConfig, ModelSize, Trainable
 from mixwell.utils.sections import Whole
 
 
@@ -27,6 +27,12 @@ class CnnConfig(ModelConfig):
     def build(self, *, base: Path, vocabulary: int) -> Trainable:
         model = small_cnn(self.channels, classes=self.classes)
         return Trainable(model, classification_loss, row_losses=classification_losses)
+
+    @override
+    def size(self, vocabulary: int) -> ModelSize:
+        c, classes = self.channels, self.classes
+        parameters = 10 * c + (18 * c + 2) * c + (98 * c + 1) * 128 + 129 * classes
+        return ModelSize(parameters, activations=28 * 28 * c + 14 * 14 * 2 * c + 2 * classes, modules=10)
 
 
 def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
