@@ -441,6 +441,10 @@ def main() -> None:
             who = "mixwell" if process == "0" else f"mixwell, process {process}"
             print(f"{who}: {error}", file=sys.stderr)
         sys.exit(130 if stopped else 2)
+    except SystemExit as end:
+        if end.code == 130:  # Ctrl-C before a run began, of which typer says nothing
+            print("mixwell: interrupted", file=sys.stderr)
+        raise
     except (MemoryError, RuntimeError) as error:
         if not memory.is_out_of_memory(error):
             raise

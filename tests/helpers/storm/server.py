@@ -24,9 +24,12 @@ from typing import Any
 
 def import_everything() -> None:
     """Import what a command would import, so that children need not."""
-    for name in ("datasets", "pyarrow.parquet", "tokenizers", "torch", "torch._dynamo", "mixwell.cli"):
+    for name in ("datasets", "jinja2", "matplotlib.pyplot", "pyarrow.parquet", "tokenizers", "torch._dynamo"):
         importlib.import_module(name)  # optimizers import torch._dynamo with their first step
-    for room in ("data", "hypergradient", "methods", "mixer", "signals", "simplex", "training", "utils"):
+    importlib.import_module("mixwell.cli")
+    for room in (
+        "data", "hypergradient", "lab", "methods", "mixer", "reference", "report", "signals", "simplex", "training", "utils",
+    ):  # fmt: skip
         package = importlib.import_module(f"mixwell.{room}")
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             with contextlib.suppress(ImportError):  # of an optional package

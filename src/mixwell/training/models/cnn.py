@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
+from mixwell.training.models import inputs
 from mixwell.training.models.base import MODELS, ModelConfig, ModelSize, Trainable
 from mixwell.utils.sections import Whole
 
@@ -26,7 +28,18 @@ class CnnConfig(ModelConfig):
     @override
     def build(self, *, base: Path, vocabulary: int) -> Trainable:
         model = small_cnn(self.channels, classes=self.classes)
-        return Trainable(model, classification_loss, row_losses=classification_losses)
+        check = partial(
+            inputs.check_rows,
+            checked=inputs.labeled_images,
+            column=1,
+            limit=self.classes,
+            what="classes (model.classes)",
+        )
+        loss, row_losses = (
+            inputs.with_checks(one, inputs.labeled_images, "a class is")
+            for one in (classification_loss, classification_losses)
+        )
+        return Trainable(model, loss, row_losses=row_losses, check_rows=check)
 
     @override
     def size(self, vocabulary: int) -> ModelSize:

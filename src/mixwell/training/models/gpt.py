@@ -16,8 +16,6 @@ from mixwell.training.models.base import (
     ModelSize,
     Trainable,
     next_token_each,
-    next_token_loss,
-    next_token_losses,
 )
 from mixwell.utils.sections import Share, Whole
 
@@ -40,7 +38,7 @@ class GptConfig(ModelConfig):
     @override
     def build(self, *, base: Path, vocabulary: int) -> Trainable:
         model = Gpt(vocabulary, **self.model_dump(exclude={"kind"}))
-        return Trainable(model, next_token_loss, self.context, vocabulary, next_token_losses, next_token_each)
+        return Trainable.language_model(model, next_token_each, context=self.context, vocabulary=vocabulary)
 
     @override
     def size(self, vocabulary: int) -> ModelSize:
