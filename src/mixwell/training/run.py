@@ -19,6 +19,7 @@ from mixwell.training import (
     config_io,
     data,
     feasibility,
+    fidelity,
     metrics,
     mixture_file,
     parallel,
@@ -181,6 +182,7 @@ class Run:
 
     def last(self) -> Trainer:
         """Return the trainer of the newest checkpoint."""
+        self._refuse_links_out()
         checkpoint, _ = checkpoints.newest(self.folder / CHECKPOINTS)
         if checkpoint is None:
             raise ValueError(f"{self.folder} has no checkpoint yet")
@@ -250,14 +252,18 @@ class Run:
                 "continues with those that it began with; give them, or begin another run"
             )
 
+    def _refuse_links_out(self) -> None:
+        # Folders of loggers are left out: W&B links to its logs from there.
+        own = (*FILES, fidelity.FILE, CHECKPOINTS, stages.FOLDER, loggers.FILE)
+        refuse_links_out(self.folder, own)
+
     @contextmanager
     def _locked(self) -> Generator[None]:
         """Lock the folder against other runs; rank 0 does it for all."""
         with ExitStack() as stack:
 
             def hold() -> None:
-                # Folders of loggers are left out: W&B links to its logs from there.
-                refuse_links_out(self.folder, (*FILES, CHECKPOINTS, stages.FOLDER, loggers.FILE))
+                self._refuse_links_out()
                 stack.enter_context(lock_folder(self.folder))
 
             distributed.run_on_rank_zero(hold)

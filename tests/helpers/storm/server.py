@@ -64,10 +64,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
             break
         time.sleep(delay)
         delay = min(delay * 1.5, 0.05)
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)  # also what it started
-    except (ProcessLookupError, PermissionError):
-        pass
     if status is None:
         os.waitpid(child, 0)
     return {"status": status, "output": printed.read_bytes().decode(errors="replace")}
@@ -85,10 +83,10 @@ def run(asked: dict[str, Any], printed: Path) -> None:
             opened = os.open(name, flags, 0o600)
             os.dup2(opened, number)
         os.dup2(1, 2)
-        sys.stdin = open(0, closefd=False)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout, sys.stderr = (
-            open(1, "w", closefd=False, errors="backslashreplace"),
-            open(2, "w", closefd=False, errors="backslashreplace"),
+            open(1, "w", closefd=False, errors="backslashreplace"),  # noqa: SIM115
+            open(2, "w", closefd=False, errors="backslashreplace"),  # noqa: SIM115
         )
         os.chdir(asked["cwd"])
         os.environ["MIXWELL_CACHE"] = str(Path(asked["cwd"]) / "cache")
