@@ -132,6 +132,6 @@ def test_memory_that_cannot_be_allocated_is_one_line(tmp_path: Path) -> None:
 
 def test_other_errors_are_not_taken_for_lack_of_memory() -> None:
     with pytest.raises(RuntimeError) as error:
-        torch.ones(2) @ torch.ones(3)
+        torch.dot(torch.ones(2), torch.ones(3))
     assert not is_out_of_memory(error.value)
     assert is_out_of_memory(MemoryError())
