@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo compare test lint docs screenshots bench bench-processes bench-peers structure peers reproduce clean
+.PHONY: demo compare test storm lint docs screenshots bench bench-processes bench-peers structure peers reproduce clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,6 +23,9 @@ compare: $(VENV)/.installed  ## compare all methods on small MNIST, 3 seeds: abo
 
 test: $(VENV)/.installed  ## all tests except those in tests/peers
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+storm: $(VENV)/.installed  ## a fuzzer of the command line; MIXWELL_STORM_SEED, MIXWELL_STORM_SCALE=5 for more cases
+	$(BIN)/pytest -q -s -m storm tests/storm
 
 lint: $(VENV)/.installed  ## ruff and pyright; runs all, even if one fails
 	status=0; $(BIN)/ruff check . || status=1; $(BIN)/ruff format --check . || status=1; $(BIN)/pyright || status=1; exit $$status

@@ -14,6 +14,7 @@ from mixwell.lab.cli import Reproduced, reproduce
 from mixwell.lab.problems import PROBLEMS
 from mixwell.training.command_options import EngineName, RayAddress, Workers, make_engine
 from mixwell.training.interrupts import interruptible
+from mixwell.utils import memory
 from mixwell.utils.command_help import CONTEXT, HelpCommand, examples
 
 app = typer.Typer(
@@ -440,6 +441,20 @@ def main() -> None:
             who = "mixwell" if process == "0" else f"mixwell, process {process}"
             print(f"{who}: {error}", file=sys.stderr)
         sys.exit(130 if stopped else 2)
+    except SystemExit as end:
+        if end.code == 130:  # Ctrl-C before a run began, of which typer says nothing
+            print("mixwell: interrupted", file=sys.stderr)
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if not memory.is_out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0][:200] if str(error) else "Python could not allocate"
+        print(
+            f"mixwell: out of memory ({reason}); lower the sizes of the model, batch.rows (or set "
+            "batch.micro_rows), or mixer.traces; `mixwell plan` shows what they take",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 if __name__ == "__main__":

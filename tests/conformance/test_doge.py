@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -284,7 +283,7 @@ def test_model_is_trained_with_average_proxy_weights() -> None:
     assert inner.options.mu == 0.2
     assert not inner.options.transfer
     assert stopped(method.stages(inner)) == {}
-    outcome = Outcome(folder=Path("proxy"), loss=1.0, average={"web": 0.3, "code": 0.7})
+    outcome = Outcome(reference="proxy", loss=1.0, average={"web": 0.3, "code": 0.7})
     with pytest.raises(StopIteration) as end:
         stages.send([outcome])
     assert end.value.value == {"method": "fixed", "weights": {"web": 0.3, "code": 0.7}, "options": {}}

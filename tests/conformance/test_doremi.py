@@ -221,7 +221,7 @@ def task(**options) -> MethodContext:
 
 
 def outcome(folder: str) -> Outcome:
-    return Outcome(folder=Path(folder), loss=1.0, average={"a": 0.25, "b": 0.75})
+    return Outcome(reference=folder, loss=1.0, average={"a": 0.25, "b": 0.75})
 
 
 def staged(one: MethodContext):

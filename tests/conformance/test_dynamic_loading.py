@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,7 +65,7 @@ def test_reference_is_trained_first() -> None:
     [trial] = next(stages)
     assert (trial.name, trial.steps, trial.mixer["method"]) == ("reference", 5, "fixed")
     with pytest.raises(StopIteration) as end:
-        stages.send([Outcome(Path("there"), 1.0, {})])
+        stages.send([Outcome("there", 1.0, {})])
     assert end.value.value["options"]["reference"] == "there"
     assert method.extra(task(8, 4, reference_steps=5)).before == 5
     with pytest.raises(StopIteration) as end:

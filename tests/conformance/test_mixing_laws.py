@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -179,7 +177,7 @@ def search(one: MethodContext, law: Planted) -> np.ndarray:
     assert trials == next(method.stages(one))
     weights = np.array([[trial.mixer["weights"].get(name, 0.0) for name in NAMES] for trial in trials])
     np.testing.assert_allclose(weights.sum(axis=1), 1)
-    ends = [Outcome(Path(), float(loss), average={}) for loss in planted(*law, weights)]
+    ends = [Outcome("", float(loss), average={}) for loss in planted(*law, weights)]
     with pytest.raises(StopIteration) as end:
         stages.send(ends)
     assert end.value.value["method"] == "fixed"

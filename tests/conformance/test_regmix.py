@@ -255,7 +255,7 @@ def trained(trial: Trial) -> float:
 
 
 def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
-    return [Outcome(Path(one.name), trained(one), average=one.mixer["weights"]) for one in trials]
+    return [Outcome(one.name, trained(one), average=one.mixer["weights"]) for one in trials]
 
 
 def test_search_finds_nearly_best_mixture() -> None:
@@ -300,8 +300,8 @@ def test_diverged_proxy_is_named() -> None:
     assert method.stages is not None
     stages = method.stages(task(proxies=4))
     trials = next(stages)
-    ends = [Outcome(Path(), 1.0 + k, average={}) for k in range(4)]
-    ends[2] = Outcome(Path(), float("nan"), average={})
+    ends = [Outcome("", 1.0 + k, average={}) for k in range(4)]
+    ends[2] = Outcome("", float("nan"), average={})
     with pytest.raises(ValueError, match=rf"1 of 4 proxies are not finite \({trials[2].name}: nan\)"):
         stages.send(ends)
 

@@ -52,7 +52,7 @@ TOLERANCES = {"float32": 3e-5, "float64": 1e-5}
 LOOSE = {
     # Projections on more directions than the gradients have include some that consist of rounding errors.
     "demo": 1e-3,
-    "text: rank above that of the gradients": 1e-3,
+    "text: rank above that of the gradients": 1e-2,
     # One unit in the last place of bfloat16 is 0.4%.
     "text: dropout, bfloat16 autocast": 1e-3,
 }

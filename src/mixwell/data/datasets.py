@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast, final
 
 import numpy as np
@@ -113,6 +114,10 @@ class TensorRows(IndexedDataset):
             raise ValueError(f"expected tensors with rows, got {[tuple(tensor.shape) for tensor in tensors]}")
         if len(set(sizes)) > 1:
             raise ValueError(f"all tensors must have the same number of rows, got {sizes}")
+        for tensor in tensors:
+            if tensor.is_meta or tensor.layout != torch.strided:
+                kind = "no data (the meta device)" if tensor.is_meta else f"the layout {tensor.layout}"
+                raise ValueError(f"rows are taken from dense tensors, got one with {kind}")
         self.tensors = tensors
 
     def __len__(self) -> int:
@@ -153,11 +158,11 @@ class DatasetRows(IndexedDataset):
                 f"{kind} gives its rows in one order only, but batches are drawn in any order; use a map-style "
                 "dataset (with __getitem__ and __len__), for instance list(dataset) if it fits into memory"
             )
-        if not hasattr(dataset, "__len__"):
+        if not hasattr(type(dataset), "__len__"):
             raise ValueError(f"{kind} does not say how many rows it has; give it __len__")
         self.dataset: Any = dataset
-        self.collate = collate or collate_columns
-        if not len(self):
+        self.collate = collate or _collate_rows
+        if not _length(dataset):
             raise ValueError(f"{kind} has no rows")
 
     def __len__(self) -> int:
@@ -172,6 +177,21 @@ class DatasetRows(IndexedDataset):
     def digest(self) -> str:
         """Return a digest of the type and the number of rows only: a row may differ each time it is read."""
         return digest_of("dataset", type(self.dataset).__qualname__, len(self))
+
+
+def _length(dataset: Any) -> int:
+    size = type(dataset).__len__(dataset)
+    if not hasattr(size, "__index__") or not 0 <= operator.index(size) < 2**63:
+        raise ValueError(f"{type(dataset).__name__} has a length of {size!r}; it must be a number of rows")
+    return operator.index(size)
+
+
+def _collate_rows(rows: list[Any]) -> Any:
+    try:
+        return collate_columns(rows)
+    except (TypeError, RuntimeError) as error:  # rows of None, or tensors of several shapes
+        kinds = ", ".join(dict.fromkeys(type(row).__name__ for row in rows))
+        raise ValueError(f"rows ({kinds}) cannot be collated to a batch: {error}") from error
 
 
 def collate_columns(rows: list[Any]) -> Any:
@@ -214,6 +234,6 @@ def as_rows(made: Any) -> IndexedDataset:
         return TensorRows(made)
     if isinstance(made, tuple) and made and all(isinstance(one, Tensor) for one in made):
         return TensorRows(*made)
-    if hasattr(made, "__getitem__"):
+    if hasattr(made, "__getitem__") and not isinstance(made, Mapping | str | bytes | type):
         return DatasetRows(cast("Dataset[Any]", made))
     raise ValueError(f"expected a PyTorch dataset or tensors with one row each, got {type(made).__name__}")

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO, final
 
 import numpy as np
@@ -18,6 +19,7 @@ from mixwell.data.sources.base import Piece, Source, digest_of
 from mixwell.data.tokenizer import Tokenizer
 from mixwell.utils import checksums, files
 from mixwell.utils.checksums import DamagedError
+from mixwell.utils.regular_files import regular_opener
 from mixwell.utils.user_warnings import warn_user
 
 FORMAT = 3
@@ -110,6 +112,8 @@ def open_tokens(path: Path, *, dtype: str | None = None, vocabulary: int) -> Tok
         vocabulary: the number of different tokens; each must be below.
     """
     try:
+        with open(path, "rb", opener=regular_opener):
+            pass  # neither numpy nor a memory map refuses a pipe
         array = _memory_map(path, dtype)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
@@ -138,10 +142,13 @@ def _memory_map(path: Path, dtype: str | None) -> Integers:
     if path.suffix == ".npy":
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
+        except (ValueError, EOFError, TokenError, SyntaxError, OverflowError, MemoryError) as error:
+            # numpy parses the header as Python, and believes its length.
             raise ValueError(
-                f"{path} is not an array of numbers ({error}); write it with numpy.save"
+                f"{path} is not an array of numbers ({error or 'damaged header'}); write it with numpy.save"
             ) from error
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{path} is an archive of arrays; write one array with numpy.save")
         if dtype is not None and array.dtype != np.dtype(dtype):
             raise ValueError(
                 f"{path} holds {array.dtype}, but dtype is {dtype}; leave dtype out for .npy files"

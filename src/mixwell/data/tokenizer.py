@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,13 +16,18 @@ from typing_extensions import override
 from mixwell.data.sources.base import Source, digest_of
 from mixwell.data.sources.text import good_cut
 from mixwell.utils import files
-from mixwell.utils.regular_files import expand_user
+from mixwell.utils.parsing import parse_json
+from mixwell.utils.regular_files import expand_user, read_regular
 
 END = "<|endoftext|>"
 ENDS = (END, "</s>", "<eos>", "[SEP]")
 """Common names of the token between documents, in order of preference."""
 LEAST_SIZE = 257
+LARGEST_SIZE = 1 << 22
+"""The library allocates a table of that size, and aborts the process where it cannot."""
 _SEGMENT = 1 << 18
+_PROBE = "The quick brown fox jumps over 12 lazy dogs."
+_MOST_GROWTH = 100
 _BATCH = 1 << 21
 """Characters that are encoded at once; each takes a few hundred bytes of memory meanwhile."""
 
@@ -96,10 +102,11 @@ class TokenizerFile(Tokenizer):
         library = _tokenizers()
         self.path = path / "tokenizer.json" if path.is_dir() else path
         try:
-            content = self.path.read_bytes()
+            content = read_regular(self.path)
         except OSError as error:
             raise ValueError(f"cannot read the tokenizer {self.path}: {error.strerror or error}") from error
         try:
+            _check_normalizer(library, parse_json(content))
             self._tokenizer = library.Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises no narrower class
             raise ValueError(
@@ -145,7 +152,15 @@ class TokenizerFile(Tokenizer):
 
     def _encode(self, segments: Sequence[tuple[int, str]], parts: list[list[Tokens]]) -> None:
         batch = [segment for _, segment in segments]
-        encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        try:
+            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        except BaseException as error:
+            # The library raises Exception, and for a pattern that takes too long a PanicException, which is none.
+            if type(error) is not Exception and type(error).__name__ != "PanicException":
+                raise
+            raise ValueError(
+                f"{self.path} cannot encode the text ({error}); give another tokenizer"
+            ) from error
         for (owner, _), encoding in zip(segments, encodings, strict=True):
             parts[owner].append(np.array(encoding.ids, dtype=self.dtype))
 
@@ -181,6 +196,8 @@ def train_tokenizer(
         raise ValueError(
             f"a tokenizer needs at least {LEAST_SIZE} tokens (256 bytes and the end), got {size}"
         )
+    if size > LARGEST_SIZE:
+        raise ValueError(f"a tokenizer has at most {LARGEST_SIZE} tokens, got {size}")
     library = _tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -211,6 +228,29 @@ def train_tokenizer(
         raise ValueError(f"there is no text to train a tokenizer on ({names}); add text")
     files.write_atomically(path, tokenizer.to_str(pretty=True))
     return TokenizerFile(path)
+
+
+def _check_normalizer(library: Any, plain: Any) -> None:
+    """Refuse normalizers that make a short text very long: a few replacements in a row can double it each."""
+    steps: list[Any] = []
+
+    def flatten(one: Any) -> None:
+        if isinstance(one, dict) and isinstance(one.get("normalizers"), list):
+            for part in one["normalizers"]:
+                flatten(part)
+        elif one is not None:
+            steps.append(one)
+
+    flatten(plain.get("normalizer") if isinstance(plain, dict) else None)
+    empty = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    text = _PROBE
+    for step in steps:
+        one = library.Tokenizer.from_str(json.dumps({**empty, "normalizer": step}))
+        text = one.normalizer.normalize_str(text)
+        if len(text) > _MOST_GROWTH * len(_PROBE):
+            raise ValueError(
+                f"its normalizers make {len(_PROBE)} characters more than {_MOST_GROWTH} times as long"
+            )
 
 
 def _segments(text: str) -> Iterator[str]:

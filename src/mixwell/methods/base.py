@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from pydantic import ValidationError
@@ -183,12 +182,12 @@ class Outcome:
     """The result of a trial.
 
     Args:
-        folder: its directory; the trained model is in its last checkpoint.
+        reference: the value of ``mixer.options.reference`` with which a later run takes its trained model.
         loss: on the validation set at the end; NaN where there is none.
         average: the average of the weights over the run.
     """
 
-    folder: Path
+    reference: str
     loss: float
     average: Mapping[str, float]
 

@@ -92,13 +92,13 @@ REFERENCE_COST = FORWARD
 def train_reference(
     context: MethodContext, *, model: Mapping[str, Any] | None = None
 ) -> Generator[Sequence[Trial], Sequence[Outcome], str]:
-    """Return the directory of the given reference model, or of one that is trained with the weights kept."""
+    """Return the name of the given reference model, or of one that is trained with the weights kept."""
     options = context.options_as(ReferenceOptions)
     if options.reference is not None:
         return options.reference
     steps = context.trial_steps(options.reference_steps)
     [trained] = yield [Trial("reference", fixed_weights(context.weights), steps=steps, model=model or {})]
-    return str(trained.folder)
+    return trained.reference
 
 
 class MixtureSearchOptions(Options):

@@ -12,6 +12,7 @@ from torch import nn
 from mixwell.data.datasets import IndexedDataset, as_rows
 from mixwell.training import config_io
 from mixwell.training.logging.base import Logger
+from mixwell.training.models import inputs
 from mixwell.training.models.base import Trainable
 from mixwell.training.run import CONFIG, Run
 from mixwell.training.trainer import Trainer
@@ -99,7 +100,9 @@ def train(
     trainable = None
     if isinstance(model, nn.Module) and loss is not None:
         plain["model"] = {"kind": "given", "name": type(model).__name__, "context": context}
-        trainable = Trainable(model, loss, context, row_losses=row_losses)
+        each = row_losses and inputs.user_loss(row_losses, each=True, name="row_losses")
+        mean = inputs.user_loss(loss, each=False, name="loss")
+        trainable = Trainable(model, mean, context, row_losses=each)
     elif model is not None:
         plain["model"] = model
     own_loggers: Sequence[Logger] = ()

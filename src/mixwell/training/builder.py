@@ -151,6 +151,8 @@ def choose_device(name: str) -> torch.device:
         return torch.device("mps" if mps else "cpu")
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("it holds no values")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

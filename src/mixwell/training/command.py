@@ -22,6 +22,7 @@ from mixwell.training.plan import Plan
 from mixwell.training.run import CHECKPOINTS, CONFIG, Run, open_run
 from mixwell.training.trainer import Trainer
 from mixwell.training.unread import describe_unread
+from mixwell.utils.memory import format_bytes
 from mixwell.utils.terminal import say, show
 
 FIDELITY_SETTINGS = (
@@ -91,8 +92,8 @@ def show_plan(path: Path, *, overrides: Sequence[str], processes: int = 1) -> No
             "and what else the method computes)",
         )
         chosen = config.trace_kind if config.trace_kind in made.memory else config.mixer.method
-        kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in made.memory.items())
-        say(console, f"memory         {_bytes(made.memory[chosen])} more than plain training ({kinds})")
+        kinds = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in made.memory.items())
+        say(console, f"memory         {format_bytes(made.memory[chosen])} more than plain training ({kinds})")
         if made.limits:
             held = ", ".join(f"{name} {high:.0%}" for name, high in made.limits.items())
             why = "mixer.options.epochs_ahead, cap and max_epochs limit it"
@@ -126,13 +127,13 @@ def _show_shared(console: Console, config: Config, trainable: Trainable, made: P
     points = len(builder.hypergradient(config).validation_points(made.horizon))
     parts = math.ceil(builder.validation_rows(config, made.horizon, points=points) / config.batch.rows)
     counts = {"parts": parts, "points": points}
-    kinds = ", ".join(f"{kind} {_bytes(n)}" for kind, n in held.items())
+    kinds = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in held.items())
     say(console, f"processes      {processes}, {config.parallel.strategy}; traces in each: {kinds}")
     plain, step = (one.sent(processes) for one in (training.plain_step, training.step))
     say(
         console,
-        f"exchange       each sends {_bytes(step)} in a step (plain training {_bytes(plain)}) and "
-        f"{_bytes(training.round(**counts).sent(processes))} for the validation of a round: "
+        f"exchange       each sends {format_bytes(step)} in a step (plain training {format_bytes(plain)}) and "
+        f"{format_bytes(training.round(**counts).sent(processes))} for the validation of a round: "
         f"{training.ratio(made.horizon, **counts):.3f} times plain training",
     )
 
@@ -226,14 +227,6 @@ def _show_result(run: Run, trainer: Trainer, console: Console) -> None:
     for paragraph in verdict.read_verdict(run.folder).paragraphs():
         say(console, paragraph)
     say(console, f"{run.folder}: mixture.json, metrics.jsonl, {CHECKPOINTS}/")
-
-
-def _bytes(number: float) -> str:
-    units = ["B", "KB", "MB", "GB", "TB"]
-    while number >= 1000 and len(units) > 1:
-        number /= 1000
-        units.pop(0)
-    return f"{number:.3g} {units[0]}"
 
 
 def _time(seconds: float) -> str:

@@ -65,6 +65,8 @@ def load(
         )
         try:
             rows[key] = given[key] if key in given else section.load(context)
+            if trainable.check_rows is not None:
+                trainable.check_rows(rows[key])
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
     domains = {name: rows[f"domains.{name}"] for name in config.domains}

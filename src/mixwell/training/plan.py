@@ -24,6 +24,8 @@ from mixwell.training.models.base import Trainable
 from mixwell.training.trainer import Trainer
 
 TIMED_STEPS = 3
+MOST_BYTES = 1 << 44
+"""Larger traces are not laid out to be counted."""
 
 
 @final
@@ -192,6 +194,10 @@ def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]
     found: dict[str, int] = {}
     for kind in TRACES.names():
         chosen = config.model_copy(update={"mixer": config.mixer.model_copy(update={"traces": kind})})
+        least = chosen.traces.least_bytes(sum(p.numel() for p in parameters), len(config.domains))
+        if least > MOST_BYTES:
+            found[kind] = least
+            continue
         signal = builder.hypergradient(chosen)
         found[kind] = Mixer(shadows, optimizer, tuple(config.domains), horizon=1, signal=signal).nbytes
         if not (signal.requirements.domain_batches or chosen.traces.takes_mixed_batches):

@@ -18,6 +18,8 @@ from mixwell.training import (
     checkpoints,
     config_io,
     data,
+    feasibility,
+    fidelity,
     metrics,
     mixture_file,
     parallel,
@@ -34,11 +36,10 @@ from mixwell.training.logging import session as loggers
 from mixwell.training.logging.base import Logger, LoggerContext, ResumePoint
 from mixwell.training.logging.session import RunLoggers
 from mixwell.training.loop import CHECKPOINTS, TrainingLoop
-from mixwell.training.models.base import Trainable
+from mixwell.training.models.base import ModelSize, Trainable
 from mixwell.training.trainer import Trainer
 from mixwell.utils import environment
 from mixwell.utils.files import lock_folder, refuse_links_out
-from mixwell.utils.regular_files import expand_user
 from mixwell.utils.terminal import say
 
 CONFIG = "config.yaml"
@@ -160,8 +161,11 @@ class Run:
             self._engine.check()
         randomness.seed(self.config.seed)
         tokenizer = load_tokenizer(self.config.tokenizer, self.config.base)
+        feasibility.check_memory(self.config, self.config.model.size(tokenizer.size))
         if self._trainable is None:
             self._trainable = self.config.model.build(base=self.config.base, vocabulary=tokenizer.size)
+            known = sum(p.numel() for p in self._trainable.model.parameters())
+            feasibility.check_memory(self.config, ModelSize(known))
         if self._rows is None:
             with distributed.rank_zero_first(), Tokenizing(self._console) as bar:
                 self._rows = data.load(
@@ -178,6 +182,7 @@ class Run:
 
     def last(self) -> Trainer:
         """Return the trainer of the newest checkpoint."""
+        self._refuse_links_out()
         checkpoint, _ = checkpoints.newest(self.folder / CHECKPOINTS)
         if checkpoint is None:
             raise ValueError(f"{self.folder} has no checkpoint yet")
@@ -194,8 +199,8 @@ class Run:
         config = stages.resolve_stages(self.config, sizes, self.folder, self._run_trials)
         reference = None
         if methods.find(config.mixer.method).needs.reference and config.mixer.options.get("reference"):
-            where = config.base / expand_user(config.mixer.options["reference"])
-            reference = stages.reference(where, copy.deepcopy(trainable) if self._own_model else None)
+            given = copy.deepcopy(trainable) if self._own_model else None
+            reference = stages.reference(config, self.folder, given)
         if self._has_stages:
             # The trials have drawn random numbers: without them the run would be the same.
             randomness.seed(self.config.seed)
@@ -247,14 +252,18 @@ class Run:
                 "continues with those that it began with; give them, or begin another run"
             )
 
+    def _refuse_links_out(self) -> None:
+        # Folders of loggers are left out: W&B links to its logs from there.
+        own = (*FILES, fidelity.FILE, CHECKPOINTS, stages.FOLDER, loggers.FILE)
+        refuse_links_out(self.folder, own)
+
     @contextmanager
     def _locked(self) -> Generator[None]:
         """Lock the folder against other runs; rank 0 does it for all."""
         with ExitStack() as stack:
 
             def hold() -> None:
-                # Folders of loggers are left out: W&B links to its logs from there.
-                refuse_links_out(self.folder, (*FILES, CHECKPOINTS, stages.FOLDER, loggers.FILE))
+                self._refuse_links_out()
                 stack.enter_context(lock_folder(self.folder))
 
             distributed.run_on_rank_zero(hold)

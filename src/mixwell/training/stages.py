@@ -18,9 +18,12 @@ from mixwell.training.display import Watch
 from mixwell.training.engines import Engine
 from mixwell.training.models.base import Trainable
 from mixwell.utils.costs import FORWARD
+from mixwell.utils.regular_files import expand_user
 from mixwell.utils.terminal import say
 
 FOLDER = "stages"
+STAGE = "stage:"
+"""Begins the name of a trial of the same run: its path would change with the run's folder."""
 PlannedTrial = tuple[Config, Path]
 """The settings of a trial, and its directory."""
 
@@ -131,14 +134,16 @@ def computed(folder: Path, *, evaluated_rows: float = 0.0) -> float:
     )
 
 
-def reference(folder: Path, given: Trainable | None) -> Trainable:
-    """Return the model of a run's last checkpoint, with its losses.
+def reference(config: Config, folder: Path, given: Trainable | None) -> Trainable:
+    """Return the model that ``mixer.options.reference`` names: of a run's last checkpoint, with its losses.
 
     Args:
+        folder: the directory of the run that needs it.
         given: a copy of a model that Python code passed, into which the checkpoint is loaded.
     """
     from mixwell.data.tokenizer import load_tokenizer
 
+    folder = _named(config.mixer.options["reference"], config.base, folder)
     checkpoint, _ = checkpoints.newest(folder / "checkpoints")
     if checkpoint is None:
         raise ValueError(
@@ -153,6 +158,15 @@ def reference(folder: Path, given: Trainable | None) -> Trainable:
         )
     checkpoints.load_model(trainable.model, checkpoint.model_tensors({}))
     return trainable
+
+
+def _named(name: str, base: Path, folder: Path) -> Path:
+    if not name.startswith(STAGE):
+        return base / expand_user(name)
+    trial = name.removeprefix(STAGE)
+    own = folder / FOLDER / trial
+    # A trial names one of those next to it.
+    return own if own.is_dir() else folder.parent / trial
 
 
 def _config(config: Config, trial: Trial) -> Config:
@@ -182,5 +196,5 @@ def _outcome(folder: Path) -> Outcome:
     found = mixture_file.read_mixture(folder)
     loss = losses.get("validation")
     return Outcome(
-        folder.resolve(), float("nan") if loss is None else float(loss), found["weights"]["average"]
+        STAGE + folder.name, float("nan") if loss is None else float(loss), found["weights"]["average"]
     )

@@ -12,12 +12,26 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from mixwell.utils import files
 from mixwell.utils.parsing import parse_json, shown
 from mixwell.utils.regular_files import read_regular
 
 PACKAGES = ("mixwell", "torch", "numpy")
 FILE = "environment.json"
+
+
+class _Fields(BaseModel):
+    """The fields of a description, which may have been edited."""
+
+    commands: list[str]
+    python: str
+    packages: dict[str, str]
+    system: str
+    processor: str
+    cores: int | None
+    job: str | None = None
 
 
 def write(folder: Path) -> Path:
@@ -35,11 +49,15 @@ def read(folder: Path) -> dict[str, Any]:
         found = parse_json(read_regular(folder / FILE))
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the environment of the results in {folder}: {error}") from error
-    commands = found.get("commands") if isinstance(found, dict) else None
-    if not isinstance(commands, list) or not all(isinstance(one, str) for one in commands):
+    try:
+        _Fields.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(
-            f"{folder / FILE} must be an object with a list of commands, got {shown(found)}; was it edited?"
-        )
+            f"{folder / FILE} is not the description of an environment ({where}: {first['msg']}, got "
+            f"{shown(first['input'])}); was it edited?"
+        ) from error
     return found
 
 

@@ -65,7 +65,8 @@ def refuse_links_out(folder: Path, names: Iterable[str]) -> None:
     inside = folder.resolve()
     for name in names:
         for path in _walk(folder / name):
-            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            # Path.resolve raises RuntimeError where links lead to themselves.
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
                 raise OSError(
                     f"{path} is a symbolic link to {os.readlink(path)}, outside of {folder}: a run reads, writes "
                     "and deletes only in its own folder; replace the link by its target, or give another --out"

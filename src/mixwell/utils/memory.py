@@ -22,6 +22,15 @@ def available_bytes() -> int | None:
     return min(found, default=None)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory could not be allocated: Python's, or one of PyTorch's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in str(error) or "not enough memory" in str(error)
+    )
+
+
 def format_bytes(number: float) -> str:
     """Return a number of bytes for people.
 

@@ -88,8 +88,12 @@ class Registry(_Components, Generic[T]):
     def get(self, name: str) -> T:
         """Return the component of a name; where there is none, raise ``ValueError`` with the names there are."""
         self._load()
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # it is from a user's file
+            raise ValueError(
+                f"the name of a {self.kind} must be text, got {name!r}; available: {', '.join(self.names())}"
+            )
         if name not in self._found:
-            near = difflib.get_close_matches(str(name), self.names(), n=1)
+            near = difflib.get_close_matches(name, self.names(), n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ValueError(f"unknown {self.kind} {name!r}; {hint}available: {', '.join(self.names())}")
         return self._found[name]

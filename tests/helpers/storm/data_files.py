@@ -28,12 +28,12 @@ def cases(seed: int, *, mutations: int = 10) -> list[Case]:
     found = _texts() + _json_lines() + _tokens() + _tensors() + _parquet() + _places()
     for name, (make, section) in _formats().items():
         for number in range(mutations):
-            own = random.Random(f"{KIND} {name} {seed} {number}")
+            state = random.Random(f"{KIND} {name} {seed} {number}").random()
             found.append(
                 _case(
                     f"{name} bytes {number}",
                     name,
-                    lambda make=make, own=own.random(): mutated(make(), random.Random(own)),
+                    lambda make=make, state=state: mutated(make(), random.Random(state)),
                     section,
                 )
             )

@@ -7,8 +7,11 @@ killed because it took too long.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import resource
 import signal
 import sys
@@ -21,15 +24,17 @@ from typing import Any
 
 def import_everything() -> None:
     """Import what a command would import, so that children need not."""
-    import datasets  # noqa: F401
-    import pyarrow.parquet  # noqa: F401
-    import tokenizers  # noqa: F401
-    import torch
-
-    import mixwell.cli  # noqa: F401
-    import mixwell.training.command  # noqa: F401
-
-    torch.set_num_threads(1)
+    for name in ("datasets", "jinja2", "matplotlib.pyplot", "pyarrow.parquet", "tokenizers", "torch._dynamo"):
+        importlib.import_module(name)  # optimizers import torch._dynamo with their first step
+    importlib.import_module("mixwell.cli")
+    for room in (
+        "data", "hypergradient", "lab", "methods", "mixer", "reference", "report", "signals", "simplex", "training", "utils",
+    ):  # fmt: skip
+        package = importlib.import_module(f"mixwell.{room}")
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            with contextlib.suppress(ImportError):  # of an optional package
+                importlib.import_module(found.name)
+    sys.modules["torch"].set_num_threads(1)
 
 
 def serve() -> None:
@@ -59,10 +64,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
             break
         time.sleep(delay)
         delay = min(delay * 1.5, 0.05)
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)  # also what it started
-    except (ProcessLookupError, PermissionError):
-        pass
     if status is None:
         os.waitpid(child, 0)
     return {"status": status, "output": printed.read_bytes().decode(errors="replace")}
@@ -80,10 +83,10 @@ def run(asked: dict[str, Any], printed: Path) -> None:
             opened = os.open(name, flags, 0o600)
             os.dup2(opened, number)
         os.dup2(1, 2)
-        sys.stdin = open(0, closefd=False)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout, sys.stderr = (
-            open(1, "w", closefd=False, errors="backslashreplace"),
-            open(2, "w", closefd=False, errors="backslashreplace"),
+            open(1, "w", closefd=False, errors="backslashreplace"),  # noqa: SIM115
+            open(2, "w", closefd=False, errors="backslashreplace"),  # noqa: SIM115
         )
         os.chdir(asked["cwd"])
         os.environ["MIXWELL_CACHE"] = str(Path(asked["cwd"]) / "cache")

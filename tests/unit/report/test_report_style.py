@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mixwell.report import run_summary, style
@@ -169,3 +170,12 @@ def test_runs_with_same_name_are_labeled_by_parent(tmp_path: Path) -> None:
         str(Path("b/learned")),
         str(Path("b/other")),
     ]
+
+
+def test_figures_are_not_written_through_links(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("precious")
+    for suffix in ("png", "svg"):
+        (tmp_path / f"figure.{suffix}").symlink_to(tmp_path / "elsewhere")
+    written = style.save(Figure(), tmp_path / "figure")
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+    assert not any(path.is_symlink() for path in written)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.commands import mixwell
+from helpers.text_configs import write_config
 from mixwell.training import checkpoints
 from mixwell.training.checkpoints import Checkpoint, DamagedError
 from mixwell.utils import files
@@ -109,6 +111,18 @@ def test_links_out_of_run_folder_are_refused(name: str, tmp_path: Path) -> None:
     (run / "inside").mkdir()
     (run / name).symlink_to(run / "inside")
     files.refuse_links_out(run, ["metrics.jsonl", "checkpoints"])
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "fidelity.json", "checkpoints"])
+@pytest.mark.parametrize("words", [["resume", "run", "--no-report"], ["fidelity", "run", "--steps", "1"]])
+def test_commands_refuse_links_out_of_run_folder(words: list[str], name: str, tmp_path: Path) -> None:
+    write_config(tmp_path, steps=4, mixer={"horizon": 2})
+    mixwell("run", "tiny.yaml", "--out", "run", "--no-report", cwd=tmp_path)
+    (tmp_path / "run/fidelity.json").write_text("[]")
+    (tmp_path / "run" / name).rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    _, err = mixwell(*words, cwd=tmp_path, status=2)
+    assert f"{name} is a symbolic link to" in err
 
 
 def test_tied_weights_are_saved_once(tmp_path: Path) -> None:

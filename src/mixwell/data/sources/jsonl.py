@@ -7,6 +7,7 @@ import json
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Literal, cast, final
 
@@ -17,6 +18,8 @@ from mixwell.data.sources.base import SOURCES, FileSource, Patterns, Piece, Text
 from mixwell.data.sources.text import check_encoding, is_wide, undecodable
 
 SUFFIXES = tuple(kind + end for kind in (".jsonl", ".ndjson", ".json") for end in ("", ".gz"))
+LONGEST_LINE = 128 << 20
+"""Bytes. A small compressed file can hold a line that takes more memory than there is."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -122,7 +125,15 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
             raw.seek(0)
             stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else raw
             done = 0
-            for number, line in enumerate(stream, start=1):
+            for number in count(1):
+                line = stream.readline(LONGEST_LINE + 1)
+                if not line:
+                    break
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(
+                        f"{path}:{number} is longer than {LONGEST_LINE >> 20} MB: every line is one document, "
+                        "read at once; split it, or give text files"
+                    )
                 # The progress in a compressed file is its position there, not the length of the lines.
                 now = raw.tell() if packed else done + len(line)
                 yield number, line, now - done

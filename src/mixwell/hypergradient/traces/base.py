@@ -224,6 +224,14 @@ class TracesConfig(ConfigSection):
         """Return the numbers per domain of projected traces, 0 for traces that are not projected."""
         return 0
 
+    def least_bytes(self, parameters: int, domains: int) -> int:
+        """Return the bytes of the traces of a model, or fewer where they depend on its layers.
+
+        Args:
+            parameters: the number of its parameters, in float32.
+        """
+        return 0
+
 
 TRACES = Registry[type[TracesConfig]]("kind of traces", package="mixwell.hypergradient.traces")
 """Kinds by name (``mixer.traces`` in the config of a run)."""

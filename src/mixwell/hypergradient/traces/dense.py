@@ -306,6 +306,10 @@ class DenseTracesConfig(TracesConfig):
     def build(self) -> Traces:
         return DenseTraces()
 
+    @override
+    def least_bytes(self, parameters: int, domains: int) -> int:
+        return 4 * parameters * domains
+
 
 @final
 @TRACES.register("bfloat16")
@@ -317,3 +321,7 @@ class Bfloat16TracesConfig(TracesConfig):
     @override
     def build(self) -> Traces:
         return DenseTraces(dtype=torch.bfloat16)
+
+    @override
+    def least_bytes(self, parameters: int, domains: int) -> int:
+        return 2 * parameters * domains

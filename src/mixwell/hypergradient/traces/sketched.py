@@ -245,3 +245,7 @@ class SketchedTracesConfig(TracesConfig):
     @override
     def build(self) -> Traces:
         return SketchedTraces(self.sketch_size)
+
+    @override
+    def least_bytes(self, parameters: int, domains: int) -> int:
+        return 4 * self.sketch_size * domains + parameters

@@ -160,12 +160,17 @@ def safe_horizon(setting: QuadraticSettings, *, margin: float) -> int:
     """Return the theorem's horizon ``ceil((c + 1) log(2R + 1) / log(1 / (1 - eta)))`` with ``c = margin``.
 
     Raises:
-        ValueError: c is not positive.
+        ValueError: c is not positive, or the horizon is more than a float can hold.
     """
-    if margin <= 0:
+    if not margin > 0:
         raise ValueError(f"the theorem's c must be positive, got {margin}")
     eta, radius = setting.learning_rate, setting.radius
-    return math.ceil((margin + 1) * math.log(2 * radius + 1) / -math.log1p(-eta))
+    horizon = (margin + 1) * math.log(2 * radius + 1) / -math.log1p(-eta)
+    if not math.isfinite(horizon):
+        raise ValueError(
+            f"the theorem's horizon is not finite for c = {margin:g} and R = {radius:g}; lower them"
+        )
+    return math.ceil(horizon)
 
 
 def check_theorem(setting: QuadraticSettings, *, margin: float) -> list[Claim]:

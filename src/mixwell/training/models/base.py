@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, final
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mixwell.data.datasets import IndexedDataset
+from mixwell.training.models import inputs
 from mixwell.typing import LossFn
 from mixwell.utils.registry import Registry
 from mixwell.utils.sections import ConfigSection
@@ -26,6 +30,7 @@ class Trainable:
         vocabulary: the number of tokens, where the rows are text and it matters.
         row_losses: the loss of every row of a batch, shape ``(rows,)``; ``None`` where only their mean is known.
         token_losses: the loss of every token, shape ``(rows, length)``, where the rows are text.
+        check_rows: raises ``ValueError`` for rows that the model cannot take.
     """
 
     model: nn.Module
@@ -34,6 +39,44 @@ class Trainable:
     vocabulary: int | None = None
     row_losses: LossFn | None = None
     token_losses: LossFn | None = None
+    check_rows: Callable[[IndexedDataset], None] | None = None
+
+    @classmethod
+    def language_model(cls, model: nn.Module, losses: LossFn, *, context: int, vocabulary: int) -> Trainable:
+        """Return a language model with the loss of each token; rows that it cannot take are refused.
+
+        Args:
+            losses: shape ``(rows, length)``.
+        """
+        checked = partial(inputs.token_rows, context=context)
+        each = inputs.with_checks(losses, checked, "a token is")
+
+        def row_losses(model: nn.Module, rows: Tensor) -> Tensor:
+            return each(model, rows).mean(dim=1)
+
+        def loss(model: nn.Module, rows: Tensor) -> Tensor:
+            return row_losses(model, rows).mean()
+
+        check = partial(inputs.check_rows, checked=checked, column=0, limit=vocabulary, what="tokens")
+        return cls(model, loss, context, vocabulary, row_losses, each, check)
+
+
+@final
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model takes, counted from its settings: numbers of 4 bytes, never more than it really takes.
+
+    Args:
+        parameters: numbers that are trained.
+        buffers: numbers that are not.
+        activations: numbers that the backward pass of one row needs.
+        modules: layers and their containers.
+    """
+
+    parameters: int
+    buffers: int = 0
+    activations: int = 0
+    modules: int = 0
 
 
 class ModelConfig(ConfigSection):
@@ -53,6 +96,10 @@ class ModelConfig(ConfigSection):
             base: the folder to which relative paths refer.
             vocabulary: the number of tokens of the tokenizer.
         """
+
+    def size(self, vocabulary: int) -> ModelSize | None:
+        """Return what the model will take; ``None`` where the settings do not say."""
+        return None
 
 
 MODELS = Registry[type[ModelConfig]]("model", package="mixwell.training.models")

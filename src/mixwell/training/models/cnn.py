@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from mixwell.training.models.base import MODELS, ModelConfig, Trainable
+from mixwell.training.models import inputs
+from mixwell.training.models.base import MODELS, ModelConfig, ModelSize, Trainable
 from mixwell.utils.sections import Whole
 
 
@@ -26,7 +28,24 @@ class CnnConfig(ModelConfig):
     @override
     def build(self, *, base: Path, vocabulary: int) -> Trainable:
         model = small_cnn(self.channels, classes=self.classes)
-        return Trainable(model, classification_loss, row_losses=classification_losses)
+        check = partial(
+            inputs.check_rows,
+            checked=inputs.labeled_images,
+            column=1,
+            limit=self.classes,
+            what="classes (model.classes)",
+        )
+        loss, row_losses = (
+            inputs.with_checks(one, inputs.labeled_images, "a class is")
+            for one in (classification_loss, classification_losses)
+        )
+        return Trainable(model, loss, row_losses=row_losses, check_rows=check)
+
+    @override
+    def size(self, vocabulary: int) -> ModelSize:
+        c, classes = self.channels, self.classes
+        parameters = 10 * c + (18 * c + 2) * c + (98 * c + 1) * 128 + 129 * classes
+        return ModelSize(parameters, activations=28 * 28 * c + 14 * 14 * 2 * c + 2 * classes, modules=10)
 
 
 def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -13,10 +13,9 @@ from typing_extensions import override
 from mixwell.training.models.base import (
     MODELS,
     ModelConfig,
+    ModelSize,
     Trainable,
     next_token_each,
-    next_token_loss,
-    next_token_losses,
 )
 from mixwell.utils.sections import Share, Whole
 
@@ -39,7 +38,18 @@ class GptConfig(ModelConfig):
     @override
     def build(self, *, base: Path, vocabulary: int) -> Trainable:
         model = Gpt(vocabulary, **self.model_dump(exclude={"kind"}))
-        return Trainable(model, next_token_loss, self.context, vocabulary, next_token_losses, next_token_each)
+        return Trainable.language_model(model, next_token_each, context=self.context, vocabulary=vocabulary)
+
+    @override
+    def size(self, vocabulary: int) -> ModelSize:
+        width, layers = self.width, self.layers
+        return ModelSize(
+            parameters=vocabulary * width + layers * (12 * width**2 + 2 * width) + width,
+            buffers=self.context * (width // self.heads),
+            # Of each token at least 16 vectors of the width in a block, and its logits with their gradient.
+            activations=self.context * (16 * layers * width + 2 * vocabulary),
+            modules=7 * layers,
+        )
 
 
 @final

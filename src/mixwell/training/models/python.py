@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import nn
 from typing_extensions import override
 
+from mixwell.training.models import inputs
 from mixwell.training.models.base import MODELS, ModelConfig, Trainable
 from mixwell.utils.entry_points import call_entry_point
 from mixwell.utils.sections import Whole
@@ -45,7 +46,11 @@ class PythonModelConfig(ModelConfig):
                 f"{type(made).__name__}"
             )
         model, loss, *more = parts
-        return Trainable(model, loss, self.context, self.vocabulary, more[0] if more else None)
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise ValueError(f"model.entry: the model of {self.entry} is on the meta device; give it values")
+        row_losses = inputs.user_loss(more[0], each=True, name="row_losses") if more else None
+        loss = inputs.user_loss(loss, each=False, name="loss")
+        return Trainable(model, loss, self.context, self.vocabulary, row_losses)
 
 
 @final

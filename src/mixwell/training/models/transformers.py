@@ -43,7 +43,7 @@ class TransformersConfig(ModelConfig):
             raise ValueError(
                 f"model.context is {self.context}, but the model in {path} takes at most {longest}"
             )
-        return Trainable(model, _loss, self.context, size, _row_losses, _token_losses)
+        return Trainable.language_model(model, _token_losses, context=self.context, vocabulary=size)
 
     def _load(self, path: Path) -> Any:
         try:
@@ -75,11 +75,3 @@ class TransformersConfig(ModelConfig):
 
 def _token_losses(model: nn.Module, rows: Tensor) -> Tensor:
     return token_losses(model(input_ids=rows[:, :-1], use_cache=False).logits, rows)
-
-
-def _row_losses(model: nn.Module, rows: Tensor) -> Tensor:
-    return _token_losses(model, rows).mean(dim=1)
-
-
-def _loss(model: nn.Module, rows: Tensor) -> Tensor:
-    return _row_losses(model, rows).mean()
