@@ -183,7 +183,7 @@ class ProjectedTraces(Traces):
         products = (self._gathered @ row).double().cpu().numpy()
         along = clipping_coefficients(combined, products, float(row @ row))
         if along is not None:
-            self._gathered.addr_(torch.tensor(along).to(self._gathered), row, alpha=-1)
+            self._gathered.addr_(self._gathered.new_tensor(along), row, alpha=-1)
 
     def _combined_row(self, gradients: Gradients) -> Tensor:
         """Return the projection of the combined gradient, without what the traces leave out."""
