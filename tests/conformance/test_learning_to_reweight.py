@@ -178,7 +178,9 @@ def test_absent_domain_keeps_mean_and_zeros_keep_weights() -> None:
         np.testing.assert_allclose(list(run.mixer.weights.last.values()), means / means.sum(), rtol=1e-12)
     run.signal._sums[:] = [[0, 0, 0], [0, 0, 0], [4, 4, 4]]  # a round of rows of which none helped
     before = run.mixer.weights.values
-    np.testing.assert_allclose(np.exp(-run.signal.scores(None)), run.signal._weights)
+    scores = run.signal.scores(None)
+    assert scores is not None
+    np.testing.assert_allclose(np.exp(-scores), run.signal._weights)
     np.testing.assert_allclose(run.signal._weights, before)
 
 
