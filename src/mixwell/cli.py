@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mixwell.lab.cli import Reproduced, reproduce
-from mixwell.lab.problems import PROBLEMS
-from mixwell.training.command_options import EngineName, RayAddress, Workers, make_engine
+from mixwell.lab.problems import list_problems
+from mixwell.training.command_options import (
+    DEFAULT_CONFIG,
+    ConfigFile,
+    EngineName,
+    Overrides,
+    RayAddress,
+    Report,
+    RunFolder,
+    TrialsEngine,
+    Workers,
+    make_engine,
+)
 from mixwell.training.interrupts import interruptible
 from mixwell.utils import memory
 from mixwell.utils.command_help import CONTEXT, HelpCommand, examples
@@ -45,25 +55,6 @@ def _root(
 
         typer.echo(f"mixwell {__version__}")
         raise typer.Exit
-
-
-DEFAULT_CONFIG = Path("mixwell.yaml")
-"""What `mixwell init` writes, and other commands read where no config is named."""
-ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A YAML or TOML file; `mixwell init` writes one.")
-]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Replace a setting, as in optimizer.lr=0.001; repeatable."
-    ),
-]
-TrialsEngine = Annotated[
-    str,
-    typer.Option("--engine", metavar="NAME", help="Backend for the trials of a method: local or ray."),
-]
-Report = Annotated[bool, typer.Option(help="Write the report page at the end.")]
 
 
 @app.command("init", cls=HelpCommand, epilog=examples("mixwell init", "mixwell init configs/text.yaml"))
@@ -138,16 +129,7 @@ def run_command(
         "mixwell compare demo --methods mixwell,uniform --seeds 5",
         "mixwell compare text.yaml --methods mixwell,doremi,regmix --set steps=1000",
     )
-    + "\n\n\b\nEmbedded problems:\n"
-    + "\n".join(
-        textwrap.fill(
-            f"{name:<12}{problem.description}",
-            width=76,
-            initial_indent=" " * 2,
-            subsequent_indent=" " * 14,
-        )
-        for name, problem in PROBLEMS.items()
-    ),
+    + list_problems(),
 )
 def compare_command(
     problem: Annotated[
@@ -448,12 +430,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not memory.is_out_of_memory(error):
             raise
-        reason = str(error).splitlines()[0][:200] if str(error) else "Python could not allocate"
-        print(
-            f"mixwell: out of memory ({reason}); lower the sizes of the model, batch.rows (or set "
-            "batch.micro_rows), or mixer.traces; `mixwell plan` shows what they take",
-            file=sys.stderr,
-        )
+        print(f"mixwell: {memory.out_of_memory_message(error)}", file=sys.stderr)
         sys.exit(2)
 
 

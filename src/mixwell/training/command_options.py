@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,23 @@ import typer
 if TYPE_CHECKING:
     from mixwell.training.engines import Engine
 
+DEFAULT_CONFIG = Path("mixwell.yaml")
+"""What `mixwell init` writes, and other commands read where no config is named."""
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A YAML or TOML file; `mixwell init` writes one.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Replace a setting, as in optimizer.lr=0.001; repeatable."
+    ),
+]
+TrialsEngine = Annotated[
+    str,
+    typer.Option("--engine", metavar="NAME", help="Backend for the trials of a method: local or ray."),
+]
+Report = Annotated[bool, typer.Option(help="Write the report page at the end.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Runs at a time. [default: one per core]")]
 EngineName = Annotated[
     str,

@@ -31,6 +31,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def out_of_memory_message(error: BaseException) -> str:
+    """Return the message for an error that :func:`is_out_of_memory` accepts."""
+    reason = str(error).splitlines()[0][:200] if str(error) else "Python could not allocate"
+    return (
+        f"out of memory ({reason}); lower the sizes of the model, batch.rows (or set batch.micro_rows), or "
+        "mixer.traces; `mixwell plan` shows what they take"
+    )
+
+
 def format_bytes(number: float) -> str:
     """Return a number of bytes for people.
 

@@ -6,6 +6,7 @@ Nothing heavy is imported before a problem is used, so that ``--help`` can list 
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from importlib import import_module, resources
 from pathlib import Path
@@ -54,6 +55,17 @@ PROBLEMS = {
         "linear regression with a best mixture known in closed form", "synthetic:prepare"
     ),
 }
+
+
+def list_problems() -> str:
+    """Return the names and descriptions for a help page, behind other text."""
+    lines = (
+        textwrap.fill(
+            f"{name:<12}{problem.description}", width=76, initial_indent=" " * 2, subsequent_indent=" " * 14
+        )
+        for name, problem in PROBLEMS.items()
+    )
+    return "\n\n\b\nEmbedded problems:\n" + "\n".join(lines)
 
 
 def find(name: str, out: Path, console: Console) -> Path:
