@@ -58,6 +58,9 @@ LOOSE = {
 }
 HERE = {**golden_runs.CASES, **golden_loops.CASES, **golden_integrations.CASES}
 RESUMED = {**golden_runs.RESUMED, **golden_loops.RESUMED}
+# A law that is fitted to a few losses of trials of a few steps: the last bits of the processor decide which minimum
+# is found (tests/conformance has the rule). Compared only with MIXWELL_EXACT=1.
+SENSITIVE = {"method: mixing-laws"}
 # Recorded results of features that are gone.
 REMOVED = {"loader by domain: counts by noise", "text: counts by noise"}
 needs_gloo = pytest.mark.skipif(
@@ -87,6 +90,8 @@ def check(name: str, outcome: dict[str, Any]) -> None:
     if RECORDING:
         write(name, outcome)
         return
+    if name in SENSITIVE and not EXACT:
+        pytest.skip("depends on the processor; compared with MIXWELL_EXACT=1")
     recorded = read()
     assert name in recorded, f"{name} is not in {RECORD.name}; record it"
     precision = outcome.get("parameters", {}).get("precision", "float64")
