@@ -18,7 +18,7 @@ from mixwell.mixer.batch import DomainBatch, MixtureBatch
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.nonfinite import NonFiniteGuard, NonFinitePolicy
 from mixwell.mixer.optimizers import expect_one_optimizer, no_param_groups
-from mixwell.mixer.progress import MixerProgress
+from mixwell.mixer.properties import MixerProperties
 from mixwell.mixer.recipes import METHODS
 from mixwell.mixer.records import VALIDATION, RoundRecord
 from mixwell.mixer.round import RoundAccumulator
@@ -36,7 +36,7 @@ from mixwell.simplex.weight_updater import WeightUpdater
 
 
 @final
-class Mixer(MixerProgress):
+class Mixer(MixerProperties):
     """Learns the weights of the domains while an optimizer trains a model.
 
     Put it around a training loop::

@@ -1,4 +1,4 @@
-"""What a mixer shows of its run."""
+"""The properties of a mixer: its weights and constraints, where its run is, and what is due next."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mixwell.simplex.constraints import Constraint
 from mixwell.simplex.weights import Weights
 
 
-class MixerProgress:
-    """The base of :class:`mixwell.Mixer`: where a run is, and what is due next."""
+class MixerProperties:
+    """The base of :class:`mixwell.Mixer`, which has the verbs."""
 
     signal: Signal
     rounds: list[RoundRecord]
