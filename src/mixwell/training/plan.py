@@ -194,7 +194,8 @@ def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]
     found: dict[str, int] = {}
     for kind in TRACES.names():
         chosen = config.model_copy(update={"mixer": config.mixer.model_copy(update={"traces": kind})})
-        least = chosen.traces.least_bytes(sum(p.numel() for p in parameters), len(config.domains))
+        size = sum(p.numel() for p in parameters), len(config.domains)
+        least = chosen.traces.least_bytes(*size)
         if least > MOST_BYTES:
             found[kind] = least
             continue
@@ -203,6 +204,9 @@ def trace_memory(config: Config, parameters: Sequence[Tensor]) -> dict[str, int]
         if not (signal.requirements.domain_batches or chosen.traces.takes_mixed_batches):
             # The mixer allocates the sum of the domains' gradients with the first of them.
             found[kind] += sum(p.nbytes for p in parameters)
+        if config.optimizer.clip_norm is not None:
+            # Allocated with the first gradient.
+            found[kind] += chosen.traces.clipping_bytes(*size)
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 

@@ -140,6 +140,7 @@ def test_sketched_products_are_those_of_gradients() -> None:
     expected = [
         sum(float((a * b).sum()) for a, b in zip(combined, one, strict=True)) / norm**2 for one in gradients
     ]
+    assert sketches.nbytes == clipping.sketch_bytes(parameters.numel, 3)
     assert found == pytest.approx(expected, abs=0.01)
     assert sum(found or ()) / 3 == pytest.approx(1.0, rel=1e-4)
 

@@ -232,6 +232,10 @@ class TracesConfig(ConfigSection):
         """
         return 0
 
+    def clipping_bytes(self, parameters: int, domains: int) -> int:
+        """Return the bytes in addition where gradients are clipped."""
+        return 0
+
 
 TRACES = Registry[type[TracesConfig]]("kind of traces", package="mixwell.hypergradient.traces")
 """Kinds by name (``mixer.traces`` in the config of a run)."""

@@ -107,7 +107,7 @@ class GradientSketches:
 
     def _allocate(self) -> None:
         first = self._parameters.tensors[0]
-        size = min(prime_below(SIZE), self._starts[-1])
+        size = _sketch_size(self._starts[-1])
         dtype = torch.promote_types(first.dtype, torch.float32)
         self._rows = torch.zeros(self._domains, max(1, size), dtype=dtype, device=first.device)
         if self._signs is None and size < self._starts[-1]:
@@ -124,6 +124,16 @@ class GradientSketches:
                 values = values * self._signs[offset : offset + len(values)]
             fold_into(target, values, start, factor)
             start += len(piece)
+
+
+def sketch_bytes(parameters: int, domains: int) -> int:
+    """Return the memory of :class:`GradientSketches` of a model with this number of parameters, in float32."""
+    size = _sketch_size(parameters)
+    return 4 * max(1, size) * domains + (2 * _PERIOD if size < parameters else 0)
+
+
+def _sketch_size(parameters: int) -> int:
+    return min(prime_below(SIZE), parameters)
 
 
 def clipping_coefficients(combined: Combined, products: Vector, square: float) -> list[float] | None:

@@ -24,7 +24,7 @@ from mixwell.hypergradient.traces.base import (
     empty_trace,
     full_products,
 )
-from mixwell.hypergradient.traces.clipping import GradientSketches
+from mixwell.hypergradient.traces.clipping import GradientSketches, sketch_bytes
 from mixwell.hypergradient.traces.selection import Only, Selection
 from mixwell.typing import Gradients, Json, Vector
 
@@ -310,6 +310,10 @@ class DenseTracesConfig(TracesConfig):
     def least_bytes(self, parameters: int, domains: int) -> int:
         return 4 * parameters * domains
 
+    @override
+    def clipping_bytes(self, parameters: int, domains: int) -> int:
+        return sketch_bytes(parameters, domains)
+
 
 @final
 @TRACES.register("bfloat16")
@@ -325,3 +329,7 @@ class Bfloat16TracesConfig(TracesConfig):
     @override
     def least_bytes(self, parameters: int, domains: int) -> int:
         return 2 * parameters * domains
+
+    @override
+    def clipping_bytes(self, parameters: int, domains: int) -> int:
+        return sketch_bytes(parameters, domains)

@@ -14,7 +14,7 @@ from mixwell import distributed
 from mixwell.hypergradient.capture.projections import random_signs, random_stream
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
-from mixwell.hypergradient.traces.clipping import GradientSketches
+from mixwell.hypergradient.traces.clipping import GradientSketches, sketch_bytes
 from mixwell.hypergradient.traces.count_sketch import fold_into, prime_below
 from mixwell.hypergradient.traces.dense import SMALLEST_SCALE
 from mixwell.typing import Gradients, Json, Vector
@@ -249,3 +249,7 @@ class SketchedTracesConfig(TracesConfig):
     @override
     def least_bytes(self, parameters: int, domains: int) -> int:
         return 4 * self.sketch_size * domains + parameters
+
+    @override
+    def clipping_bytes(self, parameters: int, domains: int) -> int:
+        return sketch_bytes(parameters, domains)
