@@ -355,8 +355,7 @@ def test_domains_from_column_or_mapping(tmp_path: Path) -> None:
 def test_gpt2_is_a_causal_language_model(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     trainer = new_trainer(tmp_path, model=transformers.GPT2LMHeadModel(config))
-    with pytest.warns(UserWarning, match="wpe"):
-        trainer.train()
+    trainer.train()  # without a warning: the traces have all parameters, positions among them
     assert trainer.mixer.weights["up"] > trainer.mixer.weights["noise"]
 
 

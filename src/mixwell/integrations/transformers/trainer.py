@@ -36,6 +36,8 @@ from mixwell.simplex.repetition import EpochPace, epoch_caps
 from mixwell.training import mixture_file
 from mixwell.utils.nested import identity
 
+RESERVED = {"budget", "clip_norm"}
+"""The settings of the mixer that the trainer chooses."""
 RowLosses = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """From the model and a batch one loss for each row, shape ``(rows,)``."""
 
@@ -105,7 +107,8 @@ class MixerTrainer(Trainer):
             by_domain(given, domain_column) if self._given_loader is None else self._given_loader.datasets
         )
         self._column = domain_column
-        self._settings = default_settings(mixer, reserved={"budget", "clip_norm"})
+        self._mixer_settings = mixer
+        self._settings = default_settings(mixer, reserved=RESERVED)
         # The signal of another method comes with that method's own settings, and given constraints are complete.
         self._paced = not {"signal", "constraints"} & set(mixer or {})
         wanted = as_one_dataset(validation_dataset)
@@ -264,7 +267,8 @@ class MixerTrainer(Trainer):
         """Make the mixer, now that the optimizer is there, and load a checkpoint if there is one."""
         model: Any = self.model_wrapped  # which determines how gradients are averaged over ranks
         optimizer: Any = self.optimizer
-        steps, settings = self.state.max_steps, dict(self._settings)
+        # With a signal of its own, since training may begin again (auto_find_batch_size).
+        steps, settings = self.state.max_steps, default_settings(self._mixer_settings, reserved=RESERVED)
         if self._paced and not any(readers.is_stream(rows) for rows in self._domains.values()):
             sizes = {name: len(rows) for name, rows in self._domains.items()}
             settings["constraints"] = [EpochPace(sizes, batch_size=self._step_rows, budget=steps)]
