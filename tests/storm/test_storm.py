@@ -25,6 +25,7 @@ configs: run model.width=1e+12
 configs: plan model.context=1e+30
 configs: run batch.rows=1e+12
 configs: run mixer.sketch_size=1e+30
+configs: plan optimizer.lr=1e300
 data files: gzip bomb, one line
 data files: gzip bomb, a document
 data files: npy with nested header

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -40,7 +40,7 @@ class OptimizerConfig(ConfigSection):
 
     kind: str
     """The kind of optimizer."""
-    lr: Positive = 1e-3
+    lr: Annotated[float, Field(gt=0, le=1e30)] = 1e-3
     """The peak learning rate."""
     weight_decay: NotNegative = 0.0
     """Applied to matrices only, not to norms and biases."""

@@ -80,14 +80,22 @@ def read_verdict(folder: Path) -> Verdict:
     """Return the verdict on the run in a directory.
 
     Raises:
-        ValueError: the run has no checkpoint yet.
+        ValueError: the run has no checkpoint yet, or its files are of other domains.
     """
     found, config = mixture_file.read_mixture(folder), config_io.read_config(folder / CONFIG)
     horizon = int(found["horizon"])
     points = max((int(line.get("points") or 1) for line in found.get("signal") or ()), default=1)
+    rounds, domains = list(metrics.read_metrics(folder, "round")), set(found["domains"])
+    for line in rounds:
+        for key in ("weights", "new_weights"):
+            if set(line[key]) != domains or None in line[key].values():
+                raise ValueError(
+                    f"{folder / metrics.FILE}: the {key} of round {line['index']} are not those of the domains in "
+                    f"{mixture_file.FILE}; was the file edited?"
+                )
     return judge(
         found,
-        list(metrics.read_metrics(folder, "round")),
+        rounds,
         config.model_dump(mode="json"),
         folder,
         validation_rows=builder.validation_rows(config, horizon, points=points),

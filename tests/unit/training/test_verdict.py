@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import product
 from pathlib import Path
@@ -12,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from helpers.text_configs import write_config
-from mixwell.training import command, config_io
+from mixwell.training import command, config_io, metrics
 from mixwell.training.agreement import State, measure_agreement, sign_flip_limit
 from mixwell.training.run import Run
-from mixwell.training.verdict import judge
+from mixwell.training.verdict import judge, read_verdict
 
 RUNS = 400
 
@@ -238,3 +239,20 @@ def test_verdict_is_printed_after_a_run_and_its_command_works(
     steps = line.rpartition("--set ")[2].partition(" ")[0]
     again = config_io.read_config(tmp_path / "run" / "config.yaml", [steps])
     Run(again, tmp_path / "again", console=Console(quiet=True)).load()
+
+
+@pytest.mark.parametrize("key", ["weights", "new_weights"])
+@pytest.mark.parametrize("value", [None, "absent"])
+def test_rounds_of_other_domains_are_named(key: str, value: str | None, tmp_path: Path) -> None:
+    config = config_io.read_config(write_config(tmp_path))
+    Run(config, tmp_path / "run", console=Console(quiet=True)).start()
+    path = tmp_path / "run" / metrics.FILE
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = next(line for line in lines if line["kind"] == "round")[key]
+    if value is None:
+        changed["letters"] = None
+    else:
+        del changed["letters"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=f"the {key} of round 0 are not those of the domains"):
+        read_verdict(tmp_path / "run")
