@@ -58,8 +58,8 @@ LOOSE = {
 }
 HERE = {**golden_runs.CASES, **golden_loops.CASES, **golden_integrations.CASES}
 RESUMED = {**golden_runs.RESUMED, **golden_loops.RESUMED}
-# A law that is fitted to a few losses of trials of a few steps: the last bits of the processor decide which minimum
-# is found (tests/conformance has the rule). Compared only with MIXWELL_EXACT=1.
+# A law that is fitted to a few losses of short trials: the last bits of the processor decide which minimum is
+# found (tests/conformance has the rule). Compared only with MIXWELL_EXACT=1.
 SENSITIVE = {"method: mixing-laws"}
 # Recorded results of features that are gone.
 REMOVED = {"loader by domain: counts by noise", "text: counts by noise"}
