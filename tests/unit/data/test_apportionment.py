@@ -93,8 +93,9 @@ def literal(carry: np.ndarray, shares: np.ndarray, total: int, least: int, most:
     counts = np.clip(np.floor(due + ROUNDING).astype(np.int64), low, most)
     while counts.sum() < min(total, most.sum()):
         left, able = due - counts, counts < most
-        with np.errstate(divide="ignore", over="ignore"):
-            batches = np.where(left > ROUNDING, np.ceil((1 - left) / fractions - ROUNDING), np.inf)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            deadline = np.ceil((1 - left) / fractions - ROUNDING)
+        batches = np.where((left > ROUNDING) & (fractions > 0), deadline, np.inf)
         batches = np.where(able, batches, np.inf)
         first = able & (batches == batches.min())
         counts[np.where(first, left, -np.inf).argmax()] += 1
