@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import ray
 from rich.console import Console
 
 from helpers import commands
@@ -150,16 +149,29 @@ def test_missing_ray_names_install_command(tmp_path: Path, monkeypatch: pytest.M
 
 
 STRANGER = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False); print('connected')"
+OWNER = """
+import os, sys
+import ray
+from mixwell.training.engines import connection
+
+with connection.connected(None, cpus=1):
+    found = ray.get(ray.remote(lambda: os.getpid()).remote())
+    print(found != os.getpid(), ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.mark.parametrize(
     "token", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}]
 )
 def test_started_ray_refuses_strangers(token: dict[str, str]) -> None:
-    with connection.connected(None, cpus=1):
-        address = ray.get_runtime_context().gcs_address
-        own = ray.remote(lambda: os.getpid()).remote()
-        assert ray.get(own, timeout=PATIENCE) != os.getpid()
+    # In a process of its own, since Ray keeps the first token of a process, and other tests connect to a cluster.
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert owner.stdout is not None
+        worked, address = owner.stdout.readline().split()
         tried = subprocess.run(
             [sys.executable, "-c", STRANGER, address],
             env={**os.environ, **token},
@@ -168,6 +180,11 @@ def test_started_ray_refuses_strangers(token: dict[str, str]) -> None:
             timeout=PATIENCE,
             check=False,
         )
+        owner.communicate(timeout=PATIENCE)  # its input ends, and so does it
+    finally:
+        owner.kill()
+        owner.wait()
+    assert worked == "True"
     assert tried.returncode != 0
     assert "connected" not in tried.stdout
     assert "token" in tried.stderr
