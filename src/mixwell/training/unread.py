@@ -19,9 +19,9 @@ def unread_settings(config: Config) -> list[str]:
     unread = set(OPTIONAL_SETTINGS) - options.mixer_settings
     if not method.has_rounds:
         unread |= {"horizon", "warmup"}
-    for kind in TRACES.names():
-        if "traces" in unread or kind != config.trace_kind:
-            unread |= set(TRACES.get(kind).model_fields)
+    of_traces = {field for kind in TRACES.names() for field in TRACES.get(kind).model_fields}
+    # Kinds may share a key.
+    unread |= of_traces if "traces" in unread else of_traces - set(type(config.traces).model_fields)
     fields = type(mixer).model_fields
     found = [name for name in fields if name in unread and getattr(mixer, name) != fields[name].default]
     ignored = options.changed(options.without_effect(step_size=mixer.step_size != "auto"))
