@@ -103,8 +103,9 @@ def export(
         >>> learned = {"web": 0.25, "code": 0.75}
         >>> mixture = {
         ...     "format": 1, "domains": ["web", "code"], "weights": {"last": learned, "average": learned},
-        ...     "history": [], "method": "hypergradient", "horizon": 84, "budget": 1000, "steps_done": 1000,
-        ...     "finished": True, "seed": 0, "rows": {"available": {"web": 9, "code": 9}}, "made_with": {},
+        ...     "history": [{"step": 0, "weights": learned}], "method": "mixwell", "horizon": 84, "budget": 1000,
+        ...     "steps_done": 1000, "finished": True, "seed": 0, "made_with": {},
+        ...     "rows": {"available": {"web": 9, "code": 9}, "trained_on": {"web": 4, "code": 8}},
         ... }
         >>> print(export(mixture, to="megatron", paths={"web": "/data/web", "code": "/data/code"}), end="")
         0.25 /data/web
