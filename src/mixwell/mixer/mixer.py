@@ -20,12 +20,13 @@ from mixwell.mixer.nonfinite import NonFiniteGuard, NonFinitePolicy
 from mixwell.mixer.optimizers import expect_one_optimizer, no_param_groups
 from mixwell.mixer.properties import MixerProperties
 from mixwell.mixer.recipes import METHODS
-from mixwell.mixer.records import VALIDATION, RoundRecord
+from mixwell.mixer.records import RoundRecord
 from mixwell.mixer.round import RoundAccumulator
 from mixwell.mixer.row_labels import RowLabels
 from mixwell.mixer.scopes import BatchScope, DomainScope
 from mixwell.mixer.step import StepAccumulator
 from mixwell.signals import Hypergradient, Signal
+from mixwell.signals.finite_draws import VALIDATION
 from mixwell.signals.probes import Probes
 from mixwell.simplex import horizons
 from mixwell.simplex.constraints import Constraint

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
-VALIDATION = "validation"
-"""The name under which records have the validation loss and skipped validation gradients."""
 SCORES = "scores"
 """The name under which scores that overflowed are counted."""
 AUXILIARY = "auxiliary loss"

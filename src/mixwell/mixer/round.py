@@ -15,13 +15,14 @@ from mixwell.mixer.batch import DomainBatch
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.nonfinite import NonFiniteGuard
-from mixwell.mixer.records import AUXILIARY, SCORES, VALIDATION, RoundRecord
+from mixwell.mixer.records import AUXILIARY, SCORES, RoundRecord
 from mixwell.mixer.row_counts import RowCounts
 from mixwell.mixer.scopes import DomainScope
 from mixwell.mixer.scores import LossMeans, RoundScores
 from mixwell.mixer.step_progress import StepProgress
 from mixwell.signals import Signal
 from mixwell.signals.base import LinearSignal
+from mixwell.signals.finite_draws import VALIDATION
 from mixwell.simplex.rounds import RoundClock
 from mixwell.simplex.weight_updater import WeightUpdater
 from mixwell.simplex.weights import Weights

@@ -246,8 +246,8 @@ def save(figure: Figure, path: Path) -> list[Path]:
     """Write a figure as PNG and SVG to ``path`` with these suffixes."""
     written = [path.with_suffix(".png"), path.with_suffix(".svg")]
     settle(figure)
-    for path in written:
-        path.unlink(missing_ok=True)  # a link there would be followed
+    for one in written:
+        one.unlink(missing_ok=True)  # a link there would be followed
     figure.savefig(written[0], dpi=150)
     figure.savefig(written[1], metadata={"Date": None})
     return written

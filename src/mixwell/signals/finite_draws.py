@@ -13,6 +13,7 @@ from mixwell.typing import Vector
 DRAWS = 3
 """The number of batches of one source that are tried before it is left out."""
 VALIDATION = "validation"
+"""The name under which records have the validation loss and skipped validation batches and gradients."""
 
 T = TypeVar("T")
 

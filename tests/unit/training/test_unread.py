@@ -14,6 +14,7 @@ from helpers.method_runs import OPTIONS, data, loss_of
 from mixwell import Floor, Mixer, methods
 from mixwell.methods.base import MethodContext
 from mixwell.training import config_io
+from mixwell.training.trainer import Trainer
 from mixwell.training.unread import unread_settings
 
 METHODS = list(methods.every())
@@ -153,35 +154,22 @@ def test_constraints_that_nothing_applies_are_refused(method: str, constraint: d
         config(method, **constraint)
 
 
-def test_train_warns_of_settings_without_effect(tmp_path: Path) -> None:
+def trained(folder: Path, *, steps: int, **mixer: Any) -> Trainer:
     rows = data()
     validation = rows.pop("validation")
+    model = nn.Linear(3, 2)
+    return mixwell.train(
+        rows, validation, model=model, loss=loss_of, out=folder, steps=steps, quiet=True, mixer=mixer
+    )
+
+
+def test_train_warns_of_settings_without_effect(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"mixer\.step_size has no effect: group-dro"):
-        mixwell.train(
-            rows,
-            validation,
-            model=nn.Linear(3, 2),
-            loss=loss_of,
-            out=tmp_path / "run",
-            steps=4,
-            quiet=True,
-            mixer={"method": "group-dro", "step_size": 0.5},
-        )
+        trained(tmp_path / "run", steps=4, method="group-dro", step_size=0.5)
 
 
 def test_a_proxy_applies_constraints_and_the_last_run_keeps_its_average(tmp_path: Path) -> None:
-    rows = data()
-    validation = rows.pop("validation")
-    done = mixwell.train(
-        rows,
-        validation,
-        model=nn.Linear(3, 2),
-        loss=loss_of,
-        out=tmp_path / "run",
-        steps=6,
-        quiet=True,
-        mixer={"method": "doge", "floor": 0.3, "options": {"mu": 1e-4}},
-    )
+    done = trained(tmp_path / "run", steps=6, method="doge", floor=0.3, options={"mu": 1e-4})
     assert min(done.mixer.weights.last.values()) >= 0.3 - 1e-9
     assert max(done.mixer.weights.last.values()) > 0.34
 

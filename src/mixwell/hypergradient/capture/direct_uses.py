@@ -124,9 +124,9 @@ class DirectUses(TorchFunctionMode):
         watched: the indices of the parameters to follow.
         tensors: all parameters that are trained.
         found: receives each operation and its outputs.
-        without_rows: parameters that have met values whose first dimension is not the batch. They are followed on,
-            to an operation at the latest that has one loss for each row: another batch may have as many positions
-            as rows, and then no size tells them apart.
+        without_rows: parameters that have met values whose first dimension is not the batch. They are followed
+            until the outputs have one dimension, such as the losses of the rows: another batch may have as many
+            positions as rows, and then no size tells them apart.
     """
 
     def __init__(

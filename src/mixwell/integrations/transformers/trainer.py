@@ -107,10 +107,10 @@ class MixerTrainer(Trainer):
             by_domain(given, domain_column) if self._given_loader is None else self._given_loader.datasets
         )
         self._column = domain_column
-        self._mixer_settings = mixer
-        self._settings = default_settings(mixer, reserved=RESERVED)
+        self._settings = dict(mixer or {})
+        default_settings(self._settings, reserved=RESERVED)  # refuses before training begins
         # The signal of another method comes with that method's own settings, and given constraints are complete.
-        self._paced = not {"signal", "constraints"} & set(mixer or {})
+        self._paced = not {"signal", "constraints"} & set(self._settings)
         wanted = as_one_dataset(validation_dataset)
         refusals.refuse_validation(wanted, validation_rows)
         self._validation_dataset, self._validation_rows = wanted, validation_rows
@@ -268,7 +268,7 @@ class MixerTrainer(Trainer):
         model: Any = self.model_wrapped  # which determines how gradients are averaged over ranks
         optimizer: Any = self.optimizer
         # With a signal of its own, since training may begin again (auto_find_batch_size).
-        steps, settings = self.state.max_steps, default_settings(self._mixer_settings, reserved=RESERVED)
+        steps, settings = self.state.max_steps, default_settings(self._settings, reserved=RESERVED)
         if self._paced and not any(readers.is_stream(rows) for rows in self._domains.values()):
             sizes = {name: len(rows) for name, rows in self._domains.items()}
             settings["constraints"] = [EpochPace(sizes, batch_size=self._step_rows, budget=steps)]
