@@ -66,7 +66,7 @@ class Options(ConfigSection):
         ]
 
 
-OPTIONAL_SETTINGS = ("weights", "step_size", "curvature", "traces", "validation_rows")
+OPTIONAL_SETTINGS = ("weights", "step_size", "curvature", "traces", "trace_every", "validation_rows")
 """The settings of the mixer that not all methods read (``mixer.weights``: the initial weights)."""
 HYPERGRADIENT_SETTINGS = frozenset(OPTIONAL_SETTINGS)
 """What a hypergradient with traces reads."""
@@ -115,6 +115,7 @@ class MethodContext:
         step_size: alpha of mirror descent.
         curvature: gamma of H = gamma I.
         traces: the kind of traces with its settings; ``None`` for those of the signal.
+        trace_every: of how many steps one leaves a trace.
         validation_rows: rows of each validation gradient.
         held_out: rows of the validation set, where known.
         evaluated: rows of it on which a run is evaluated, where known.
@@ -132,6 +133,7 @@ class MethodContext:
     step_size: float | Literal["auto"] = "auto"
     curvature: float = 0.01
     traces: TracesConfig | None = None
+    trace_every: int | Literal["auto"] = "auto"
     validation_rows: int | Literal["auto"] = "auto"
     held_out: int | None = None
     evaluated: int | None = None

@@ -51,7 +51,9 @@ def signal(
     from mixwell.signals import Hypergradient
 
     traces = None if context.traces is None else context.traces.build()
-    return Hypergradient(context.curvature, traces, points=points, span=span, window=window)
+    return Hypergradient(
+        context.curvature, traces, points=points, span=span, window=window, trace_every=context.trace_every
+    )
 
 
 def averaged_signal(context: MethodContext) -> Hypergradient:

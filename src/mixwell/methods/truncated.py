@@ -23,7 +23,7 @@ class TruncatedOptions(base.Options):
     @property
     @override
     def mixer_settings(self) -> frozenset[str]:
-        unread = frozenset({"curvature", "traces"} if self.curvature == "exact" else ())
+        unread = frozenset({"curvature", "traces", "trace_every"} if self.curvature == "exact" else ())
         return base.HYPERGRADIENT_SETTINGS - unread
 
 

@@ -76,6 +76,15 @@ class MixerProperties:
         """
         return self._round.validation_due
 
+    @property
+    def trace_due(self) -> bool:
+        """Whether the next step leaves a trace; where not, it is plain training.
+
+        In a long round only one of every s steps does (``Hypergradient(trace_every=...)``). In the others a mixed
+        batch will do, also for signals that require one batch per domain, and the model may be a compiled one.
+        """
+        return self._round.trace_due
+
     def validation_rows(self, batch_rows: int) -> int:
         """Return the number of rows of a validation batch with which those of a round take 5% of its training.
 

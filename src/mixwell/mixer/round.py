@@ -23,7 +23,7 @@ from mixwell.mixer.step_progress import StepProgress
 from mixwell.signals import Signal
 from mixwell.signals.base import LinearSignal
 from mixwell.signals.finite_draws import VALIDATION
-from mixwell.simplex.rounds import RoundClock
+from mixwell.simplex.rounds import ObservedSteps, RoundClock
 from mixwell.simplex.weight_updater import WeightUpdater
 from mixwell.simplex.weights import Weights
 from mixwell.typing import Gradients
@@ -72,6 +72,16 @@ class RoundAccumulator:
         if self.clock.in_round and not self.begun:
             self._begin(None)
         return self.clock.in_round
+
+    @property
+    def observed_steps(self) -> ObservedSteps:
+        """The steps of the round that the signal observes."""
+        return self.signal.observed_steps(self.clock.round_index, self.clock.round_length)
+
+    @property
+    def trace_due(self) -> bool:
+        """Whether the signal observes the next step."""
+        return self.clock.in_round and self.clock.steps_in_round in self.observed_steps
 
     def end_step(self) -> None:
         """Count a step. Where the signal needs no validation gradient, the last one ends the round."""

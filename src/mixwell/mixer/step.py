@@ -117,9 +117,10 @@ class StepAccumulator:
             self._skipped = dict(self._nonfinite.total), dict(self._nonfinite.in_round)
 
     def _begin(self) -> None:
-        """Tell the signal that a step has begun, where it belongs to a round."""
-        if self._round.begin_step() and not self._traced:
-            self._signal.begin_step(remaining=self._round.clock.remaining)
+        """Tell the signal that a step has begun, where it observes it."""
+        if self._round.begin_step() and self._round.trace_due and not self._traced:
+            interval = self._round.observed_steps.interval
+            self._signal.begin_step(remaining=self._round.clock.remaining, interval=interval)
             self._traced = True
 
     @property
@@ -363,6 +364,8 @@ class StepAccumulator:
                 clip = 1.0 if norm is None or clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
                 extra = self.sum.gradients if self._given.mixed and self.sum else None
                 self._signal.end_step(Combined(combined, clip, norm, extra))
+            elif self._round.begun:
+                self._signal.skip_step()
             return True
 
     def _skip(self) -> None:

@@ -80,7 +80,7 @@ class Alignment(Signal):
         self._steps, self._rates = 0, 0.0
 
     @override
-    def begin_step(self, *, remaining: int) -> None:
+    def begin_step(self, *, remaining: int, interval: int) -> None:
         self._scales[:] = 0
 
     @override

@@ -20,6 +20,7 @@ from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.signals.finite_draws import Reject, raise_error
 from mixwell.signals.probes import Probes
+from mixwell.simplex.rounds import ObservedSteps
 from mixwell.simplex.weights import TINY
 from mixwell.typing import Gradients, Json, Vector
 
@@ -53,10 +54,10 @@ class Requirements:
 class Signal(ABC):
     """A measurement per domain over a round, which decides how the weights move.
 
-    For each round the mixer calls ``begin_round``; for each step ``begin_step``, then ``fold`` once or more per
-    domain (or ``capture`` around each mixed batch) and ``record_loss`` where losses are recorded, then
-    ``end_step``; and ``scores`` at the end of the round. What only some signals do is in :class:`RowFactors`,
-    :class:`DomainFactors` and :class:`LinearSignal`.
+    For each round the mixer calls ``begin_round``; for each observed step ``begin_step``, then ``fold`` once or
+    more per domain (or ``capture`` around each mixed batch) and ``record_loss`` where losses are recorded, then
+    ``end_step``; for the others ``skip_step``; and ``scores`` at the end of the round. What only some signals do
+    is in :class:`RowFactors`, :class:`DomainFactors` and :class:`LinearSignal`.
     """
 
     requirements: Requirements = Requirements()
@@ -75,7 +76,7 @@ class Signal(ABC):
 
     @property
     def uses_hessian_products(self) -> bool:
-        """Whether the current step takes products with the Hessian, one with every trace."""
+        """Whether an observed step takes products with the Hessian, one with every trace."""
         return False
 
     @final
@@ -117,6 +118,16 @@ class Signal(ABC):
         """
         return (length,) if self.requirements.validation else ()
 
+    def observed_steps(self, round_index: int, length: int) -> ObservedSteps:
+        """Return the steps of a round that the signal observes; by default all.
+
+        All others are plain training, in which the signal is given nothing but :meth:`skip_step`.
+
+        Args:
+            length: the number of steps of the round.
+        """
+        return ObservedSteps(range(length))
+
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
         """Begin a round.
 
@@ -126,12 +137,16 @@ class Signal(ABC):
             validation: the validation gradient that ended the previous round, ``None`` in the first.
         """
 
-    def begin_step(self, *, remaining: int) -> None:
-        """Begin a step; a step that was begun before and not ended is dropped.
+    def begin_step(self, *, remaining: int, interval: int) -> None:
+        """Begin a step that is observed; a step that was begun before and not ended is dropped.
 
         Args:
             remaining: steps until the end of the round, including this one.
+            interval: the number of steps that this one stands for, the ``interval`` of :meth:`observed_steps`.
         """
+
+    def skip_step(self) -> None:
+        """Take note of a step of the round that is not observed."""
 
     def fold(
         self, domain: int, gradients: Gradients, *, scale: float, weight: float, rows: int | None = None
@@ -269,6 +284,10 @@ class ConstantWeights(Signal):
 
     def __repr__(self) -> str:
         return "ConstantWeights()"
+
+    @override
+    def observed_steps(self, round_index: int, length: int) -> ObservedSteps:
+        return ObservedSteps(())
 
     @override
     def scores(self, validation: Gradients | None) -> Vector:

@@ -122,7 +122,7 @@ class GradientMoments(Signal, DomainFactors):
         self._whole = 0
 
     @override
-    def begin_step(self, *, remaining: int) -> None:
+    def begin_step(self, *, remaining: int, interval: int) -> None:
         self._step[:] = 0
 
     @override

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import cast, final
+from contextlib import AbstractContextManager
+from typing import Literal, cast, final
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,6 +26,7 @@ from mixwell.hypergradient.traces import (
 from mixwell.signals.base import LinearSignal, Requirements
 from mixwell.signals.probes import Probes, parameter_gradients
 from mixwell.simplex import rounds
+from mixwell.simplex.rounds import ObservedSteps
 from mixwell.typing import Gradients, Json, Vector
 
 
@@ -52,6 +53,10 @@ class Hypergradient(LinearSignal):
     at earlier points are too large by the part in which momentum has still to act, in nearly the same proportion
     for all domains: the direction is right, the length of the mean is not.
 
+    A trace is a sum over the steps of a round. In a long round a random one of every s steps says about as much as
+    all of them: it is traced with weight s, which leaves the expectation as it is, and the others are plain
+    training (``mixer.trace_due``).
+
     Args:
         curvature: H; a number is the gamma of :class:`mixwell.IsotropicCurvature`, the default is the paper's
             0.01.
@@ -61,6 +66,8 @@ class Hypergradient(LinearSignal):
         span: the part of the round, at its end, over which they are spaced evenly, in (0, 1].
         window: the number of a round's last steps that leave a trace, as if those before did not depend on the
             weights (Shaban et al. 2019); ``None`` for all.
+        trace_every: s; ``"auto"`` traces all steps of short rounds and about 64 of long ones
+            (:func:`mixwell.simplex.rounds.trace_interval`). Traces in forward mode follow every step.
     """
 
     uses_traces = True
@@ -73,6 +80,7 @@ class Hypergradient(LinearSignal):
         points: int = rounds.POINTS,
         span: float = rounds.SPAN,
         window: int | None = None,
+        trace_every: int | Literal["auto"] = "auto",
     ) -> None:
         self.curvature = curvatures.resolve(curvature)
         exact = self.curvature.exact_products
@@ -85,21 +93,39 @@ class Hypergradient(LinearSignal):
             raise ValueError(f"points must be a whole number of at least 1, got {points}")
         if not 0 < span <= 1:
             raise ValueError(f"span must be a part of the round, in (0, 1], got {span}")
+        if trace_every != "auto" and (trace_every < 1 or int(trace_every) != trace_every):
+            raise ValueError(
+                f"trace_every must be a whole number of at least 1, or 'auto', got {trace_every}"
+            )
+        if not self.traces.supports_skipping:
+            if trace_every not in ("auto", 1):
+                raise ValueError(
+                    f"{self.traces!r} follow every step, so trace_every must be 1, got {trace_every}"
+                )
+            trace_every = 1
         self.points, self.span = int(points), float(span)
         self.window = window
+        self.trace_every: int | Literal["auto"] = trace_every
         self.requirements = Requirements(domain_batches=not self.traces.supports_mixed_batches, graph=exact)
         self._clip = 1.0
-        self._traced = True
+        self._skipped: int | None = None  # steps since the last one that was traced; None before the first
 
     def __repr__(self) -> str:
         window = "" if self.window is None else f", window={self.window}"
         points = f", points={self.points}, span={self.span}" if self.points > 1 else ", points=1"
-        return f"Hypergradient({self.curvature!r}, {self.traces!r}{points}{window})"
+        skips = self.traces.supports_skipping and self.trace_every != "auto"
+        every = f", trace_every={self.trace_every}" if skips else ""
+        return f"Hypergradient({self.curvature!r}, {self.traces!r}{points}{window}{every})"
 
     @property
     @override
     def uses_hessian_products(self) -> bool:
-        return self.curvature.exact_products and self._traced
+        return self.curvature.exact_products
+
+    @override
+    def observed_steps(self, round_index: int, length: int) -> ObservedSteps:
+        """Return a random one of every s steps of the round, or of the window."""
+        return rounds.traced_steps(round_index, length, every=self.trace_every, window=self.window)
 
     @override
     def validation_points(self, length: int) -> tuple[int, ...]:
@@ -119,20 +145,28 @@ class Hypergradient(LinearSignal):
     @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
         self.traces.reset(round_index, validation)
+        self._skipped = None
 
     @override
-    def begin_step(self, *, remaining: int) -> None:
-        self._traced = self.window is None or remaining <= self.window
-        if self._traced:
-            self.traces.begin_step(self._step_model(remaining=remaining))
+    def begin_step(self, *, remaining: int, interval: int) -> None:
+        self._decay_over_skipped_steps()
+        self.traces.begin_step(self._step_model(remaining=remaining, interval=interval))
+
+    @override
+    def skip_step(self) -> None:
+        if self._skipped is not None:
+            self._skipped += 1
+
+    def _decay_over_skipped_steps(self) -> None:
+        if self._skipped:
+            self.traces.skip(self._step_model(remaining=1), self._skipped)
+            self._skipped = 0
 
     @override
     def fold(
         self, domain: int, gradients: Gradients, *, scale: float, weight: float, rows: int | None = None
     ) -> None:
         """Add a domain's gradient to its trace and, for an exact curvature, its Hessian's part to all."""
-        if not self._traced:
-            return
         if self.curvature.exact_products:
             assert isinstance(self.traces, ForwardModeTraces)
             for other, trace in enumerate(self.traces.z):
@@ -142,27 +176,27 @@ class Hypergradient(LinearSignal):
 
     @override
     def capture(self, groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:
-        return self.traces.capture(groups, weights) if self._traced else nullcontext(CaptureContext())
+        return self.traces.capture(groups, weights)
 
     @override
     def non_finite(self) -> list[int] | None:
-        return self.traces.non_finite() if self._traced else None
+        return self.traces.non_finite()
 
     @property
     @override
     def can_drop_step(self) -> bool:
-        return not self._traced or self.traces.can_drop_step
+        return self.traces.can_drop_step
 
     @override
     def end_step(self, combined: Combined) -> None:
-        if self._traced:
-            self.traces.end_step(combined)
-        self._clip = combined.clip
+        self.traces.end_step(combined)
+        self._clip, self._skipped = combined.clip, 0
 
     @override
     def scores(self, validation: Gradients | None) -> Vector:
         """Return ``h_j = -<grad L_V, z_j>`` with the current traces, shape ``(m,)``."""
         assert validation is not None
+        self._decay_over_skipped_steps()
         self._optimizer.invalidate()
         return -self.traces.dot(validation)
 
@@ -180,18 +214,20 @@ class Hypergradient(LinearSignal):
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         values, tensors = self.traces.state()
-        return {"traces": values, "clip": self._clip}, {f"traces.{name}": t for name, t in tensors.items()}
+        plain: Json = {"traces": values, "clip": self._clip, "skipped": self._skipped}
+        return plain, {f"traces.{name}": t for name, t in tensors.items()}
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         traces = {name.removeprefix("traces."): tensor for name, tensor in tensors.items()}
         self.traces.load_state(cast("Json", values["traces"]), traces)
-        self._clip = cast("float", values["clip"])
+        self._clip, self._skipped = cast("float", values["clip"]), cast("int | None", values["skipped"])
 
-    def _step_model(self, *, remaining: int) -> StepModel:
+    def _step_model(self, *, remaining: int, interval: int = 1) -> StepModel:
         self._optimizer.invalidate()
         responses = [self._optimizer.response(i, remaining=remaining) for i in range(len(self._parameters))]
-        return StepModel(self._optimizer, responses, self.curvature.coefficients(), self._clip, remaining)
+        coefficients = self.curvature.coefficients()
+        return StepModel(self._optimizer, responses, coefficients, self._clip, remaining, interval)
 
     def _hessian_products(self, name: str, gradients: Gradients, vector: list[Tensor]) -> Gradients:
         """``H_i z`` of a domain's loss, by differentiating ``<g_i, z>``."""

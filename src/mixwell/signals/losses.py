@@ -42,7 +42,7 @@ class LossSignal(Signal):
         self._step = np.zeros((2, len(self._domains)))  # fraction times loss, and fraction
 
     @override
-    def begin_step(self, *, remaining: int) -> None:
+    def begin_step(self, *, remaining: int, interval: int) -> None:
         self._step[:] = 0
 
     @override

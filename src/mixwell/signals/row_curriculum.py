@@ -79,8 +79,8 @@ class RowCurriculum(RowWeighting):
         self._before, self._length = self._before + self._length, 0
 
     @override
-    def begin_step(self, *, remaining: int) -> None:
-        super().begin_step(remaining=remaining)
+    def begin_step(self, *, remaining: int, interval: int) -> None:
+        super().begin_step(remaining=remaining, interval=interval)
         # Not counted one by one: a step may be begun, dropped (a state taken in it), and begun again.
         self._length, self._remaining = max(self._length, remaining), remaining
         self._percentiles = []

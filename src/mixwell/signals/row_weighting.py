@@ -82,7 +82,7 @@ class RowWeighting(Signal, RowFactors):
         self._sums[:] = 0
 
     @override
-    def begin_step(self, *, remaining: int) -> None:
+    def begin_step(self, *, remaining: int, interval: int) -> None:
         self._step[:] = 0
 
     @final

@@ -139,8 +139,8 @@ class ScalingLaws(LossSignal):
             self._begun = True
 
     @override
-    def begin_step(self, *, remaining: int) -> None:
-        super().begin_step(remaining=remaining)
+    def begin_step(self, *, remaining: int, interval: int) -> None:
+        super().begin_step(remaining=remaining, interval=interval)
         self._rows[:] = 0
 
     @override

@@ -74,7 +74,7 @@ class TwinNetworks(Signal):
         self._probing = False
 
     @override
-    def begin_step(self, *, remaining: int) -> None:
+    def begin_step(self, *, remaining: int, interval: int) -> None:
         if remaining <= self.probe_steps and not self._probing:
             self._twin.synchronize()
             self._probing = True

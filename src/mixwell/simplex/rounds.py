@@ -1,9 +1,14 @@
-"""Rounds: when one begins and ends, and where in it validation gradients are taken."""
+"""Rounds: when one begins and ends, which of its steps are traced, and where validation gradients are taken."""
 
 from __future__ import annotations
 
 import math
-from typing import final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, final
+
+import numpy as np
 
 from mixwell.utils.user_warnings import warn_user
 
@@ -31,6 +36,68 @@ def validation_points(
     later = min(max(1, math.ceil(span * length)), window or length)
     count = min(points, later)
     return tuple(length - later + math.ceil(later * (i + 1) / count) for i in range(count))
+
+
+TRACED_STEPS = 64
+"""About the number of steps of a round that are traced, where settings leave it open."""
+
+
+def trace_interval(length: int) -> int:
+    """Return s, where every s-th step of a round is traced: about 64 steps, and all of a short round.
+
+    Example:
+        >>> trace_interval(42), trace_interval(100), trace_interval(304)
+        (1, 2, 5)
+    """
+    return max(1, (2 * length + TRACED_STEPS) // (2 * TRACED_STEPS))
+
+
+@final
+@dataclass(frozen=True)
+class ObservedSteps:
+    """Steps of a round, counted from 0.
+
+    Args:
+        steps: in increasing order.
+        interval: the number of steps that each of them stands for.
+    """
+
+    steps: Sequence[int]
+    interval: int = 1
+
+    def __contains__(self, step: int) -> bool:
+        return step in self.steps
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@lru_cache(maxsize=16)
+def traced_steps(
+    round_index: int, length: int, *, every: int | Literal["auto"] = "auto", window: int | None = None
+) -> ObservedSteps:
+    """Return the steps of a round that are traced: a random one of every s in succession.
+
+    A trace is a sum over the steps, and a sum over these, times s, has the same expectation. It does not depend on
+    how a domain's rows are distributed over the steps; with every s-th step, a domain that is in every s-th batch
+    would be seen always or never. The steps are the same on every process and after resuming.
+
+    Args:
+        every: s; ``"auto"`` is :func:`trace_interval`.
+        window: the number of last steps that may be traced, ``None`` for all.
+
+    Example:
+        >>> traced_steps(0, 5).steps, len(traced_steps(0, 304)), traced_steps(0, 12, every=4).steps
+        (range(0, 5), 60, (1, 7, 9))
+    """
+    count = length if window is None else min(window, length)
+    interval = min(trace_interval(count) if every == "auto" else every, max(count, 1))
+    begins = range(length - count, length, interval)
+    if interval == 1:
+        return ObservedSteps(begins)
+    drawn = np.random.default_rng((round_index, interval)).integers(interval, size=len(begins)).tolist()
+    steps = (begin + offset for begin, offset in zip(begins, drawn, strict=True))
+    return ObservedSteps(tuple(step for step in steps if step < length), interval)
 
 
 VALIDATION_FRACTION = 0.05

@@ -1,4 +1,7 @@
-"""The backward passes of a training step: one for each domain, or one over a mixed batch."""
+"""The backward passes of a training step: one for each domain, or one over a mixed batch.
+
+Steps that leave no trace are plain training, so that they take a mixed batch wherever that is the same training.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixwell import distributed
+from mixwell.hypergradient.capture.layer_rules.lookup import BATCH_NORMS
+from mixwell.hypergradient.parameters import buffers_kept, cuda_devices
 from mixwell.mixer.batch import MixtureBatch
 from mixwell.mixer.mixer import Mixer
 from mixwell.training.config import Config
@@ -51,12 +56,14 @@ class StepBackward:
         self._config, self._mixer, self._forward, self._device = config, mixer, forward, device
         self._trainable, self._reference = trainable, reference
         self._mixed = self._takes_mixed_batches()
+        self._mixes_plain_steps: bool | None = None  # not known before the first of them
         self.rows_computed = 0.0
         """Rows of which a gradient was taken so far; the reference model's forward passes count a third."""
 
     def run(self, batch: MixtureBatch) -> dict[str, float]:
         """Compute the gradients; return the mean loss of this rank's rows of each domain."""
-        return self._mixed_batch(batch) if self._mixed else self._domain_batches(batch)
+        mixed = self._mixed or (self._is_plain_step and self._can_mix_plain_step(batch))
+        return self._mixed_batch(batch) if mixed else self._domain_batches(batch)
 
     def _domain_batches(self, batch: MixtureBatch) -> dict[str, float]:
         requirements, totals = self._mixer.signal.requirements, dict[str, float]()
@@ -119,6 +126,38 @@ class StepBackward:
         if reference is None or self._mixer.signal.requirements.objective != "excess":
             return None
         return (losses - reference).clamp(min=0)
+
+    @property
+    def _is_plain_step(self) -> bool:
+        return self._mixer.signal.uses_traces and not self._mixer.trace_due
+
+    def _can_mix_plain_step(self, batch: MixtureBatch) -> bool:
+        """Return whether a mixed batch is the same training as one batch per domain; found out once.
+
+        It is if the mean loss is that of the rows, and no layer mixes rows. With sharded parameters, for which a
+        rank cannot find out by itself, and in warm-up steps it is not asked for.
+        """
+        if self._mixes_plain_steps is None:
+            mixing = any(isinstance(one, BATCH_NORMS) for one in self._trainable.model.modules())
+            possible = self._trainable.row_losses is not None and not mixing
+            same = possible and not self._mixer.requires_equal_forward_passes and self._losses_agree(batch)
+            self._mixes_plain_steps = not distributed.any_rank(not same, self._device)
+        return self._mixes_plain_steps
+
+    @torch.no_grad()
+    def _losses_agree(self, batch: MixtureBatch) -> bool:
+        """Return whether the loss of a batch is the mean of its rows' losses."""
+        part = batch.by_domain(max_rows=self._config.batch.micro_rows)[0]
+        rows, model = to_device(part.rows, self._device), self._trainable.model
+        assert self._trainable.row_losses is not None
+        means: list[Tensor] = []
+        with buffers_kept(model), autocast(self._config, self._device):
+            for loss in (self._trainable.loss, self._trainable.row_losses):
+                with torch.random.fork_rng(cuda_devices(model.parameters())):  # the same dropout masks
+                    means.append(loss(model, rows).mean().cpu().double())
+        return bool(
+            torch.isclose(means[0], means[1], rtol=1e-3 if self._config.precision == "bfloat16" else 1e-5)
+        )
 
     def _twice_differentiable(self) -> AbstractContextManager[Any]:
         # The fused kernels of attention have no second derivative.

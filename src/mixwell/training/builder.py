@@ -102,6 +102,7 @@ def method_context(config: Config, sizes: Mapping[str, int], held_out: int | Non
         step_size=mixer.step_size,
         curvature=mixer.curvature,
         traces=config.traces,
+        trace_every=mixer.trace_every,
         validation_rows=mixer.validation_rows,
         held_out=held_out,
         evaluated=None if held_out is None else min(held_out, config.output.evaluate_rows),

@@ -93,6 +93,9 @@ class MixerConfig(ConfigSection):
     """Where the hypergradient is accumulated: `projected` (from one mixed batch), `dense` (m copies of the
     parameters), `bfloat16` (half of that), or `sketched`. `auto` is `projected` for language models that are not
     compiled, else `dense`."""
+    trace_every: Whole | Literal["auto"] = "auto"
+    """s: one of every s steps of a round leaves a trace, with weight s; the others are plain training. `auto` is
+    a 64th of the round, and 1 (every step) for less than 96 steps."""
     warmup: Count = 0
     """Steps before the first round."""
     validation_rows: Whole | Literal["auto"] = "auto"

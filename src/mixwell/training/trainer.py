@@ -154,12 +154,13 @@ class Trainer:
         if self._batches is None:
             self._batches = self.loader.follow(self.mixer)
         batch = next(self._batches)
+        traced = self.mixer.trace_due
         losses = self._backward.run(batch)
         self.mixer.step()
         if self.mixer.validation_due:
             self._validate()
         total, local = batch.step.total, batch.step.local
-        products = len(weights) if self.mixer.signal.uses_hessian_products else 0
+        products = len(weights) if traced and self.mixer.signal.uses_hessian_products else 0
         self._backward.rows_computed += sum(total.values()) * (1 + 2 * products)
         present = {name: weights[self.mixer.weights.index(name)] for name in total}
         parts = sum(losses[name] * present[name] * (local[name] / total[name]) for name in losses)

@@ -80,7 +80,7 @@ def test_stochastic_rounding_is_unbiased_and_small_terms_count() -> None:
         torch.optim.SGD(model.parameters(), lr=1e-3),
         ["a"],
         horizon=1000,
-        signal=mixwell.Hypergradient(0.0, mixwell.DenseTraces(dtype=torch.bfloat16), points=1),
+        signal=mixwell.Hypergradient(0.0, mixwell.DenseTraces(dtype=torch.bfloat16), points=1, trace_every=1),
     )
     for _ in range(1000):
         with mixer.domain("a"):
@@ -159,7 +159,7 @@ def test_bfloat16_decays_without_bias() -> None:
             optimizer,
             ["a"],
             horizon=1000,
-            signal=mixwell.Hypergradient(0.0, traces, points=1),
+            signal=mixwell.Hypergradient(0.0, traces, points=1, trace_every=1),
         )
         for t in range(1000):
             with mixer.domain("a"):

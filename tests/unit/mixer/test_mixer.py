@@ -102,7 +102,7 @@ def test_absent_domain_is_unbiased() -> None:
 
 
 def _no_decay() -> mixwell.Hypergradient:
-    return mixwell.Hypergradient(0.0, points=1)
+    return mixwell.Hypergradient(0.0, points=1, trace_every=1)
 
 
 def test_warmup_keeps_weights_and_traces_empty() -> None:

@@ -71,6 +71,45 @@ def test_mixed_batch_step_matches_one_batch_per_domain(kind: str, micro_rows: in
         np.testing.assert_allclose(list(right.scores.values()), list(left.scores.values()), rtol=1e-3)
 
 
+class Doubled(nn.Module):
+    """Counts its forward passes."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), norm, nn.Tanh(), nn.Linear(8, 1))
+        self.passes = 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return self.layers(rows)
+
+
+@pytest.mark.parametrize("case", ["the same", "rows mixed by BatchNorm", "another loss"])
+def test_steps_that_are_not_traced_take_one_batch_where_that_is_the_same(case: str) -> None:
+    """With dense traces of 3 domains, one of 5 steps traced; otherwise each domain has a pass of its own."""
+
+    def other(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return 2 * row_losses(model, batch)
+
+    def run(every: int) -> tuple[Trainer, int]:
+        model = Doubled(nn.BatchNorm1d(8) if "BatchNorm" in case else nn.Identity())
+        one = trainer(
+            model=model,
+            row_losses=other if case == "another loss" else row_losses,
+            mixer={"horizon": 20, "traces": "dense", "trace_every": every, "options": {"points": 1}},
+            optimizer={"kind": "sgd", "lr": 1e-2, "clip_norm": None},
+        )
+        advance(one, 15)
+        return one, model.passes
+
+    (every, all_passes), (some, passes) = run(1), run(5)
+    assert all_passes == 3 * 15
+    # A traced step has a pass per domain; the first other one compares the losses.
+    assert passes == (3 * 3 + 12 + 2 if case == "the same" else 3 * 15 + (2 if case == "another loss" else 0))
+    for a, b in zip(every.model.parameters(), some.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_projected_traces_require_row_losses() -> None:
     with pytest.raises(ValueError, match="needs the loss of every row"):
         trainer(mixer={"traces": "projected"})

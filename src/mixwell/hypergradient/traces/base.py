@@ -38,6 +38,7 @@ class StepModel:
         curvature: the coefficient of each parameter.
         clip: the factor by which clipping shortened the last combined gradient.
         remaining: steps until the end of the round, including this one.
+        interval: the number of steps that this one stands for, where only every s-th is traced.
         indices: the positions of these parameters among the optimizer's; ``None`` for all.
     """
 
@@ -46,6 +47,7 @@ class StepModel:
     curvature: Sequence[float]
     clip: float = 1.0
     remaining: int = 1
+    interval: int = 1
     indices: Sequence[int] | None = None
 
     def shrink(self, index: int) -> float | Tensor:
@@ -65,8 +67,8 @@ class StepModel:
         return numbers if len(numbers) == len(shrinks) else None
 
     def rate(self, index: int) -> float:
-        """Return eta with clipping, the factor of a new gradient before the preconditioner."""
-        return self.responses[index].rate * self.clip
+        """Return eta s with clipping, the factor of a new gradient before the preconditioner."""
+        return self.responses[index].rate * self.clip * self.interval
 
     def precondition_adjoint(self, index: int, vector: Tensor) -> Tensor:
         """Return ``P^T v`` with the current P: the optimizer may have stepped or been loaded since."""
@@ -137,11 +139,13 @@ class Traces(ABC):
     """The traces of m domains.
 
     A round is ``reset``, then for each step ``begin_step``, ``add`` for every domain (or ``capture`` around a
-    mixed batch), ``end_step``; then ``dot``.
+    mixed batch), ``end_step``; then ``dot``. Steps in between that are not traced are passed to ``skip``.
     """
 
     supports_mixed_batches: bool = False
     """Whether the gradients of a mixed batch can be separated by domain."""
+    supports_skipping: bool = False
+    """Whether steps may be left out, with greater weight for those that are traced."""
 
     @abstractmethod
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
@@ -166,6 +170,12 @@ class Traces(ABC):
         Args:
             gradients: its gradient at the parameters before the step.
             scale: its factor (share of the batch over inclusion probability).
+        """
+
+    def skip(self, step: StepModel, count: int) -> None:
+        """Decay the traces as ``count`` steps do that were not traced, by the factors of the coming step.
+
+        Only where :attr:`supports_skipping`, between steps.
         """
 
     def capture(self, row_groups: RowGroups, weights: Vector) -> AbstractContextManager[CaptureContext]:

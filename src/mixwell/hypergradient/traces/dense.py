@@ -59,6 +59,7 @@ class DenseTraces(Traces):
     """
 
     supports_mixed_batches = True
+    supports_skipping = True
 
     def __init__(self, *, dtype: torch.dtype | None = None, only: Only | None = None, seed: int = 0) -> None:
         if dtype not in (None, torch.bfloat16):
@@ -110,10 +111,19 @@ class DenseTraces(Traces):
     def can_drop_step(self) -> bool:
         return not self._decayed
 
+    @override
+    def skip(self, step: StepModel, count: int) -> None:
+        self._step = self._selection.step(step)
+        self._shrink(count)
+
     def _decay(self) -> None:
-        self._decayed, step = True, self._step
+        self._decayed = True
+        self._shrink(1)
+
+    def _shrink(self, count: int) -> None:
+        """Multiply the traces by the factors of the step, ``count`` times."""
         for index in range(len(self._parameters)):
-            shrink = step.shrink(index)
+            shrink = self._step.shrink(index) ** count
             self._shrunk[index] = 1.0
             # Only a positive number can be kept apart from the tensor: later terms are divided by it.
             if not isinstance(shrink, Tensor) and shrink > 0:

@@ -47,7 +47,7 @@ class ProjectedTraces(Traces):
     and a projected gradient cannot be preconditioned. Random matrices are drawn anew for every round, so that
     their errors do not add up over rounds, around the leading directions of the last validation gradient, which
     are exact. In the first round they are those of the first step's gradient, whose own trace is given up for it
-    where the round has more than ten steps.
+    where the round has more than ten traced steps.
 
     Linear layers (also the ``Conv1D`` of transformers), embeddings, convolutions, LayerNorm and RMSNorm have
     rules; a layer of another type without submodules is run again for the rows of each domain. A parameter that is
@@ -69,6 +69,7 @@ class ProjectedTraces(Traces):
     """
 
     supports_mixed_batches = True
+    supports_skipping = True
 
     def __init__(
         self,
@@ -125,6 +126,13 @@ class ProjectedTraces(Traces):
         self._gathered.zero_()
 
     @override
+    def skip(self, step: StepModel, count: int) -> None:
+        self._step = self._selection.step(step)
+        shrinks = [shrink**count for shrink in self._factors(step.clip)[0]]
+        for columns, shrink, _ in self._runs(shrinks, [0.0] * len(shrinks)):
+            self._stored[:, columns].mul_(shrink)
+
+    @override
     def add(self, domain: int, gradients: Gradients, scale: float) -> None:
         gradients = self._selection.gradients(gradients)
         self._gathered[domain].add_(self._projections.project(gradients), alpha=scale)
@@ -164,7 +172,7 @@ class ProjectedTraces(Traces):
         for index, gradient in enumerate(gradients):
             if gradient is None:  # the optimizer does not change it
                 shrinks[index], rates[index] = 1.0, 0.0
-        dispensable = not any(rates) or self._step.remaining > SHORT_ROUND
+        dispensable = not any(rates) or self._step.remaining > SHORT_ROUND * self._step.interval
         if self._round == 0 and self._projections.unaligned and dispensable:
             # The first gradient shows which directions matter, and the projections of this step's terms are not
             # those of the next. Adam's first step leaves no trace anyway.

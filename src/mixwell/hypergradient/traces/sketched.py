@@ -45,6 +45,8 @@ class SketchedTraces(Traces):
         "Feature hashing for large scale multitask learning" (2009).
     """
 
+    supports_skipping = True
+
     def __init__(self, size: int, seed: int = 0) -> None:
         if size < 1:
             raise ValueError(f"a sketch needs a size of at least 1, got {size}")
@@ -103,11 +105,18 @@ class SketchedTraces(Traces):
     def can_drop_step(self) -> bool:
         return not self._decayed
 
+    @override
+    def skip(self, step: StepModel, count: int) -> None:
+        self._multiply({group: self._shrink(group, step) ** count for group in self._groups})
+
     def _decay(self) -> None:
         shrinks = {group: self._shrink(group, self._step) for group in self._groups}
         self._decayed = True
-        for group, shrink in shrinks.items():
-            self._scale[group] *= shrink
+        self._multiply(shrinks)
+
+    def _multiply(self, factors: Mapping[int, float]) -> None:
+        for group, factor in factors.items():
+            self._scale[group] *= factor
             if self._scale[group] < SMALLEST_SCALE:
                 self._stored[group].mul_(self._scale[group])
                 self._scale[group] = 1.0
