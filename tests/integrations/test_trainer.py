@@ -16,6 +16,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+import torch._dynamo
 import transformers
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback
@@ -393,10 +394,28 @@ def test_unknown_domains_raise(tmp_path: Path) -> None:
         new_trainer(tmp_path, mixer={"weights": {"up": 1, "down": 1, "noise": 1, "books": 1}}).train()
 
 
-def test_unsupported_settings_raise(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a compiled model hides its layers"):
-        new_trainer(tmp_path, args={"torch_compile": True})
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_compiled_model_trains_as_the_plain_one(tmp_path: Path) -> None:
+    found = []
+    for name, args in {
+        "plain": {},
+        "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+    }.items():
+        trainer = new_trainer(tmp_path / name, args=args, mixer={"signal": _thinned()})
+        trainer.train()
+        found.append(outcome(trainer))
+    compiled = trainer.model_wrapped
+    assert isinstance(compiled, torch._dynamo.OptimizedModule)
+    assert found[0]["rows"] == found[1]["rows"]
+    for kind in ("weights", "parameters"):
+        assert found[1][kind] == pytest.approx(found[0][kind], rel=1e-2)
 
+
+def _thinned() -> mixwell.Hypergradient:
+    return mixwell.Hypergradient(traces=mixwell.ProjectedTraces(), trace_every=3)
+
+
+def test_unsupported_settings_raise(tmp_path: Path) -> None:
     class Own(MixerTrainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             return super().compute_loss(*args, **kwargs)

@@ -91,8 +91,8 @@ class MixerConfig(ConfigSection):
     """gamma of H = gamma I."""
     traces: Annotated[str, AfterValidator(_known_traces)] = "auto"
     """Where the hypergradient is accumulated: `projected` (from one mixed batch), `dense` (m copies of the
-    parameters), `bfloat16` (half of that), or `sketched`. `auto` is `projected` for language models that are not
-    compiled, else `dense`."""
+    parameters), `bfloat16` (half of that), or `sketched`. `auto` is `projected` for language models, else
+    `dense`."""
     trace_every: Whole | Literal["auto"] = "auto"
     """s: one of every s steps of a round leaves a trace, with weight s; the others are plain training. `auto` is
     a 64th of the round, and 1 (every step) for less than 96 steps."""
@@ -167,7 +167,7 @@ class Config(ConfigSection):
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 is autocast; parameters stay in float32."""
     compile: bool = False
-    """torch.compile the model."""
+    """torch.compile the model; steps that leave a trace run eagerly."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`. With several processes each takes the GPU of its local rank."""
     parallel: ParallelConfig = ParallelConfig()
@@ -179,7 +179,7 @@ class Config(ConfigSection):
         """The kind of traces that was chosen, or that `auto` resolves to."""
         if self.mixer.traces != "auto":
             return self.mixer.traces
-        return "projected" if self.model.is_language_model and not self.compile else "dense"
+        return "projected" if self.model.is_language_model else "dense"
 
     @property
     def traces(self) -> TracesConfig:
@@ -213,11 +213,6 @@ class Config(ConfigSection):
         if isinstance(self.mixer.horizon, int) and self.mixer.horizon > self.steps:
             raise ValueError(
                 f"mixer.horizon is {self.mixer.horizon}, more than the {self.steps} steps of the run; lower it"
-            )
-        if self.compile and self.traces.takes_mixed_batches:
-            raise ValueError(
-                f"mixer.traces: {self.trace_kind} hooks into the layers of the model, which compile hides; set "
-                "compile: false or another kind of traces"
             )
         for name in CONSTRAINTS.names():
             self.mixer.part(CONSTRAINTS.get(name))  # validates keys of one constraint against each other

@@ -172,8 +172,6 @@ def advice(config: Config, trainable: Trainable, data: Data) -> str:
     Dense ones are exact, and cost m copies of the parameters and a backward pass for each domain; bfloat16 ones
     are half of that.
     """
-    if config.compile:
-        return "a compiled model cannot be watched: dense traces, or bfloat16 where their memory is short"
     if trainable.row_losses is None:
         return "with a function for the losses of rows, projected traces would be cheaper (traces: projected)"
     if any(

@@ -74,7 +74,7 @@ class Trainer:
         wrapped = parallel.wrap_model(self.model, config.parallel)
         self._forward = wrapped
         if config.compile:
-            self._forward = cast("nn.Module", torch.compile(wrapped, dynamic=True))
+            self._forward = cast("nn.Module", torch.compile(wrapped))
         self._trainable, self._reference = trainable, reference
         self._domains, self._validation = dict(domains), validation
         if reference is not None:

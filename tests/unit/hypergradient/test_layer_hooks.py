@@ -93,7 +93,7 @@ def test_autocast_to_bfloat16() -> None:
 
 @pytest.mark.parametrize("traces", [lambda: ProjectedTraces(EXACT), mixwell.DenseTraces])
 def test_a_compiled_model_is_captured(traces) -> None:
-    # Hooks break its graph, so that it is compiled in parts.
+    """It runs eagerly where hooks look at its layers, and compiled everywhere else."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Gpt(11, context=8, layers=2, heads=2, width=8)
@@ -104,6 +104,7 @@ def test_a_compiled_model_is_captured(traces) -> None:
         warnings.simplefilter("ignore")  # of the compiler
         for one, seen in ((model, model), (twin, torch.compile(twin, backend="aot_eager"))):
             assert isinstance(seen, nn.Module)
+            row_losses(seen, steps[0])  # compiled before there are hooks
             optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
             results.append(last_scores(train_mixed(seen, optimizer, steps, validation, SHUFFLED, traces())))
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
@@ -118,16 +119,37 @@ def test_model_run_outside_block_raises() -> None:
             batch.weighted_loss(losses).backward()
 
 
-def test_compiled_model_run_before_hooks_raises() -> None:
+def test_steps_that_are_not_traced_run_compiled_code() -> None:
+    """Nothing is compiled anew after a traced step, in which the same model runs eagerly with hooks."""
     torch._dynamo.reset()
-    compiled = torch.compile(nn.Sequential(nn.Linear(4, 3)), backend="aot_eager")
+    graphs: list[int] = []
+
+    def backend(module: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        def counted(*args: torch.Tensor) -> object:
+            graphs.append(len(args))
+            return module(*args)
+
+        return counted  # type: ignore[return-value]
+
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    compiled = torch.compile(model, backend=backend)
     assert isinstance(compiled, nn.Module)
-    x = torch.randn(6, 4)
-    compiled(x)
-    mixer = new_mixer(compiled, traces=ProjectedTraces(2))
-    with pytest.raises(ValueError, match="If it is compiled it must not have been run before"):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    signal = Hypergradient(traces=ProjectedTraces(2), trace_every=3)
+    mixer = mixwell.Mixer(compiled, optimizer, ["a", "b", "c"], horizon=12, signal=signal)
+    x, used = torch.randn(6, 4), []
+    for _ in range(12):
+        before = len(graphs)
+        traced = mixer.trace_due
         with mixer.batch(LABELS) as batch:
             batch.weighted_loss(compiled(x).square().mean(1)).backward()
+        mixer.step()
+        used.append((traced, len(graphs) - before))
+        if mixer.validation_due:
+            with mixer.validation():
+                compiled(x).square().mean().backward()
+    assert {traced for traced, _ in used} == {True, False}
+    assert all(runs == (0 if traced else 1) for traced, runs in used)
 
 
 def test_model_is_not_modified() -> None:

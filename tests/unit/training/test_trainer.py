@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 from mixwell.data.datasets import TensorRows
@@ -113,8 +114,30 @@ def test_steps_that_are_not_traced_take_one_batch_where_that_is_the_same(case: s
 def test_projected_traces_require_row_losses() -> None:
     with pytest.raises(ValueError, match="needs the loss of every row"):
         trainer(mixer={"traces": "projected"})
-    with pytest.raises(ValueError, match="which compile hides"):
-        trainer(mixer={"traces": "projected"}, compile=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_compiled_run_trains_as_the_plain_one() -> None:
+    """With projected traces: compiled where nothing is traced, with hooks elsewhere."""
+
+    def run(compiled: bool) -> Trainer:
+        torch._dynamo.reset()
+        one = trainer(
+            model=nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)),
+            row_losses=row_losses,
+            mixer={"horizon": 12, "traces": "projected", "trace_every": 3},
+            compile=compiled,
+        )
+        advance(one, 24)
+        return one
+
+    plain, compiled = run(False), run(True)
+    for a, b in zip(plain.model.parameters(), compiled.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    for left, right in zip(plain.mixer.rounds, compiled.mixer.rounds, strict=True):
+        np.testing.assert_allclose(
+            list(right.scores.values()), list(left.scores.values()), rtol=0.02, atol=1e-5
+        )
 
 
 def advance(one: Trainer, steps: int) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION
 from mixwell.hypergradient.capture.unsupported import UnsupportedParameters
 from mixwell.hypergradient.capture.verification import Verification, rows_with_gradient
 from mixwell.hypergradient.parameters import Parameters
-from mixwell.utils import nested
+from mixwell.utils import compilation, nested
 from mixwell.utils.user_warnings import warn_user
 
 # Gradients of parameters of this size cost nothing, and their backward pass runs through all layers.
@@ -67,9 +67,8 @@ class LayerHooks:
     """Captures per-domain gradients from the layers of a model while a mixed batch runs forward and backward.
 
     Hooks are registered only during the capture, so that the model stays as it was: it can be copied, saved and
-    exported. (In a compiled model they stay: code that was compiled for a validation pass without them would also
-    run in the next training step.) Activation checkpointing, autocast, shared modules and data parallelism need
-    nothing more.
+    exported. A compiled model runs eagerly during the capture, since compiled code would not run the hooks.
+    Activation checkpointing, autocast, shared modules and data parallelism need nothing more.
 
     Args:
         unsupported: ``"ignore"`` parameters that hooks do not support, or handle them ``"per_domain"`` by one more
@@ -97,10 +96,8 @@ class LayerHooks:
         distributed.reshard(parameters.model)
         trained = {id(p): index for index, p in enumerate(parameters.tensors)}
         self._layers: list[tuple[nn.Module, LayerRule, Callable[..., Any]]] = []
-        self._compiled = any(_is_compiled(module) for module in parameters.model.modules())
         self._unfused: set[str] = set(known.unfused)
-        # Not in compiled code, nor with the gathered copies of sharded parameters.
-        follows = not (self._compiled or parameters.sharded)
+        follows = not parameters.sharded  # not with the gathered copies of sharded parameters
         without_rows = [parameters.names.index(name) for name in known.without_rows]
         self._uses = UseTracking(parameters, self._found_use, enabled=follows, without_rows=without_rows)
         self.unsupported = UnsupportedParameters(parameters, unsupported, self._uses.changed_in_place)
@@ -118,7 +115,6 @@ class LayerHooks:
         }
         self._accumulator: GradientAccumulator | None = None
         self._attached: list[list[Any]] = []
-        self._hooked = False
         self._reentrant = False
         self._epsilon = 0.0
         self.unsupported.warn()
@@ -148,23 +144,22 @@ class LayerHooks:
             self._accumulator = accumulator
             # Undone last: the exit stack first removes the hooks that use it.
             stack.callback(self._end_batch)
+            stack.enter_context(compilation.run_eagerly())
             self._uses.start(accumulator.row_groups, stack)
             for module, rule, hook in self._layers:
                 if isinstance(rule, RecomputeRule):
                     rule.begin_batch()
                 self._uses.leave_to_rule(module, rule, stack)
-                # The verification needs hooks, and replacing `forward` would compile the model again.
-                fusable = not (self._compiled or self._verification.required(self._names[id(rule)]))
-                fused = self._fuse(rule, accumulator) if fusable else None
+                # The verification needs hooks.
+                required = self._verification.required(self._names[id(rule)])
+                fused = None if required else self._fuse(rule, accumulator)
                 if fused is not None:
                     self._fused.update(rule.param_indices.values())
                     stack.enter_context(fused)
-                elif not self._hooked:
+                else:
                     # In front of other hooks, which may change the output.
                     handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
-                    if not self._compiled:
-                        stack.callback(handle.remove)
-            self._hooked = self._compiled
+                    stack.callback(handle.remove)
             try:
                 yield CaptureContext(lambda losses: self._verify(losses, accumulator))
             except BaseException:
@@ -172,11 +167,10 @@ class LayerHooks:
                 self._verification.left = verified
                 raise
         if not accumulator.touched:
-            compiled = ". If it is compiled it must not have been run before" if self._compiled else ""
             raise ValueError(
-                f"no layer of the model was run: call it inside `with mixer.batch(...)`{compiled}. If it "
-                "is, its trained parameters are used where hooks do not see them (in an autograd.Function): give "
-                "one batch per domain (mixer.domain)"
+                "no layer of the model was run: call it inside `with mixer.batch(...)`. If it is, its trained "
+                "parameters are used where hooks do not see them (in an autograd.Function): give one batch per "
+                "domain (mixer.domain)"
             )
 
     def _end_batch(self) -> None:
@@ -339,8 +333,7 @@ class LayerHooks:
                 return None
             if not in_backward() and outputs[0].numel():
                 self._verification.add(name, rule.param_indices.values())
-            fuses = self._verification.required(name) and not self._compiled
-            fuses = fuses and self._fuse(rule, accumulator) is not None
+            fuses = self._verification.required(name) and self._fuse(rule, accumulator) is not None
             twin = rule.fused_twin(call, accumulator) if fuses else None
             if len(outputs) == 1 or not isinstance(output, tuple | list):
                 self._attach(name, rule, saved, outputs, accumulator, twin)
@@ -351,8 +344,7 @@ class LayerHooks:
             self._attach(name, rule, saved, list(views.values()), accumulator, twin)
             return nested.map_tensors(lambda one: views.get(id(one), one), output)
 
-        # A compiler would trace the hook with the accumulator, and the flags, at the time of compilation.
-        return cast("Callable[..., Any]", torch.compiler.disable(forward)) if self._compiled else forward
+        return forward
 
     def _attach(
         self,
@@ -399,7 +391,3 @@ class LayerHooks:
             outputs[0].register_hook(lambda gradient: backward([gradient]))
         else:
             register_multi_grad_hook(outputs, backward)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

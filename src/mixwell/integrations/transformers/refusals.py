@@ -23,8 +23,6 @@ def refuse_settings(trainer: Trainer, *, knows_rows: bool) -> None:
         raise ValueError("fp16 scales the loss, which cannot be mixed; use bf16=True")
     if trainer.is_deepspeed_enabled:
         raise ValueError("DeepSpeed keeps the gradients to itself and cannot be mixed; use DDP or FSDP2")
-    if args.torch_compile:
-        raise ValueError("a compiled model hides its layers from the mixer; leave out torch_compile")
     _refuse_data_settings(args)
     overridden = type(trainer).compute_loss is not Trainer.compute_loss
     if (trainer.compute_loss_func is not None or overridden) and not knows_rows:
