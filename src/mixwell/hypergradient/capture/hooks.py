@@ -235,7 +235,11 @@ class LayerHooks:
 
         trained = [i for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
         small = [i for i in trained if self._parameters.tensors[i].numel() <= SMALL]
-        wanted = trained if compares or not small else small
+        # They do not reach what comes before them, such as an embedding, which is left for the second batch.
+        reaching = (
+            small if first and small else [i for i in trained if i in frozenset().union(*pending.values())]
+        )
+        wanted = trained if compares else reaching
         gradients = verification.differentiate(losses[chosen], self._parameters, wanted, accumulator, probe)
         if gradients is None:  # hooks see the layers of a checkpoint only in its backward pass
             verification.accept(self._names.values())
