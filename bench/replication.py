@@ -195,6 +195,9 @@ def main() -> None:
     )
     parser.add_argument("--replicates", type=int, default=4)
     parser.add_argument("--effects", type=int, default=2, help="replicates of the true effect")
+    parser.add_argument(
+        "--rows", default="", help="rows of a validation gradient, with commas; by default half a batch"
+    )
     parser.add_argument("--persistence", default="", help="further steps after the round, with commas")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -205,33 +208,32 @@ def main() -> None:
     begin = steps if given.begin is None else given.begin
     start = study.fresh()
     study.train(start, "before", np.full(len(study.names), 1 / len(study.names)), range(begin))
-    rows = max(1, config.batch.rows // 2)
+    sizes = [int(number) for number in given.rows.split(",") if number] or [max(1, config.batch.rows // 2)]
     print(f"{given.problem}: {len(study.names)} domains, T = {steps}, the round after step {begin}")
     effects = [study.effect(start, f"effect {k}", begin, steps) for k in range(given.effects)]
     effect = np.mean(effects, axis=0)
     own = [tangent_cosine(a, b) for k, a in enumerate(effects) for b in effects[:k]]
     shown = ", ".join(f"{n} {v:+.3f}" for n, v in zip(study.names, tangent(effect), strict=True))
     print(f"true effect: {shown}; agrees with its own replicate by {np.mean(own):.2f}" if own else shown)
-    found = [study.replicate(start, f"replicate {k}", begin, steps, rows) for k in range(given.replicates)]
-    every = np.stack([scores for scores, _, _ in found])
     print(
         f"{'validation gradient':44}{'rows':>6}{'replicates agree':>18}{'true effect':>12}{'error ratio':>12}"
     )
-    show("at the last iterate (the paper's)", rows, every[:, -1], effect, None)
-    show("the same, eight times the rows", 8 * rows, np.stack([many for _, many, _ in found]), effect, None)
-    for count, span in ((2, 0.5), (4, 0.5), (8, 0.25), (8, 0.5), (8, 1.0), (21, 0.5)):
-        points = validation_points(steps, points=count, span=span)
-        chosen = every[:, [point - 1 for point in points]]
-        error = np.mean([standard_error(points, one) for one in chosen], axis=0)
-        label = f"at {len(points)} iterates of the last {span:.0%}"
-        show(label, rows * len(points), chosen.mean(axis=1), effect, error)
-    show(
-        "at the average of the second half's iterates",
-        rows,
-        np.stack([mean for _, _, mean in found]),
-        effect,
-        None,
-    )
+    for rows in sizes:
+        found = [
+            study.replicate(start, f"replicate {k}", begin, steps, rows) for k in range(given.replicates)
+        ]
+        every = np.stack([scores for scores, _, _ in found])
+        show("at the last iterate (the paper's)", rows, every[:, -1], effect, None)
+        many = np.stack([one for _, one, _ in found])
+        show("the same, eight times the rows", 8 * rows, many, effect, None)
+        for count, span in ((2, 0.5), (4, 0.5), (8, 0.25), (8, 0.5), (8, 1.0), (21, 0.5)):
+            points = validation_points(steps, points=count, span=span)
+            chosen = every[:, [point - 1 for point in points]]
+            error = np.mean([standard_error(points, one) for one in chosen], axis=0)
+            label = f"at {len(points)} iterates of the last {span:.0%}"
+            show(label, rows * len(points), chosen.mean(axis=1), effect, error)
+        mean = np.stack([one for _, _, one in found])
+        show("at the average of the second half's iterates", rows, mean, effect, None)
     for further in (int(number) for number in given.persistence.split(",") if number):
         later = np.mean(
             [study.effect(start, f"effect {k}", begin, steps, further) for k in range(given.effects)], axis=0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -120,18 +121,24 @@ class Parameters:
     def non_finite(self, gradients: Gradients) -> str | None:
         """Return the name of the first parameter with NaN or infinity in its gradient, ``None`` if all are finite.
 
-        A sum is finite only if all its terms are, and is the cheapest test of a tensor. All sums are tested at
-        once, with one synchronization of an accelerator; only where one is not finite (which may also be an
-        overflow of the sum) the tensors are tested one by one.
+        It synchronizes with an accelerator once; only where :meth:`sum_of` is not finite (which may also be its
+        overflow) the tensors are tested one by one.
         """
-        present = [(n, g) for n, g in zip(self.names, gradients, strict=True) if g is not None and g.numel()]
-        if not present:
+        if math.isfinite(float(self.sum_of(gradients))):
             return None
-        sums = [distributed.to_local(gradient.detach()).sum().double() for _, gradient in present]
-        if bool(torch.stack([value.to(sums[0].device) for value in sums]).isfinite().all()):
-            return None
+        present = ((n, g) for n, g in zip(self.names, gradients, strict=True) if g is not None)
         local = ((name, distributed.to_local(g)) for name, g in present)
         return next((name for name, g in local if not bool(torch.isfinite(g).all())), None)
+
+    def sum_of(self, gradients: Gradients) -> Tensor:
+        """Return the sum of all local gradients, a scalar on their device.
+
+        It is finite only if all of them are, and is the cheapest test of that.
+        """
+        sums = [distributed.to_local(g.detach()).sum().float() for g in gradients if g is not None]
+        if not sums:
+            return torch.zeros((), device=self.device)
+        return torch.stack([value.to(self.device) for value in sums]).sum()
 
     @cached_property
     def sharded(self) -> bool:
@@ -146,7 +153,9 @@ class Parameters:
     @contextmanager
     def full_precision(self) -> Generator[None]:
         """Disable gradient computation, and the autocast of the user's loop."""
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        kind = self.device.type
+        casts = torch.amp.is_autocast_available(kind)
+        with torch.no_grad(), torch.autocast(kind, enabled=False) if casts else nullcontext():
             yield
 
     def buffers_kept(self) -> AbstractContextManager[None]:

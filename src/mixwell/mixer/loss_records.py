@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from mixwell.mixer.batch import MixtureBatch
 from mixwell.mixer.scopes import BatchScope, DomainScope
 from mixwell.signals import Signal
@@ -36,8 +38,8 @@ def record_rows(signal: Signal, names: Sequence[str], scope: BatchScope, batch: 
         )
     if not signal.requirements.losses:
         return
-    for index, rows, _ in scope.means():
-        often = 1.0 if batch is None else batch.step.probability(names[index])
+    for index in np.flatnonzero(scope.rows).tolist():
+        rows, often = int(scope.rows[index]), 1.0 if batch is None else batch.step.probability(names[index])
         losses, reference = scope.recorded_of(index)
         fraction = rows * often / float(scope.expected[index])
         signal.record_loss(index, losses, fraction=fraction, reference=reference)

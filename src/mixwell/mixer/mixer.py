@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Self, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mixwell import distributed
@@ -282,7 +282,7 @@ class Mixer(MixerProperties):
         """
         self._step.take()
 
-    def before_step(self, *, norm: float | None = None, clip_norm: float | None = None) -> None:
+    def before_step(self, *, norm: float | Tensor | None = None, clip_norm: float | None = None) -> None:
         """Do the first half of :meth:`step`, for a trainer that calls ``optimizer.step()`` itself, right after it.
 
         Call it when all of the step's gradients are there, and :meth:`after_step` after the optimizer. A step that

@@ -15,6 +15,7 @@ from mixwell.mixer.batch import DomainBatch
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.nonfinite import NonFiniteGuard
+from mixwell.mixer.readings import Readings
 from mixwell.mixer.records import AUXILIARY, SCORES, RoundRecord
 from mixwell.mixer.row_counts import RowCounts
 from mixwell.mixer.scopes import DomainScope
@@ -51,6 +52,8 @@ class RoundAccumulator:
         """Whether gradients of domains and of validation are averaged over ranks when they are complete."""
         self.records: list[RoundRecord] = []
         self.row_counts = RowCounts(weights.names)
+        self.readings = Readings(parameters.device, at_once=nonfinite.policy == "skip")
+        """What the model's device has computed and the host has not read."""
         self.begun = False
         """Whether ``signal.begin_round`` was called for this round."""
         self._begun_at = 0  # the steps of the round before that call
@@ -87,6 +90,8 @@ class RoundAccumulator:
         """Count a step. Where the signal needs no validation gradient, the last one ends the round."""
         self.row_counts.end_step()
         self.clock.tick()
+        if self.clock.round_done:
+            self.readings.read()
         if self.clock.round_done and not self._due_points:
             with self.parameters.full_precision(), self.indivisible():
                 self._add_scores(None)
@@ -98,6 +103,7 @@ class RoundAccumulator:
         A round has one mixture, which its traces and the average of the weights are of. So the steps of this one
         end it without an update.
         """
+        self.readings.read()
         weights, steps = self.weights, self.clock.steps_in_round
         self.updater.at_step(self.clock.steps_done)
         log, before = self.updater.nearest_weights(weights.names, given).log, weights.last
@@ -193,6 +199,7 @@ class RoundAccumulator:
         """
         self.expect_intact()
         self._expect_validation_due()
+        self.readings.read()
         self._given.expect_domain(part, self.clock.steps_done)
         with self.parameters.buffers_kept(), collector.collect(part, self.clock.steps_done) as scope:
             yield scope
@@ -360,6 +367,7 @@ class RoundAccumulator:
 
     def state(self) -> dict[str, Any]:
         """Return what a run resumed in mid-round needs, as plain values."""
+        self.readings.read()
         return {
             "rounds": [record.to_json() for record in self.records],
             "skipped": dict(self.nonfinite.total),
@@ -374,11 +382,12 @@ class RoundAccumulator:
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Restore the result of :meth:`state`."""
         self._clear()
+        self.readings.forget()
         self.interrupted = False
         self.records[:] = [RoundRecord(**record) for record in values["rounds"]]
         self.nonfinite.total = dict(values["skipped"])
         self.nonfinite.in_round = dict(values["skipped_in_round"])
-        self.begun, self._begun_at = bool(values["round_begun"]), int(values.get("round_begun_at", 0))
+        self.begun, self._begun_at = bool(values["round_begun"]), int(values["round_begun_at"])
         self.losses.sums = {name: (total, count) for name, (total, count) in values["losses"].items()}
         self.scores.load_state(values["points"])
         self._points_lost = int(values["points_lost"])

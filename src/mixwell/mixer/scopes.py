@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -17,6 +18,7 @@ from mixwell.typing import Gradients, Vector
 
 # The rounding that is allowed in a factor of 1 (a division and a multiplication by the number of micro-batches).
 FACTOR_TOLERANCE = 1e-2
+USE = "call batch.weighted_loss(losses).backward() in `with mixer.batch(...) as batch:`"
 
 
 @final
@@ -100,7 +102,6 @@ class BatchScope:
         factors = (weights / expected)[groups.labels]
         self._factors = torch.from_numpy(factors if counted is None else np.where(counted, factors, 0.0))
         self._capture, self._signal = capture, signal
-        self._means: list[tuple[int, int, float]] | None = None
         self._factor: Tensor | None = None  # the derivative of what was propagated by the weighted loss
         self.losses: Tensor | None = None
         """The loss of every row, shape ``(rows,)``, after :meth:`weighted_loss`."""
@@ -156,45 +157,36 @@ class BatchScope:
         gradient = gradient.detach()
         self._factor = gradient if self._factor is None else self._factor + gradient
 
-    def expect_propagated(self, step: int) -> None:
-        """Raise a ValueError if another loss than the weighted one was propagated.
+    def propagated(self, step: int) -> Tensor:
+        """Return the factor of the weighted loss in what was propagated, a scalar on the device of the losses.
 
-        A term that is added to the weighted loss is not seen; ``mixer.auxiliary()`` is for those. Factors below 1
-        are accepted, since trainers divide by the number of micro-batches.
+        Raises:
+            ValueError: another loss than the weighted one was propagated.
         """
-        use = "call batch.weighted_loss(losses).backward() in `with mixer.batch(...) as batch:`"
         if self.losses is None:
             raise ValueError(
                 f"the loss of the mixed batch at step {step} did not go through batch.weighted_loss, so the "
-                f"weights of the domains are not in its gradient: {use}"
+                f"weights of the domains are not in its gradient: {USE}"
             )
         if self._factor is None:
             raise ValueError(
                 f"batch.weighted_loss was called at step {step}, but another loss was propagated, without the "
-                f"weights of the domains: {use}, and compute other losses in `with mixer.auxiliary():`"
+                f"weights of the domains: {USE}, and compute other losses in `with mixer.auxiliary():`"
             )
-        factor = float(self._factor)
-        if not 0 < factor <= 1 + FACTOR_TOLERANCE:
-            raise ValueError(
-                f"the weighted loss was multiplied by {factor:g} before .backward() at step {step}, so the "
-                "optimizer would step with a gradient that much larger (a GradScaler does this; train in bfloat16 "
-                f"without one): {use}; multiply the losses themselves where that is meant"
-            )
+        return self._factor
 
-    def means(self) -> list[tuple[int, int, float]]:
-        """Return for each domain in the batch its number, its rows that count and their mean loss.
+    @cached_property
+    def sums(self) -> Tensor:
+        """The sum of the losses of each domain's rows that count, shape ``(m,)``, on their device."""
+        assert self.losses is not None
+        # Those that do not count have a loss of 0. Not every device has float64.
+        wide = torch.float64 if self.losses.device.type in ("cpu", "cuda") else torch.float32
+        return self.groups.sums(self.losses.to(wide))
 
-        It copies the losses from their device, which waits for everything before them.
-        """
-        if self.losses is None:
-            return []
-        if self._means is None:
-            losses = self.losses.cpu().double().numpy()
-            # Those that do not count have a loss of 0.
-            sums = np.bincount(self.groups.labels, weights=losses, minlength=len(self.groups.counts))
-            rows = self.groups.counts_where(self._counted).tolist()
-            self._means = [(d, n, sums[d] / n) for d, n in enumerate(rows) if n]
-        return self._means
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """The number of rows that count of each domain, shape ``(m,)``."""
+        return self.groups.counts_where(self._counted)
 
     def recorded_of(self, domain: int) -> tuple[Tensor, Tensor | None]:
         """Return the losses of a domain's rows that count, and those of a reference model."""
@@ -203,8 +195,23 @@ class BatchScope:
         if self._counted is not None:
             chosen &= self._counted
         losses, reference = self.recorded
-        rows = torch.from_numpy(chosen).to(losses.device)
+        # Indices, since the number of true elements of a mask on an accelerator is read first.
+        rows = torch.from_numpy(np.flatnonzero(chosen)).to(losses.device)
         return losses[rows], None if reference is None else reference[rows]
+
+
+def expect_factor(factor: float, step: int) -> None:
+    """Raise a ValueError for a factor of the weighted loss above 1, or not above 0.
+
+    A term that is added to the weighted loss is not seen; ``mixer.auxiliary()`` is for those. Factors below 1 are
+    accepted, since trainers divide by the number of micro-batches.
+    """
+    if not 0 < factor <= 1 + FACTOR_TOLERANCE:
+        raise ValueError(
+            f"the weighted loss was multiplied by {factor:g} before .backward() at step {step}, so the optimizer "
+            "would step with a gradient that much larger (a GradScaler does this; train in bfloat16 without one): "
+            f"{USE}; multiply the losses themselves where that is meant"
+        )
 
 
 def _by_row(losses: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from mixwell.distributed import sharded_checkpoint
 from mixwell.mixer.round import RoundAccumulator
 from mixwell.utils import checksums, files
 
-FORMAT = 4
+FORMAT = 5
 PLAIN = "mixwell.json"
 # Tensors with one entry for each finished round.
 GROWING = ("weights.history", "weights.steps")

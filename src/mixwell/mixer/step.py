@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mixwell import distributed
@@ -17,6 +18,7 @@ from mixwell.hypergradient.responses import unwrap_optimizer
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.mixer.auxiliary import AuxiliaryGradients
 from mixwell.mixer.batch import DomainBatch, MixtureBatch
+from mixwell.mixer.block_results import BlockResults, Losses
 from mixwell.mixer.gradient_collector import GradientCollector
 from mixwell.mixer.gradient_sum import WeightedSum
 from mixwell.mixer.loss_records import expect_recorded, record_rows
@@ -24,7 +26,7 @@ from mixwell.mixer.round import RoundAccumulator
 from mixwell.mixer.row_labels import RowLabels, domain_numbers, resolve_expected
 from mixwell.mixer.scopes import BatchScope, DomainScope
 from mixwell.mixer.step_progress import StepProgress
-from mixwell.signals.base import DomainFactors, LinearSignal
+from mixwell.signals.base import DomainFactors
 from mixwell.typing import Gradients
 
 # Losses of rows are weighted by no less, so that a domain's gradient can be recovered from the weighted one.
@@ -57,6 +59,7 @@ class StepAccumulator:
         self._nonfinite, self._averaged = round_accumulator.nonfinite, round_accumulator.averaged
         lazy = not self._signal.requirements.domain_batches
         self.sum = WeightedSum(self._parameters, lazy=lazy, averaged=self._averaged)
+        self._results = BlockResults(round_accumulator)
         self._auxiliary = AuxiliaryGradients(self._parameters, collector, self._nonfinite, self.sum)
         self.clear()
 
@@ -65,7 +68,7 @@ class StepAccumulator:
         self._given = StepProgress(self._names)
         self.sum.clear()
         self._collector.forget_gradients()
-        self._losses: list[tuple[str, Any, float]] = []
+        self._losses: Losses = []
         self._skipped: tuple[dict[str, int], dict[str, int]] | None = None  # counts before the step
         self._lost = False  # whether the gradient of a mixed batch is not finite
         self._traced = False  # whether signal.begin_step was called
@@ -148,7 +151,7 @@ class StepAccumulator:
         ):
             yield scope
         with self._parameters.full_precision():
-            if self._nonfinite.accept_scope(scope, self._number, self._parameters):
+            if self._results.accept_domain(scope, self._number, part.fraction * part.rank_scale):
                 expect_recorded(self._signal, scope)
                 self._begin()
                 self._add_domain(index, scope)
@@ -170,7 +173,8 @@ class StepAccumulator:
             if self._traced and scope.losses:
                 losses, reference = scope.recorded()
                 signal.record_loss(index, losses, fraction=fraction, reference=reference)
-            self._losses.append((part.domain, scope.loss, fraction))
+            if self._round.readings.at_once and scope.loss is not None:
+                self._losses.append((part.domain, float(scope.loss), fraction))
 
     # ------------------------------------------------------------------------------------------- mixed batches
 
@@ -211,45 +215,17 @@ class StepAccumulator:
             with self._collector.accumulate("batch", self._number), capture as context:
                 scope = BatchScope(groups, expected, weights, context, self._signal, counted_rows)
                 yield scope
-            scope.expect_propagated(self._number)
-            losses = self._add_batch(scope, batch)
+            result = self._results.of_batch(scope, self._number, traced=self._traced)
+            self._lost |= result.lost
+            if self._traced and scope.recorded is not None and not result.lost:
+                record_rows(self._signal, names, scope, batch)
         except BaseException:
             self.abandon()
             raise
-        self._losses += losses
+        self._losses += result.losses
         for index in present:
             self._round.row_counts.add(index, int(counts[index]))
         self._given.add_batch(batch, present, counted=counted)
-
-    def _add_batch(self, scope: BatchScope, batch: MixtureBatch | None) -> list[tuple[str, Any, float]]:
-        """Pass the losses of a mixed batch to the signal, and skip the step if something is not finite.
-
-        Returns:
-            The domain, the mean loss and the number of rows over the expected one, where the loss is finite.
-        """
-        signal = self._signal
-        found = signal.non_finite() if self._traced and isinstance(signal, LinearSignal) else None
-        problems = {self._names[index]: "gradient" for index in found or []}
-        losses: list[tuple[str, Any, float]] = []
-        for index, rows, mean in scope.means():
-            if np.isfinite(mean):
-                losses.append((self._names[index], mean, rows / float(scope.expected[index])))
-            else:
-                problems[self._names[index]] = f"loss ({mean:g})"
-        if self._traced and scope.recorded is not None and not problems:
-            record_rows(signal, self._names, scope, batch)
-        if found is None and not problems:  # the signal has not looked at the gradients
-            parameter = self._parameters.non_finite([p.grad for p in self._parameters.tensors])
-            if parameter is not None:
-                problems["batch"] = f"gradient of parameter {parameter}"
-        for name, problem in problems.items():
-            self._lost = True
-            self._nonfinite.reject(
-                name,
-                f"non-finite {problem} in a row of {name!r} at step {self._number}, which is left out",
-                "Look at that batch, or lower the learning rate",
-            )
-        return losses
 
     # ------------------------------------------------------------------------------------------- the whole step
 
@@ -297,7 +273,7 @@ class StepAccumulator:
             self._parameters.clear_gradients()
         self._end()
 
-    def prepare(self, *, norm: float | None, clip_norm: float | None) -> None:
+    def prepare(self, *, norm: float | Tensor | None, clip_norm: float | None) -> None:
         """Combine the gradients; the optimizer steps next.
 
         Args:
@@ -323,7 +299,7 @@ class StepAccumulator:
         self._parameters.clear_gradients()
         self._end()
 
-    def _combine(self, norm: float | None, clip_norm: float | None) -> bool:
+    def _combine(self, norm: float | Tensor | None, clip_norm: float | None) -> bool:
         """Put the combined gradient into ``.grad``, clip it, and pass it to the signal.
 
         Returns:
@@ -335,7 +311,7 @@ class StepAccumulator:
             self.abandon()
             raise
 
-    def _combined(self, norm: float | None, clip_norm: float | None) -> bool:
+    def _combined(self, norm: float | Tensor | None, clip_norm: float | None) -> bool:
         with self._parameters.full_precision():
             if self._averaged and not self._given.mixed:
                 self._begin()  # also where this rank has no rows
@@ -350,20 +326,18 @@ class StepAccumulator:
                     parameter.grad = gradient
             if self.clip_norm is not None:
                 clip_norm = self.clip_norm
-                clipped = torch.nn.utils.clip_grad_norm_(self._parameters.tensors, clip_norm)
-                norm = float(distributed.full_tensor(clipped))
-            if norm is not None and not np.isfinite(norm):
-                self._nonfinite.reject(
-                    "combined gradient",
-                    f"the norm of the combined gradient overflowed at step {self._number}",
-                    "Lower the learning rate",
+                norm = torch.nn.utils.clip_grad_norm_(self._parameters.tensors, clip_norm)
+            if norm is not None:
+                norm = distributed.full_tensor(
+                    norm if isinstance(norm, Tensor) else torch.tensor(norm, dtype=torch.float64)
                 )
-                return False
+                if not self._results.norm_is_finite(norm, self._number):
+                    return False
             if self._traced:
                 self._folded = True
-                clip = 1.0 if norm is None or clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
                 extra = self.sum.gradients if self._given.mixed and self.sum else None
-                self._signal.end_step(Combined(combined, clip, norm, extra))
+                step = Combined.of(combined, norm, clip_norm, extra, at_once=self._round.readings.at_once)
+                self._signal.end_step(step if self._signal.clips_on_device else step.on_host())
             elif self._round.begun:
                 self._signal.skip_step()
             return True

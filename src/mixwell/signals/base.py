@@ -64,6 +64,8 @@ class Signal(ABC):
     """What the signal requires; set on the class, or in ``__init__`` where it depends on the settings."""
     constant: bool = False
     """Whether the weights never move, so that nothing is measured."""
+    clips_on_device: bool = False
+    """Whether the factor of clipping may be given as a tensor on an accelerator, which is not waited for."""
     uses_traces: bool = False
     """Whether the signal keeps traces; their kind decides which batches suit them best."""
     _saved: ClassVar[tuple[str, ...]] = ()
@@ -269,6 +271,10 @@ class DomainFactors(ABC):
 
 class LinearSignal(Signal):
     """A signal with scores that are linear in the validation gradient, so that parts of it show their noise."""
+
+    def gradient_sum(self) -> Tensor | None:
+        """Return the sum of all gradients captured in this step, a scalar on their device; ``None`` if unknown."""
+        return None
 
     def non_finite(self) -> list[int] | None:
         """Return the domains with captured gradients that are not finite in this step; ``None`` if unknown."""

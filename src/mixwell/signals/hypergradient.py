@@ -107,7 +107,7 @@ class Hypergradient(LinearSignal):
         self.window = window
         self.trace_every: int | Literal["auto"] = trace_every
         self.requirements = Requirements(domain_batches=not self.traces.supports_mixed_batches, graph=exact)
-        self._clip = 1.0
+        self._clip, self._clip_on_device = 1.0, cast("Tensor | None", None)
         self._skipped: int | None = None  # steps since the last one that was traced; None before the first
 
     def __repr__(self) -> str:
@@ -139,11 +139,13 @@ class Hypergradient(LinearSignal):
             # A product with the Hessian of all rows needs the trace of all rows.
             distributed.require_single_process(self.curvature)
         self._optimizer = response_for(optimizer, self._parameters)
+        self.clips_on_device = self.traces.clips_on_device
         self.curvature.bind(self._parameters)
         self.traces.allocate(self._parameters, len(self._domains), self._step_model(remaining=1))
 
     @override
     def begin_round(self, round_index: int, weights: Vector, validation: Gradients | None) -> None:
+        self._optimizer.read_counts()
         self.traces.reset(round_index, validation)
         self._skipped = None
 
@@ -154,8 +156,14 @@ class Hypergradient(LinearSignal):
 
     @override
     def skip_step(self) -> None:
+        self._optimizer.count_step()
         if self._skipped is not None:
             self._skipped += 1
+
+    def _read_clip(self) -> None:
+        """Read the factor of the last clipping, where that was on an accelerator; until then an earlier one."""
+        if self._clip_on_device is not None:
+            self._clip, self._clip_on_device = float(self._clip_on_device), None
 
     def _decay_over_skipped_steps(self) -> None:
         if self._skipped:
@@ -179,6 +187,10 @@ class Hypergradient(LinearSignal):
         return self.traces.capture(groups, weights)
 
     @override
+    def gradient_sum(self) -> Tensor | None:
+        return self.traces.gradient_sum()
+
+    @override
     def non_finite(self) -> list[int] | None:
         return self.traces.non_finite()
 
@@ -190,12 +202,15 @@ class Hypergradient(LinearSignal):
     @override
     def end_step(self, combined: Combined) -> None:
         self.traces.end_step(combined)
-        self._clip, self._skipped = combined.clip, 0
+        self._optimizer.count_step()
+        self._clip_on_device = combined.clip_on_device
+        self._clip, self._skipped = combined.clip if combined.clip_on_device is None else self._clip, 0
 
     @override
     def scores(self, validation: Gradients | None) -> Vector:
         """Return ``h_j = -<grad L_V, z_j>`` with the current traces, shape ``(m,)``."""
         assert validation is not None
+        self._read_clip()
         self._decay_over_skipped_steps()
         self._optimizer.invalidate()
         return -self.traces.dot(validation)
@@ -213,6 +228,7 @@ class Hypergradient(LinearSignal):
 
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
+        self._read_clip()
         values, tensors = self.traces.state()
         plain: Json = {"traces": values, "clip": self._clip, "skipped": self._skipped}
         return plain, {f"traces.{name}": t for name, t in tensors.items()}
@@ -221,6 +237,7 @@ class Hypergradient(LinearSignal):
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         traces = {name.removeprefix("traces."): tensor for name, tensor in tensors.items()}
         self.traces.load_state(cast("Json", values["traces"]), traces)
+        self._clip_on_device = None
         self._clip, self._skipped = cast("float", values["clip"]), cast("int | None", values["skipped"])
 
     def _step_model(self, *, remaining: int, interval: int = 1) -> StepModel:

@@ -177,7 +177,7 @@ def test_old_format_raises(tmp_path: Path) -> None:
     state.write_file(tmp_path / "old", old)
     with pytest.raises(
         ValueError,
-        match="the state has format 1, this version of mixwell reads format 4; load it with the version",
+        match="the state has format 1, this version of mixwell reads format 5; load it with the version",
     ):
         mixer.load(tmp_path / "old")
 
@@ -256,7 +256,7 @@ def test_state_in_mid_step_raises() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.update(format=99), r"format 99, this version of mixwell reads format 4"),
+        (lambda s: s.update(format=99), r"format 99, this version of mixwell reads format 5"),
         (
             lambda s: s["settings"].update(domains=["web", "code", "wiki"]),
             r"domains: \['web', 'code', 'wiki'\] in the state, \['d0', 'd1', 'd2'\] here",

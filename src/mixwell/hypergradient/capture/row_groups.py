@@ -131,6 +131,11 @@ class RowGroups:
         # embedding_bag sums selected rows, which are read once and not copied.
         total.add_(torch.embedding_bag(values.squeeze(1).to(total.dtype), self._order, self._begins)[0])
 
+    def sums(self, values: Tensor) -> Tensor:
+        """Return the sum over the rows of every domain, shape ``(m,)``, of one value per row."""
+        labels = torch.from_numpy(self.labels).to(values.device)
+        return values.new_zeros(len(self.counts)).index_add_(0, labels, values)
+
     def _move_to(self, device: torch.device) -> None:
         if self._order.device != device:
             self._order, self._begins = self._order.to(device), self._begins.to(device)

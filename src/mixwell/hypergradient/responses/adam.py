@@ -43,6 +43,8 @@ class AdamResponse(OptimizerResponse):
 
     preconditions = True
     _means: Mapping[int, float] | None = None
+    _counted = 0  # steps of the optimizer since the response was made
+    _first: dict[int, int] | None = None  # the steps counted before each parameter's first one
 
     @property
     @override
@@ -54,17 +56,51 @@ class AdamResponse(OptimizerResponse):
         self._means = None
 
     @override
+    def count_step(self) -> None:
+        self._counted += 1
+
+    @override
+    def read_counts(self) -> None:
+        self._first = None
+        self._first_steps()
+
+    def _steps(self, index: int) -> int:
+        """Return the number of steps that a parameter has taken."""
+        step = self.state(index)["step"]
+        if not isinstance(step, Tensor) or step.device.type == "cpu":
+            return int(step)
+        return self._counted - self._first_steps()[index]
+
+    def _first_steps(self) -> dict[int, int]:
+        """Return by parameter the number of steps counted before its first one.
+
+        Fused and capturable optimizers keep the number of steps on their device. It is read once in a round.
+        """
+        if self._first is None:
+            states = {i: self.state(i) for i in range(len(self.parameters))}
+            steps = {i: torch.as_tensor(state["step"]) for i, state in states.items() if state}
+            taken: list[float] = []
+            if steps:
+                device = next(iter(steps.values())).device
+                taken = torch.stack([one.to(device) for one in steps.values()]).tolist()
+            self._first = dict.fromkeys(states, self._counted)
+            for index, count in zip(steps, taken, strict=True):
+                self._first[index] -= int(count)
+        return self._first
+
+    @override
     def response(self, index: int, *, remaining: int) -> StepResponse:
         group, state = self.group(index), self.state(index)
         lr, decay = float(group["lr"]), float(group["weight_decay"])
         decoupled = self._decoupled(group)
         decoupled_share = lr * decay if decoupled else 0.0
         if not state:  # the first step moves by lr sign(g), which has no derivative
+            self._first_steps()[index] = self._counted
             coupled = 0.0 if decoupled else decay
             return StepResponse(rate=0.0, folded=True, decoupled=decoupled_share, coupled=coupled)
         sign = -1.0 if group["maximize"] else 1.0
         return StepResponse(
-            rate=sign * lr * _momentum_share(float(group["betas"][0]), int(state["step"]) + 1, remaining),
+            rate=sign * lr * _momentum_share(float(group["betas"][0]), self._steps(index) + 1, remaining),
             preconditioner=lambda: DiagonalPreconditioner(self._inverse_root(index)),
             folded=True,
             decoupled=decoupled_share,
@@ -85,7 +121,7 @@ class AdamResponse(OptimizerResponse):
         parameter = self.parameters.tensors[index].detach()
         lr, decay = float(group["lr"]), float(group["weight_decay"])
         beta1, beta2 = (float(b) for b in group["betas"])
-        step = int(state["step"]) + 1 if state else 1
+        step = self._steps(index) + 1 if state else 1
         given, change = (-gradient, -source) if group["maximize"] else (gradient, source)
         if self._decoupled(group):
             trace.mul_(1 - lr * decay)
@@ -109,8 +145,8 @@ class AdamResponse(OptimizerResponse):
 
     def _inverse_root(self, index: int) -> Tensor:
         """Return the diagonal of P: the inverse root of the corrected second moment."""
-        group, state = self.group(index), self.state(index)
-        raw, correction = self._second_moment(index), 1 - float(group["betas"][1]) ** int(state["step"])
+        group = self.group(index)
+        raw, correction = self._second_moment(index), 1 - float(group["betas"][1]) ** self._steps(index)
         mean = self._sharded_means()[index] / correction if distributed.is_sharded(raw) else None
         local = _inverse_root(distributed.to_local(raw) / correction, float(group["eps"]), mean)
         return distributed.from_local(local, raw)

@@ -160,6 +160,12 @@ class OptimizerResponse(ABC):
         """The number of tensors per parameter and domain that the derivatives of the optimizer's state take."""
         return 0
 
+    def count_step(self) -> None:
+        """Take note that the optimizer is about to step."""
+
+    def read_counts(self) -> None:
+        """Read the number of steps that the optimizer has taken, where it keeps that on a device."""
+
     def invalidate(self) -> None:
         """Drop cached values, because the optimizer may have stepped."""
 

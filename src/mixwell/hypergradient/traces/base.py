@@ -96,19 +96,54 @@ class Combined:
         norm: the norm before clipping, where it was computed.
         auxiliary: the part of auxiliary losses in the gradient of mixed batches, before clipping, where there is
             any. It does not depend on the weights.
+        clip_on_device: the factor of clipping as a tensor on an accelerator, in place of ``clip``, and
+        norm_on_device: the norm, in place of ``norm``.
     """
 
     gradients: Gradients
     clip: float = 1.0
     norm: float | None = None
     auxiliary: Gradients | None = None
+    clip_on_device: Tensor | None = None
+    norm_on_device: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        gradients: Gradients,
+        norm: Tensor | None,
+        limit: float | None,
+        auxiliary: Gradients | None,
+        *,
+        at_once: bool,
+    ) -> Combined:
+        """Return the combined gradient, which was clipped to the norm ``limit`` if there is one.
+
+        Args:
+            norm: before clipping, where it was computed.
+            at_once: whether the norm may be waited for.
+        """
+        if norm is None or limit is None:
+            return cls(gradients, 1.0, None if norm is None or not at_once else float(norm), auxiliary)
+        # As torch.nn.utils.clip_grad_norm_ has it.
+        if at_once:
+            return cls(gradients, min(1.0, limit / (float(norm) + 1e-6)), float(norm), auxiliary)
+        return cls(gradients, 1.0, None, auxiliary, (limit / (norm + 1e-6)).clamp(max=1.0), norm)
+
+    def on_host(self) -> Combined:
+        """Return the same with numbers in place of tensors on an accelerator, which is waited for."""
+        if self.clip_on_device is None or self.norm_on_device is None:
+            return self
+        clip, norm = torch.stack([self.clip_on_device, self.norm_on_device]).tolist()
+        return Combined(self.gradients, clip, norm, self.auxiliary)
 
     def of_domains(self) -> Gradients:
         """Return the gradient without the part of auxiliary losses, which hooks on layers do not see."""
         if self.auxiliary is None:
             return self.gradients
+        clip = self.clip if self.clip_on_device is None else self.clip_on_device
         return [
-            gradient if gradient is None or extra is None else gradient - self.clip * extra
+            gradient if gradient is None or extra is None else gradient - clip * extra
             for gradient, extra in zip(self.gradients, self.auxiliary, strict=True)
         ]
 
@@ -144,6 +179,8 @@ class Traces(ABC):
 
     supports_mixed_batches: bool = False
     """Whether the gradients of a mixed batch can be separated by domain."""
+    clips_on_device: bool = False
+    """Whether :meth:`end_step` takes :attr:`Combined.clip_on_device`."""
     supports_skipping: bool = False
     """Whether steps may be left out, with greater weight for those that are traced."""
 
@@ -188,6 +225,10 @@ class Traces(ABC):
             f"{self!r} cannot separate a mixed batch by domain: give one batch per domain (mixer.domain), or use "
             "Hypergradient(traces=ProjectedTraces())"
         )
+
+    def gradient_sum(self) -> Tensor | None:
+        """Return the sum of all gradients in this step's mixed batches, a scalar; ``None`` if unknown."""
+        return None
 
     def non_finite(self) -> list[int] | None:
         """Return the domains with a non-finite gradient in this step's mixed batches; ``None`` if unknown."""

@@ -5,7 +5,6 @@ The recursion is linear, so it runs on projections: ``B^T z_j A <- shrink * B^T 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,6 +68,7 @@ class ProjectedTraces(Traces):
     """
 
     supports_mixed_batches = True
+    clips_on_device = True
     supports_skipping = True
 
     def __init__(
@@ -104,6 +104,7 @@ class ProjectedTraces(Traces):
         self._row_weights: Vector | None = None
         self._hooks: LayerHooks | None = None
         self._findings = HookFindings()
+        self._compared: tuple[Tensor, Tensor] | None = None
         self._accumulator: ProjectedAccumulator | None = None
         self.reset(0)
         self._factors(1.0)  # refuses an optimizer that these traces cannot follow
@@ -152,10 +153,11 @@ class ProjectedTraces(Traces):
             yield context
 
     @override
+    def gradient_sum(self) -> Tensor:
+        return self._gathered.sum()
+
+    @override
     def non_finite(self) -> list[int]:
-        # A sum is finite only if all its terms are: one synchronization with an accelerator instead of m.
-        if math.isfinite(float(self._gathered.sum())):
-            return []
         return [j for j, row in enumerate(self._gathered) if not bool(row.isfinite().all())]
 
     @override
@@ -164,11 +166,16 @@ class ProjectedTraces(Traces):
         gradients = self._selection.gradients(combined.gradients)
         if self._row_weights is not None:
             if self._empty:
-                self._find_unsupported(self._selection.gradients(combined.of_domains()), combined.clip)
+                self._find_unsupported(self._selection.gradients(combined.of_domains()), combined)
             # The backward pass was that of the weighted losses; a trace is of the domain's own gradient.
             self._gathered.mul_(torch.from_numpy(1 / self._row_weights).to(self._gathered).unsqueeze(1))
         self._differentiate_clipping(combined, gradients)
         shrinks, rates = self._factors(combined.clip)
+        if combined.clip_on_device is not None:
+            self._gathered.mul_(combined.clip_on_device)
+            shrinks, _ = self._factors(
+                self._step.clip
+            )  # a small number times the factor, as it was last read
         for index, gradient in enumerate(gradients):
             if gradient is None:  # the optimizer does not change it
                 shrinks[index], rates[index] = 1.0, 0.0
@@ -185,6 +192,12 @@ class ProjectedTraces(Traces):
 
     def _differentiate_clipping(self, combined: Combined, gradients: Gradients) -> None:
         """``g_j <- g_j - a_j G`` where the step is clipped; inner products are those of the projections."""
+        if combined.clip_on_device is not None and combined.norm_on_device is not None:
+            row = self._combined_row(gradients)
+            clip, norm = combined.clip_on_device, combined.norm_on_device
+            along = (self._gathered @ row) / (row @ row) * (norm / (norm + 1e-6))
+            self._gathered.addr_(torch.where(clip < 1, along, 0.0), row, alpha=-1)
+            return
         if not combined.clipped:
             return
         row = self._combined_row(gradients)
@@ -209,6 +222,7 @@ class ProjectedTraces(Traces):
     @override
     def dot(self, vector: Gradients) -> Vector:
         """``<B^T (P^T vector) A, z_j>``, the mean over the processes."""
+        self._read_comparison()
         # One parameter at a time, so that only one preconditioned gradient is held in full.
         preconditioned = (
             None if gradient is None else self._step.precondition_adjoint(index, gradient)
@@ -231,6 +245,7 @@ class ProjectedTraces(Traces):
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """Return the traces and the exact directions; the random columns follow from the seed and the round."""
+        self._read_comparison()
         # A resumed run looks for unsupported parameters only in the first step of the next round.
         found = self._findings if self._hooks is None else self._hooks.findings
         values: Json = {"round": self._round, "empty": self._empty, "hooks": found.to_json()}
@@ -271,13 +286,25 @@ class ProjectedTraces(Traces):
                 runs.append((columns, shrink, rate))
         return runs
 
-    def _find_unsupported(self, gradients: Gradients, clip: float) -> None:
-        """Compare the sum of the weighted gradients that were gathered with the gradient itself."""
-        assert self._hooks is not None
+    def _find_unsupported(self, gradients: Gradients, combined: Combined) -> None:
+        """Compare the sum of the weighted gradients that were gathered with the gradient itself.
+
+        On an accelerator the two are kept for the first validation gradient of the round, to be read then.
+        """
+        clip = combined.clip if combined.clip_on_device is None else combined.clip_on_device
         seen = distributed.all_reduce_mean(self._gathered * clip)
-        whole = self._projections.project(gradients)
+        self._compared = seen, self._projections.project(gradients)
+        if seen.device.type == "cpu":
+            self._read_comparison()
+
+    def _read_comparison(self) -> None:
+        if self._compared is None:
+            return
+        assert self._hooks is not None
+        (seen, whole), self._compared = self._compared, None
         for index in self._hooks.compare(seen, whole, self._projections):
-            self._gathered[:, self._projections.slices[index]] = 0.0
+            for rows in (self._gathered, self._stored):
+                rows[:, self._projections.slices[index]] = 0.0
         self._hooks.unsupported.warn()
 
 

@@ -118,9 +118,10 @@ class MixerTrainer(Trainer):
         self._followed: FollowedBatches | None = None
         self._batches: deque[MixtureBatch] = deque()  # of the step, not trained on yet
         self._resumed: str | None = None
-        self._clipped: tuple[float, float] | None = None
+        self._clipped: tuple[Tensor, float] | None = None
         self._checked = False
-        self._sums = np.zeros((2, len(self._domains)))
+        self._sums = np.zeros((2, len(self._domains)))  # of losses and rows since the last log
+        self._unread: Tensor | None = None
         self.add_callback(MixingCallback(self))
         self._fold_displayed_logs()
 
@@ -149,7 +150,7 @@ class MixerTrainer(Trainer):
         def watched(parameters: Any, max_norm: float, norm_type: int = 2) -> Any:
             norm = clip(parameters, max_norm, norm_type=norm_type)
             if norm is not None:
-                self._clipped = float(distributed.full_tensor(norm)), float(max_norm)
+                self._clipped = distributed.full_tensor(norm), float(max_norm)
             return norm
 
         self.accelerator.clip_grad_norm_ = watched
@@ -243,13 +244,15 @@ class MixerTrainer(Trainer):
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             clear_device_cache()
-        for place, rows, mean in scope.means():
-            self._sums[:, place] += mean * rows, rows
+        # Left on the device, and read when they are logged.
+        self._unread = scope.sums if self._unread is None else self._unread + scope.sums
+        self._sums[1] += scope.rows
         return loss.detach()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the loss, weight and rows of each domain in addition."""
         if "loss" in logs:
+            self._read_losses()
             own = torch.from_numpy(self._sums.astype(np.float32)).to(self.args.device)
             total, rows = distributed.all_reduce_mean(own).cpu().double().numpy()
             self._sums[:] = 0
@@ -312,6 +315,7 @@ class MixerTrainer(Trainer):
 
     def save_mixing(self, folder: Path) -> None:
         """Put the mixer and the place in the data into a checkpoint."""
+        self._read_losses()
         plain = {
             "loader": self._loader.state_dict(),
             "validation": self._validation.reader.state(),
@@ -331,6 +335,11 @@ class MixerTrainer(Trainer):
             mixture_file.write_mixture(folder, described)
 
     # ------------------------------------------------------------------------------------------- inside
+
+    def _read_losses(self) -> None:
+        if self._unread is not None:
+            self._sums[0] += self._unread.cpu().numpy()
+            self._unread = None
 
     def _collator(self, what: str) -> Callable[[list[Any]], Mapping[str, Any]]:
         if self._given_loader is not None and self._given_loader.collate is not None:

@@ -211,7 +211,7 @@ def build(settings: MnistSettings) -> tuple[nn.Module, Mixer]:
         DOMAINS,
         budget=settings.budget,
         horizon=settings.horizon,
-        signal=Hypergradient(settings.curvature, points=1),
+        signal=Hypergradient(settings.curvature, points=1, trace_every=1),
         update=settings.step_size,
     )
     return network, mixer

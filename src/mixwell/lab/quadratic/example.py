@@ -107,7 +107,7 @@ def run(setting: QuadraticSettings, horizon: int) -> Trajectory:
         [GOOD, BAD],
         budget=setting.budget,
         horizon=horizon,
-        signal=Hypergradient(curvature=1.0, points=1),
+        signal=Hypergradient(curvature=1.0, points=1, trace_every=1),
         update=setting.step_size,
     )
     steps, theta, phi = [0], [-float(setting.radius)], [0.0]
