@@ -194,7 +194,9 @@ def test_a_later_batch_of_a_step_that_fails_drops_the_step() -> None:
             give(other, whole, *given)
         mixer.step()
         whole.step()
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    # Not bit for bit: the sums of a batch that is verified run in another order.
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
     assert mixer.state_dict()["values"] == whole.state_dict()["values"]
     # Of labels alone nobody could see that a step is not complete.
     (first, *rows), (second, *others) = parts(0)

@@ -11,16 +11,22 @@ from collections.abc import Callable, Container
 from typing import final
 
 import numpy as np
+import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mixwell.hypergradient.capture.projections import Projection, Projections
+from mixwell.hypergradient.capture.projection import Projection
+from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.typing import Vector
 
 # Sufficient to see whether two gradients are the same.
 CHECK_RANK = 4
+# A block of a gradient of this size stays in a core's cache while it is added to the trace and to the sum.
+BLOCK = 1 << 17
+# The time to add one number to a matrix in memory, in floating-point operations of a matrix product (measured).
+MEMORY_COST = 8
 
 
 class GradientAccumulator(ABC):
@@ -65,12 +71,25 @@ class GradientAccumulator(ABC):
         """Return an empty accumulator that takes the same saved inputs, to compare one batch with its gradient."""
 
     @abstractmethod
+    def discarding(self) -> GradientAccumulator:
+        """Return an accumulator for the same rows that keeps nothing, to compare two ways to the same gradient."""
+
+    @abstractmethod
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
         """Add ``outputs^T inputs`` over the rows of every domain.
 
         Args:
             outputs: the result of :meth:`project_outputs`, shape ``(rows, length, a)``.
             inputs: the result of :meth:`project_inputs`, shape ``(rows, length, b)``.
+        """
+
+    @abstractmethod
+    def add_products_and_sum(self, index: int, outputs: Tensor, inputs: Tensor) -> Tensor:
+        """Add ``dY^T X`` over the rows of every domain, and return the sum over all rows, shape ``(a, b)``.
+
+        Args:
+            outputs: dY, shape ``(rows, length, a)``.
+            inputs: X, shape ``(rows, length, b)``.
         """
 
     @abstractmethod
@@ -107,8 +126,8 @@ class DenseAccumulator(GradientAccumulator):
         self.added: set[int] = set()
         """Parameters that have received a gradient."""
 
+    @override
     def discarding(self) -> DenseAccumulator:
-        """Return an accumulator for the same rows that keeps nothing, to compare two ways to the same gradient."""
         weights = 1 / np.array(self._factors)
         return DenseAccumulator(self._parameters, self.row_groups, weights, lambda *_: None, self._blockwise)
 
@@ -130,6 +149,31 @@ class DenseAccumulator(GradientAccumulator):
             self.add_gradient(index, domain, product.view(parameter.shape))
 
     @override
+    def add_products_and_sum(self, index: int, outputs: Tensor, inputs: Tensor) -> Tensor:
+        groups = self.row_groups
+        outputs, inputs = (groups.sort_rows(one).flatten(0, 1) for one in (outputs, inputs))
+        length = len(outputs) // len(groups)
+        count, width = outputs.shape[1], inputs.shape[1]
+        whole = outputs.new_empty(count, width)
+        # By blocks, so that a product is still in the cache when it is added to the sum and the trace. On a GPU
+        # the launches of the kernels would cost more than that saves.
+        in_blocks = not outputs.is_cuda and (index in self.ignored or self._blockwise(index))
+        size = max(BLOCK // max(width, 1), 1) if in_blocks else count
+        scratch = outputs.new_empty(min(size, count), width) if len(groups.slices) > 1 else whole
+        for start in range(0, count, size):
+            block = slice(start, min(start + size, count))
+            total = whole[block]
+            for position, (domain, begin, end) in enumerate(groups.slices):
+                # The product of the first domain is written where the sum is wanted.
+                product = scratch[: len(total)] if position else total
+                rows = slice(begin * length, end * length)
+                torch.mm(outputs[rows, block].t(), inputs[rows], out=product)
+                if position:
+                    total.add_(product)
+                self.add_gradient(index, domain, product, block)
+        return whole
+
+    @override
     def add_vectors(self, index: int, gradients: Tensor) -> None:
         if index in self.ignored:
             return
@@ -144,10 +188,6 @@ class DenseAccumulator(GradientAccumulator):
         if index not in self.ignored:
             self.added.add(index)
             self._add(domain, index, gradient, self._factors[domain], rows)
-
-    def blockwise(self, index: int) -> bool:
-        """Return whether a parameter's gradient may be added in blocks of rows."""
-        return index in self.ignored or self._blockwise(index)
 
 
 @final
@@ -188,6 +228,10 @@ class ProjectedAccumulator(GradientAccumulator):
         return ProjectedAccumulator(self.projections, self.row_groups, late=self._late)
 
     @override
+    def discarding(self) -> ProjectedAccumulator:
+        return self.checking()
+
+    @override
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
         """Add ``(dY B)^T (X A)``."""
         if index in self.ignored:
@@ -196,6 +240,47 @@ class ProjectedAccumulator(GradientAccumulator):
             projection = self.projections.each[index]
             outputs, inputs = projection.project_outputs(outputs), projection.project_inputs(inputs)
         self.row_groups.add_products(self._block(index), outputs, inputs)
+
+    @override
+    def add_products_and_sum(self, index: int, outputs: Tensor, inputs: Tensor) -> Tensor:
+        """Add ``B^T G_j A`` of the ``G_j = dY_j^T X_j`` that the sum consists of, or ``(dY B)^T (X A)``.
+
+        The first takes the products of all rows in parts and ``2 m a b r`` operations for the projections, the
+        second ``2 (a + b) r`` operations for every position in addition to the sum.
+        """
+        if index in self.ignored or not self._separates(index, outputs, inputs):
+            pair = self.project_outputs(index, outputs), self.project_inputs(index, inputs)
+            self.add_products(index, *pair)
+            return outputs.flatten(0, 1).t() @ inputs.flatten(0, 1)
+        whole: Tensor | None = None
+        for domain, spans in self.row_groups.spans.items():
+            # Rows in succession by their number, so that none are copied to sort them.
+            product: Tensor | None = None
+            for begin, end in spans:
+                left, right = outputs[begin:end].flatten(0, 1).t(), inputs[begin:end].flatten(0, 1)
+                product = left @ right if product is None else product.addmm_(left, right)
+            assert product is not None
+            self.add_gradient(index, domain, product)
+            whole = product if whole is None else whole.add_(product)
+        assert whole is not None
+        return whole
+
+    def _separates(self, index: int, outputs: Tensor, inputs: Tensor) -> bool:
+        """Return whether the gradients of the domains take less time than projections of all positions."""
+        groups, projection = self.row_groups, self.projections.each[index]
+        # A sum of parts in half precision would lose their last digits.
+        if outputs.dtype not in (torch.float32, torch.float64):
+            return False
+        rank, elements = max(projection.shape), outputs.shape[-1] * inputs.shape[-1]
+        positions = 2 * rank * len(outputs) * outputs.shape[1] * (outputs.shape[-1] + inputs.shape[-1])
+        own = 2 * rank * elements * len(groups.slices)
+        if own >= positions:
+            return False
+        spans = sum(len(one) for one in groups.spans.values())
+        # Many small products are what a GPU is slow at.
+        if outputs.device.type != "cpu" and spans > len(groups.slices):
+            return False
+        return own + MEMORY_COST * elements * spans < positions
 
     @override
     def add_vectors(self, index: int, gradients: Tensor) -> None:

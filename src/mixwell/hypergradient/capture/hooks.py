@@ -272,7 +272,8 @@ class LayerHooks:
 
     def _fuse(self, rule: LayerRule, accumulator: GradientAccumulator) -> AbstractContextManager[None] | None:
         name = self._names[id(rule)]
-        if name in self._unfused:
+        # FSDP2 gathers parameters for the layer's own forward and backward pass.
+        if name in self._unfused or self._parameters.sharded:
             return None
         return rule.fuse(
             accumulator, lambda call, output: self._has_no_rows(name, rule, call, output, accumulator)

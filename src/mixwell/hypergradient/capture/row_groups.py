@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import final
 
 import numpy as np
@@ -37,14 +38,20 @@ class RowGroups:
         begins = [0, *accumulate(counts)]
         self.slices = [(j, begins[j], begins[j + 1]) for j, n in enumerate(counts) if n]
         """``(domain, begin, end)`` of the rows of each domain in the batch, once they are sorted."""
-        self._in_order = bool((labels[1:] >= labels[:-1]).all())
-        # Stable, so that the order (and rounding) of a domain's sum does not depend on the rows of other domains.
-        self._order = torch.from_numpy(np.argsort(labels, kind="stable"))
-        self._begins = torch.tensor(begins[:-1])
         self._even = min(counts) == max(counts)
+        self._device: torch.device | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @cached_property
+    def spans(self) -> dict[int, list[tuple[int, int]]]:
+        """``(begin, end)`` of the rows of each domain in the batch, one pair for all rows in succession."""
+        borders = np.flatnonzero(np.diff(self.labels)) + 1
+        found: dict[int, list[tuple[int, int]]] = {domain: [] for domain, _, _ in self.slices}
+        for begin, end in pairwise([0, *borders.tolist(), len(self.labels)]):
+            found[int(self.labels[begin])].append((begin, end))
+        return found
 
     def counts_where(self, counted: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         """Return the rows by domain among those that count, shape ``(m,)``; ``None`` for all."""
@@ -80,7 +87,8 @@ class RowGroups:
 
     def has_rows(self, values: Tensor, dim: int = 0) -> bool:
         """Return whether a dimension has the size of the rows, or a multiple of it."""
-        return values.dim() > dim and values.shape[dim] > 0 and values.shape[dim] % len(self) == 0
+        shape = values.shape
+        return len(shape) > dim and shape[dim] > 0 and shape[dim] % len(self.labels) == 0
 
     def check_rows(self, values: Tensor, dim: int = 0) -> None:
         """Raise ``ValueError`` where the values have no rows."""
@@ -136,6 +144,15 @@ class RowGroups:
         labels = torch.from_numpy(self.labels).to(values.device)
         return values.new_zeros(len(self.counts)).index_add_(0, labels, values)
 
+    @cached_property
+    def _in_order(self) -> bool:
+        return bool((self.labels[1:] >= self.labels[:-1]).all())
+
     def _move_to(self, device: torch.device) -> None:
-        if self._order.device != device:
-            self._order, self._begins = self._order.to(device), self._begins.to(device)
+        """Have on a device the numbers of the rows in the order of their domains, and where each domain begins."""
+        if self._device == device:
+            return
+        # Stable, so that the order (and rounding) of a domain's sum does not depend on the rows of other domains.
+        self._order = torch.from_numpy(np.argsort(self.labels, kind="stable")).to(device)
+        self._begins = torch.from_numpy(np.cumsum(self.counts) - self.counts).to(device)
+        self._device = device

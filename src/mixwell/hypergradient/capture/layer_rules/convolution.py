@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn import grad as derivatives
 from typing_extensions import override
 
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
-from mixwell.hypergradient.capture.layer_rules.base import LAYER_RULES, WEIGHT_AND_BIAS, LayerRule
-from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION
+from mixwell.hypergradient.capture.layer_rules.base import (
+    LAYER_RULES,
+    WEIGHT_AND_BIAS,
+    LayerCall,
+    LayerRule,
+    OtherCall,
+)
+from mixwell.hypergradient.capture.layer_rules.fused import (
+    autocast_inputs,
+    fused_forward,
+    gradient_error,
+    has_plain_forward,
+)
+from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION, RowGroups
 
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: functional.conv1d,
     nn.Conv2d: functional.conv2d,
     nn.Conv3d: functional.conv3d,
 }
+INPUT_GRADIENTS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Conv1d: derivatives.conv1d_input,
+    nn.Conv2d: derivatives.conv2d_input,
+    nn.Conv3d: derivatives.conv3d_input,
+}
+WEIGHT_GRADIENTS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Conv1d: derivatives.conv1d_weight,
+    nn.Conv2d: derivatives.conv2d_weight,
+    nn.Conv3d: derivatives.conv3d_weight,
+}
 
 
 @final
 @LAYER_RULES.register(*CONVOLUTIONS)
 class ConvolutionRule(LayerRule):
-    """``(dY B)^T (X A)``; ``X A`` is a convolution with the r columns of A as filters, so X is never formed."""
+    """``G_j`` of the domains in place of G: a product has so many positions that it pays by itself.
+
+    Where it does not, ``(dY B)^T (X A)``; ``X A`` is a convolution with the r columns of A as filters, so X is
+    never formed.
+    """
 
     parameter_names = WEIGHT_AND_BIAS
 
@@ -56,6 +84,86 @@ class ConvolutionRule(LayerRule):
     @override
     def accumulate(self, saved: Any, gradient: Tensor, accumulator: GradientAccumulator) -> None:
         self._accumulate_linear(saved, _positions_first(gradient), accumulator)
+
+    @override
+    def fuse(
+        self, accumulator: GradientAccumulator, other_call: OtherCall
+    ) -> AbstractContextManager[None] | None:
+        if not self._fuses:
+            return None
+        return fused_forward(self.module, self._apply_fused, accumulator, other_call)
+
+    @override
+    def fused_twin(
+        self, call: LayerCall, accumulator: GradientAccumulator
+    ) -> Callable[[Tensor], float] | None:
+        if not self._fuses:
+            return None
+        return gradient_error(self.module, call, self._apply_fused, accumulator.discarding())
+
+    @property
+    def _fuses(self) -> bool:
+        # A padding in words may add more on one side.
+        return has_plain_forward(self.module, type(self.module)) and not isinstance(self.module.padding, str)
+
+    def _apply_fused(self, values: Tensor, accumulator: GradientAccumulator) -> Tensor:
+        module = self.module
+        values, matrix, vector = autocast_inputs(values, module.weight, module.bias)
+        # Without a dimension of rows, or with one that was not verified: as a layer without hooks.
+        if values.dim() != matrix.dim() or values.shape[0] != len(accumulator.row_groups):
+            return type(module).forward(module, values)
+        return _FusedConvolution.apply(values, matrix, vector, self, accumulator)  # type: ignore[no-any-return]
+
+
+class _FusedConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        matrix: Tensor,
+        vector: Tensor | None,
+        rule: ConvolutionRule,
+        accumulator: GradientAccumulator,
+    ) -> Tensor:
+        ctx.save_for_backward(values, matrix)
+        ctx.rule, ctx.accumulator, module = rule, accumulator, rule.module
+        return CONVOLUTIONS[type(module)](
+            values, matrix, vector, module.stride, module.padding, module.dilation, module.groups
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values, matrix = ctx.saved_tensors
+        gradient, accumulator, rule = gradients[0], ctx.accumulator, ctx.rule
+        module, captured = rule.module, not accumulator.paused
+        settings = module.stride, module.padding, module.dilation, module.groups
+        d_values = d_matrix = d_vector = None
+        if ctx.needs_input_grad[0]:
+            d_values = INPUT_GRADIENTS[type(module)](values.shape, matrix, gradient, *settings)
+        if ctx.needs_input_grad[1]:
+            product = WEIGHT_GRADIENTS[type(module)]
+            if captured and rule.weight is not None:
+                for domain, begin, end in accumulator.row_groups.slices:
+                    rows = (_take(accumulator.row_groups, one, begin, end) for one in (values, gradient))
+                    inputs, outputs = rows
+                    own = product(inputs, matrix.shape, outputs, *settings)
+                    accumulator.add_gradient(rule.weight, domain, own)
+                    d_matrix = own if d_matrix is None else d_matrix.add_(own)
+            else:
+                d_matrix = product(values, matrix.shape, gradient, *settings)
+        if ctx.needs_input_grad[2]:
+            sums = gradient.flatten(2).sum(2)
+            d_vector = sums.sum(0)
+            if captured and rule.bias is not None:
+                accumulator.add_vectors(rule.bias, sums.unsqueeze(1))
+        return d_values, d_matrix, d_vector, None, None
+
+
+def _take(groups: RowGroups, values: Tensor, begin: int, end: int) -> Tensor:
+    """Return some of the sorted rows, in the memory format of the values."""
+    if values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last):
+        return groups.take(values.permute(0, 2, 3, 1), begin, end).permute(0, 3, 1, 2)
+    return groups.take(values, begin, end)
 
 
 def _filters(matrix: Tensor | None, weight: Tensor, dtype: torch.dtype) -> Tensor:
