@@ -212,7 +212,7 @@ def test_every_update_stays_on_the_constrained_simplex(update: str) -> None:
     """Bounds so narrow that every update meets both."""
     batches, validation = regression_batches(3, steps=40)
     found = final_weights(
-        "projected",
+        "projected without loss",
         batches,
         validation,
         update=UPDATES[update](),

@@ -154,7 +154,7 @@ class Parameters:
     def full_precision(self) -> Generator[None]:
         """Disable gradient computation, and the autocast of the user's loop."""
         kind = self.device.type
-        casts = torch.amp.is_autocast_available(kind)
+        casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         with torch.no_grad(), torch.autocast(kind, enabled=False) if casts else nullcontext():
             yield
 

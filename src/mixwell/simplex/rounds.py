@@ -101,13 +101,15 @@ def traced_steps(
 
 
 VALIDATION_FRACTION = 0.05
-"""The rows of all validation gradients of a round over the rows of its training, where settings leave it open."""
+"""The rows of all validation gradients of a round over those of its traced steps, where settings leave it open."""
 
 
 def validation_rows(batch_rows: int, *, steps: int, points: int) -> int:
-    """Return the rows of one validation gradient; those of a round take a twentieth of its training rows.
+    """Return the rows of one validation gradient; those of a round take 5% of the rows of its traced steps.
 
-    A round of fewer than twenty steps takes one training batch in all, since a smaller gradient is mostly noise.
+    A long round is traced in about 64 steps (:func:`trace_interval`), and its validation gradients are no larger
+    than those of a round of that length: they take 5% of a short round and 1% of 300 steps. A round of fewer than
+    twenty steps takes one training batch in all, since a smaller gradient is mostly noise.
 
     Args:
         batch_rows: rows of a training step.
@@ -117,8 +119,11 @@ def validation_rows(batch_rows: int, *, steps: int, points: int) -> int:
     Example:
         >>> validation_rows(32, steps=84, points=8), validation_rows(32, steps=1, points=1)
         (16, 32)
+        >>> validation_rows(32, steps=304, points=8)
+        12
     """
-    return max(1, int(batch_rows * max(VALIDATION_FRACTION * steps, 1.0) / max(points, 1)))
+    traced = steps / trace_interval(steps)
+    return max(1, int(batch_rows * max(VALIDATION_FRACTION * traced, 1.0) / max(points, 1)))
 
 
 def round_count(steps: int, horizon: int) -> int:

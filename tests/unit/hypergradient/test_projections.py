@@ -147,4 +147,78 @@ def test_memory_does_not_hold_a_copy_of_the_parameters() -> None:
     with mixer.batch(LABELS) as rows:
         rows.weighted_loss(model(batch).square().mean(dim=1)).backward()
     mixer.step()
-    assert mixer.nbytes < 0.15 * size
+    assert mixer.nbytes < 0.17 * size
+
+
+# Preconditioned gradients.
+
+
+def preconditioned(rank: int, seed: int = 0) -> tuple[Projections, tuple[torch.Tensor, torch.Tensor]]:
+    """Return projections of a 30 x 40 matrix and a bias with scales."""
+    tensors = tuple(nn.Parameter(torch.zeros(*shape, dtype=torch.float64)) for shape in ((30, 40), (7,)))
+    projections = Projections(Parameters(("x", "b"), tensors, (0, 0)), rank, seed, preconditioned=True)
+    generator = torch.Generator().manual_seed(1)
+    scales = tuple(torch.rand(n, generator=generator).double() + 0.1 for n in (30, 40))
+    projections.precondition(0, scales)
+    projections.precondition(1, (torch.arange(1.0, 8).double(),))
+    return projections, scales  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("rank", [6, 30, 35], ids=["both sides", "one", "one, too"])
+def test_inner_products_of_preconditioned_gradients(rank: int) -> None:
+    """``<V, r c^T * G>`` is exact for V in the exact directions, whatever sides are projected."""
+    projections, (rows, columns) = preconditioned(rank)
+    torch.manual_seed(0)
+    low = torch.randn(30, 2).double() @ torch.randn(2, 40).double()
+    other, bias, of_bias = torch.randn(30, 40).double(), torch.randn(7).double(), torch.randn(7).double()
+    projections.align([low, None])
+    projections.resample(0)
+    assert projections.factors is not None
+    found = projections.project([other, bias]) * projections.factors
+    wanted = (low * torch.outer(rows, columns) * other).sum() + (of_bias * torch.arange(1.0, 8) * bias).sum()
+    torch.testing.assert_close(found @ projections.project_vectors([low, of_bias]), wanted)
+
+
+@pytest.mark.parametrize("rank", [6, 30], ids=["both sides", "one"])
+def test_duals_give_inner_products_of_gradients(rank: int) -> None:
+    """``<V, G>`` without the scales, as the derivative of clipping wants it."""
+    projections, scales = preconditioned(rank)
+    torch.manual_seed(0)
+    low = torch.randn(30, 2).double() @ torch.randn(2, 40).double()
+    other, bias = torch.randn(30, 40).double(), torch.randn(7).double()
+    rows, columns = (
+        scale if length > rank else torch.ones_like(scale)
+        for scale, length in zip(scales, (30, 40), strict=True)
+    )
+    projections.align([low / torch.outer(rows, columns), None])
+    projections.resample(0)
+    found = projections.project([other, bias]) @ projections.project_dual([low, bias])
+    torch.testing.assert_close(found, (low * other).sum() + (bias * bias).sum())
+
+
+def test_preconditioner_of_rank_one_is_followed() -> None:
+    """With a second moment ``R C^T`` that changes in every step, projected traces are those of dense ones."""
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(1, 12, generator=generator), torch.rand(len(LABELS), 10, generator=generator)
+    moments = [torch.outer(*(torch.rand(n, generator=generator) + 0.1 for n in (10, 12))) for _ in range(6)]
+
+    def scores(traces: mixwell.Traces) -> np.ndarray:
+        torch.manual_seed(0)
+        model = nn.Linear(12, 10, bias=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        signal = Hypergradient(traces=traces, points=1)
+        mixer = Mixer(model, optimizer, DOMAINS, horizon=5, warmup=1, signal=signal)
+        for step in range(6):
+            if step:
+                optimizer.state[model.weight]["exp_avg_sq"].copy_(moments[step])
+            with mixer.batch(LABELS) as batch:
+                batch.weighted_loss(y.square().sum(1) * model(x.expand(len(LABELS), 12)).mean(1)).backward()
+            mixer.step()
+        optimizer.state[model.weight]["exp_avg_sq"].copy_(moments[0])
+        with mixer.validation():
+            model(x).mean().backward()
+        return last_scores(mixer)
+
+    drawn = np.stack([scores(ProjectedTraces(6, seed=seed, check=False)) for seed in range(60)])
+    error = drawn.std(axis=0, ddof=1) / 60**0.5
+    assert (abs(drawn.mean(axis=0) - scores(mixwell.DenseTraces())) < 4 * error + 1e-6).all()

@@ -1,9 +1,9 @@
 """No step waits for an accelerator: steps on the meta device, where a number that is read raises.
 
-A tensor there has no values, so that ``item()``, ``float()``, ``bool()``, ``tolist()``, ``cpu()`` and operations with
-a shape that depends on values raise: all for which the host waits for an accelerator. Only what is read once is not:
-the first batch is verified, and the first gradient of a run shows the leading directions. What is read later is
-tested on the CPU, where the same numbers can be read at once.
+A tensor there has no values, so that ``item()``, ``float()``, ``bool()``, ``tolist()``, ``cpu()`` and operations
+with a shape that depends on values raise: all for which the host waits for an accelerator. Only what is read once
+is not: the first batch is verified, and the first gradient of a run shows the leading directions. What is read
+later is tested on the CPU, where the same numbers can be read at once.
 """
 
 from __future__ import annotations

@@ -1,24 +1,8 @@
-"""Random projections of gradients that keep inner products: an m x d trace becomes m x r x r per layer.
-
-For a linear layer with inputs X and output gradients dY (a row per sample) the gradient of the weights is
-``G = dY^T X``. With random A and B, whose entries are independent signs over ``sqrt(r)``,
-
-    ``B^T G A = (dY B)^T (X A)``   and   ``E <B^T G A, B^T V A> = <G, V>``
-
-so neither G nor that of any domain is ever formed (the idea is known from influence functions: Park et
-al., "TRAK" (2023); Choe et al., "What is your data worth to GPT?" (LoGra, 2024)).
-
-Gradients are nearly of low rank, and then a few directions make most of the error: for one of rank one the
-standard deviation of the inner product is ``2 |G| |V| / sqrt(r)``. But V is the validation gradient, whose leading
-directions hardly change from one round to the next. So half of the columns of A are an orthonormal basis Q of the
-leading directions of the last validation gradient, and the rest ``(I - Q Q^T) S`` with random signs S: the part
-in these directions is exact, only the rest is random, and the expectation is the same.
-"""
+"""The projections of all parameters, one after the other in a row of numbers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -26,146 +10,15 @@ import torch
 from torch import Tensor
 
 from mixwell import distributed
+from mixwell.hypergradient.capture.projection import Projection, random_stream, unscaled
 from mixwell.hypergradient.parameters import Parameters
-
-
-def random_stream(*key: int) -> torch.Generator:
-    """Return a generator on the CPU for a key, such as seed and round; the same on every machine."""
-    mixed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(mixed >> 1))
-
-
-def random_signs(shape: Sequence[int], generator: torch.Generator, *, dtype: torch.dtype) -> Tensor:
-    """Return independent signs, a tensor of +1 and -1 on the CPU."""
-    return torch.randint(0, 2, tuple(shape), generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(dtype)
-
-
-@final
-class Projection:
-    """``B^T G A`` for the gradient G of one parameter, seen as a matrix: its first dimension by all others.
-
-    A side that is no longer than the rank r is not projected, nor is a vector.
-    """
-
-    def __init__(self, parameter: Tensor, rank: int) -> None:
-        flat = parameter.dim() < 2
-        self.outputs = 1 if flat else parameter.shape[0]
-        self.inputs = parameter.numel() // max(self.outputs, 1)
-        self.shape = (min(self.outputs, rank), self.inputs if flat else min(self.inputs, rank))
-        """The shape of the projected gradient."""
-        # Sums over many tokens and steps, which half precision would round away.
-        self.dtype = torch.promote_types(parameter.dtype, torch.float32)
-        self._device = parameter.device
-        lengths = {"outputs": (self.outputs, self.shape[0]), "inputs": (self.inputs, self.shape[1])}
-        self._matrices = {
-            side: torch.zeros(length, r, dtype=self.dtype, device=self._device)
-            for side, (length, r) in lengths.items()
-            if length > r
-        }
-        most = min(self.outputs, self.inputs)
-        # Views of half of the columns. The other half stay random, for the part outside of these directions.
-        self._bases = {
-            side: whole[:, : min(whole.shape[1] // 2, most)] for side, whole in self._matrices.items()
-        }
-        self.aligned = False
-        """Whether some columns are exact."""
-        self._copies: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    @property
-    def alignable(self) -> bool:
-        """Whether there is a column that could be exact."""
-        return any(basis.numel() for basis in self._bases.values())
-
-    @property
-    def bases(self) -> dict[str, Tensor]:
-        """A copy of Q by side, the columns that are exact; zeros where all are random."""
-        return {
-            side: basis.clone(memory_format=torch.contiguous_format)
-            if self.aligned
-            else basis.new_zeros(basis.shape)
-            for side, basis in self._bases.items()
-        }
-
-    @bases.setter
-    def bases(self, bases: Mapping[str, Tensor]) -> None:
-        self.aligned = any(bool(basis.any()) for basis in bases.values())
-        for side, basis in bases.items():
-            self._bases[side].copy_(basis)
-
-    def align(self, gradient: Tensor | None) -> None:
-        """Keep the leading directions of a gradient exactly; none for ``None``."""
-        warm, self.aligned = self.aligned, False
-        if gradient is None or not self.alignable:
-            return
-        matrix = gradient.detach().reshape(self.outputs, self.inputs).to(self.dtype)
-        # Subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011). Few iterations
-        # suffice, because any directions leave the estimate unbiased; those of the last round are a good start.
-        start = self._bases.get("inputs")
-        if start is None or not warm:
-            columns = max(basis.shape[1] for basis in self._bases.values())
-            # A fixed seed: these directions must be the same on every process and after resuming.
-            start = random_signs((self.inputs, columns), random_stream(0), dtype=self.dtype)
-            start = start.to(self._device)
-            start = matrix.t() @ torch.linalg.qr(matrix @ start).Q
-        image = matrix @ start
-        size = float(image.norm())
-        if not (size > 0 and math.isfinite(size)):
-            return
-        left = torch.linalg.qr(image).Q
-        found = {"outputs": left, "inputs": torch.linalg.qr(matrix.t() @ left).Q}
-        for side, basis in self._bases.items():
-            basis.copy_(found[side][:, : basis.shape[1]])
-        self.aligned = True
-
-    def resample(self, generator: torch.Generator) -> None:
-        """Draw new random columns of A and B."""
-        self._copies = {}
-        for side, whole in self._matrices.items():
-            if self._device.type == "meta":  # where memory is only counted
-                continue
-            basis = self._bases[side]
-            drawn = whole[:, basis.shape[1] :] if self.aligned else whole
-            drawn.copy_(random_signs(drawn.shape, generator, dtype=torch.int8))
-            drawn.mul_(1 / math.sqrt(drawn.shape[1]))
-            if self.aligned:  # (I - Q Q^T) S: the exact directions must not be counted again
-                drawn.addmm_(basis, basis.t() @ drawn, alpha=-1.0)
-
-    def matrix(self, side: str, dtype: torch.dtype) -> Tensor | None:
-        """Return A (for ``"inputs"``) or B (``"outputs"``), ``None`` where that side is not projected."""
-        found = self._matrices.get(side)
-        if found is None or dtype == self.dtype:
-            return found
-        # Under autocast every batch wants a copy in half precision.
-        if (side, dtype) not in self._copies:
-            self._copies[side, dtype] = found.to(dtype)
-        return self._copies[side, dtype]
-
-    def project_inputs(self, values: Tensor) -> Tensor:
-        """Return ``X A``, from shape ``(..., inputs)`` to ``(..., r)``."""
-        matrix = self.matrix("inputs", values.dtype)
-        return values if matrix is None else values @ matrix
-
-    def project_outputs(self, values: Tensor) -> Tensor:
-        """Return ``dY B``, from shape ``(..., outputs)`` to ``(..., r)``."""
-        matrix = self.matrix("outputs", values.dtype)
-        return values if matrix is None else values @ matrix
-
-    def project(self, gradient: Tensor) -> Tensor:
-        """Return ``B^T G A`` in float32 or better, of shape :attr:`shape`."""
-        matrix = gradient.detach().reshape(self.outputs, self.inputs)
-        return self.project_outputs(self.project_inputs(matrix).to(self.dtype).t()).t()
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of A and B."""
-        return sum(one.nbytes for one in (*self._matrices.values(), *self._copies.values()))
 
 
 @final
 class Projections:
     """The projections of all parameters, one after the other in a row of ``size`` numbers."""
 
-    def __init__(self, parameters: Parameters, rank: int, seed: int) -> None:
+    def __init__(self, parameters: Parameters, rank: int, seed: int, *, preconditioned: bool = False) -> None:
         self._seed = seed
         self.each = [Projection(p, rank) for p in parameters.tensors]
         """The projection of each parameter."""
@@ -177,17 +30,35 @@ class Projections:
         """The length of a row."""
         self.device = parameters.tensors[0].device
         self.dtype = max((one.dtype for one in self.each), key=lambda kind: torch.finfo(kind).bits)
+        self.factors: Tensor | None = None
+        """The factors of a row, shape ``(size,)``, that :meth:`project` leaves out; ``None`` for ones."""
+        if preconditioned:
+            self.factors = torch.ones(self.size, dtype=self.dtype, device=self.device)
+            for one in self.each:
+                lengths = [one.outputs * one.inputs] if one.exact else [one.outputs, one.inputs]
+                one.precondition(tuple(self.factors.new_ones(n, dtype=one.dtype) for n in lengths))
+
+    def precondition(self, index: int, scales: tuple[Tensor, ...]) -> None:
+        """Take new scales of a parameter."""
+        one = self.each[index]
+        one.precondition(scales)
+        if self.factors is not None and one.factor is not None:
+            self.factors[self.slices[index]] = one.factor.flatten().to(self.dtype)
 
     def align(self, gradients: Iterable[Tensor | None]) -> None:
         """Keep the leading directions of the gradients exactly, one gradient per parameter."""
         for one, gradient in zip(self.each, gradients, strict=True):
             one.align(None if gradient is None else distributed.full_tensor(gradient))
 
-    def resample(self, round_index: int) -> None:
-        """Draw the random matrices of a round."""
-        generator = random_stream(self._seed, round_index)
+    def align_to_sketches(self) -> None:
+        """Keep the leading directions of the sum of the vectors since the last call exactly."""
         for one in self.each:
-            one.resample(generator)
+            one.align_to_sketches()
+
+    def resample(self, round_index: int, indices: Iterable[int] | None = None) -> None:
+        """Draw the random matrices of a round, of some of the parameters or all."""
+        for index in range(len(self.each)) if indices is None else indices:
+            self.each[index].resample(random_stream(self._seed, round_index, index))
 
     def empty_rows(self, count: int) -> Tensor:
         """Return zeros of shape ``(count, size)``."""
@@ -199,16 +70,55 @@ class Projections:
 
     def project(self, gradients: Iterable[Tensor | None]) -> Tensor:
         """Return the row, shape ``(size,)``, of one gradient per parameter, ``None`` for zero."""
+        return self._row(gradients, lambda one, gradient: one.project(gradient))
+
+    def project_dual(self, gradients: Iterable[Tensor | None]) -> Tensor:
+        """Return the row whose product with that of :meth:`project` is the inner product of the gradients."""
+
+        def dual(one: Projection, gradient: Tensor) -> Tensor:
+            matrix, scales = one.as_matrix(gradient), one.projected_scales
+            return one.project_vector(unscaled(matrix, scales) if scales else matrix)
+
+        return self._row(gradients, dual)
+
+    def project_vectors(self, vectors: Iterable[Tensor | None]) -> Tensor:
+        """Return the row of one matrix ``B^T V A`` per parameter, without r and c, and sketch the vectors."""
+
+        def project(one: Projection, vector: Tensor) -> Tensor:
+            matrix = one.as_matrix(vector).to(one.dtype)
+            one.sketch(matrix)
+            return one.project_vector(matrix)
+
+        return self._row(vectors, project)
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the exact directions, the sketches and the scales; the rest follows from seed and round."""
+        found: dict[str, Tensor] = {}
+        for name, one in zip(names, self.each, strict=True):
+            found |= {f"{name}.{side}": basis for side, basis in one.bases.items()}
+            found |= {f"{name}.sketch.{side}": sketch for side, sketch in one.sketches.items()}
+            found |= {f"{name}.scale.{place}": scale for place, scale in enumerate(one.scales)}
+        return found
+
+    def load_state(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
+        """Restore the result of :meth:`state`; :meth:`resample` then draws the random columns."""
+        for index, (name, one) in enumerate(zip(names, self.each, strict=True)):
+            one.bases = {side: tensors[f"{name}.{side}"] for side in one.bases}
+            for side, sketch in one.sketches.items():
+                sketch.copy_(tensors[f"{name}.sketch.{side}"])
+                one.sketched |= bool(sketch.any())
+            if one.scales:
+                self.precondition(index, tuple(tensors[f"{name}.scale.{k}"] for k in range(len(one.scales))))
+
+    def _row(
+        self, gradients: Iterable[Tensor | None], project: Callable[[Projection, Tensor], Tensor]
+    ) -> Tensor:
         row = self.empty_rows(1)
         for index, gradient in enumerate(gradients):
             if gradient is not None:
-                self.block(row, index)[0].copy_(self.each[index].project(distributed.full_tensor(gradient)))
+                found = project(self.each[index], distributed.full_tensor(gradient))
+                self.block(row, index)[0].copy_(found)
         return row[0]
-
-    @property
-    def unaligned(self) -> bool:
-        """Whether there are directions to choose, and none are chosen."""
-        return any(one.alignable for one in self.each) and not any(one.aligned for one in self.each)
 
     @property
     def nbytes(self) -> int:

@@ -108,6 +108,23 @@ class AdamResponse(OptimizerResponse):
         )
 
     @override
+    def separable_scales(self, index: int) -> tuple[Tensor, Tensor] | None:
+        """Return the inverse roots of ``R C^T / mean(v^)`` with R and C the means of v^ over columns and rows.
+
+        That product has the sums of v^ over each row and column (Shazeer, Stern: "Adafactor", 2018). Both are
+        taken as at least a hundredth of the mean, and r and c are zero where all of v^ is.
+        """
+        if not self.state(index):
+            return None
+        raw = self._second_moment(index)
+        correction = 1 - float(self.group(index)["betas"][1]) ** self._steps(index)
+        second = raw.flatten(1).float() / correction
+        rows, columns = (distributed.full_tensor(second.mean(dim)) for dim in (1, 0))
+        mean = rows.mean()
+        floor = torch.where(mean > 0, mean / 100, torch.inf)
+        return rows.maximum(floor).rsqrt_(), (columns.maximum(floor) / mean).rsqrt_().nan_to_num_(0.0)
+
+    @override
     def check_differentiable(self, moments: int) -> None:
         if any(group["amsgrad"] for group in self.optimizer.param_groups):
             raise ValueError("ForwardModeTraces do not differentiate amsgrad=True; use DenseTraces()")

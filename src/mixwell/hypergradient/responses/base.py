@@ -160,6 +160,14 @@ class OptimizerResponse(ABC):
         """The number of tensors per parameter and domain that the derivatives of the optimizer's state take."""
         return 0
 
+    def separable_scales(self, index: int) -> tuple[Tensor, Tensor] | None:
+        """Return r and c with ``P ~ r c^T`` for a parameter as a matrix, its first dimension by all others.
+
+        Shapes ``(outputs,)`` and ``(inputs,)``, of the full parameter where it is sharded; all processes must call
+        it. ``None`` where P is the identity or there is no such product near it.
+        """
+        return None
+
     def count_step(self) -> None:
         """Take note that the optimizer is about to step."""
 

@@ -72,8 +72,18 @@ class StepModel:
 
     def precondition_adjoint(self, index: int, vector: Tensor) -> Tensor:
         """Return ``P^T v`` with the current P: the optimizer may have stepped or been loaded since."""
-        position = index if self.indices is None else self.indices[index]
-        return self.optimizer.response(position, remaining=1).precondition_adjoint(vector)
+        return self.optimizer.response(self._position(index), remaining=1).precondition_adjoint(vector)
+
+    def separable_scales(self, index: int) -> tuple[Tensor, Tensor] | None:
+        """Return r and c with the current ``P ~ r c^T`` (:meth:`OptimizerResponse.separable_scales`)."""
+        return self.optimizer.separable_scales(self._position(index))
+
+    def diagonal(self, index: int) -> Tensor | None:
+        """Return the diagonal of the current P; ``None`` for the identity, or where P is not elementwise."""
+        return self.optimizer.response(self._position(index), remaining=1).diagonal
+
+    def _position(self, index: int) -> int:
+        return index if self.indices is None else self.indices[index]
 
     def subset(self, indices: Sequence[int]) -> StepModel:
         """Return the step model of some of the parameters."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.projections import random_signs, random_stream
+from mixwell.hypergradient.capture.projection import random_signs, random_stream
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import Combined
 from mixwell.hypergradient.traces.count_sketch import fold_into, prime_below

@@ -1,11 +1,12 @@
 """Traces from one ordinary backward pass on a mixed batch: ``B^T z_j A``, r x r numbers per layer.
 
 The recursion is linear, so it runs on projections: ``B^T z_j A <- shrink * B^T z_j A + rate * (dY B)^T (X A)``.
+An optimizer that preconditions gradients gives B and A the factors of a P of rank one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast, final, get_args
@@ -17,11 +18,13 @@ from typing_extensions import override
 from mixwell import distributed
 from mixwell.hypergradient.capture.accumulators import ProjectedAccumulator
 from mixwell.hypergradient.capture.hooks import CaptureContext, HookFindings, LayerHooks, Unsupported
-from mixwell.hypergradient.capture.projections import Projection, Projections
+from mixwell.hypergradient.capture.projection import unscaled
+from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
 from mixwell.hypergradient.traces.clipping import clipping_coefficients
+from mixwell.hypergradient.traces.scale_schedule import ScaleSchedule
 from mixwell.hypergradient.traces.selection import Only, Selection
 from mixwell.typing import Gradients, Json, Vector
 from mixwell.utils.sections import Whole
@@ -34,19 +37,23 @@ SHORT_ROUND = 10
 class ProjectedTraces(Traces):
     """The trace of every domain, projected to ``r x r`` numbers per layer.
 
-    The projections are those of :mod:`mixwell.hypergradient.capture.projections`.
+    The projections are those of :mod:`mixwell.hypergradient.capture.projection`.
 
     From one mixed batch whose rows carry a domain label: the weighted loss runs one ordinary backward pass, and
     hooks on the layers add ``(dY B)^T (X A)`` over each domain's rows. Its cost does not depend on the number
     of domains, and no gradient of a domain is ever formed. Biases and norms are exact. Given one batch per
     domain, the gradients themselves are projected.
 
-    ``z_j <- (1 - eta lambda - eta gamma) z_j + eta g_j`` runs on the projections. The optimizer's preconditioner
-    is applied at the end of the round, to the validation gradient (``<v, P z> = <P^T v, z>``): it changes slowly,
-    and a projected gradient cannot be preconditioned. Random matrices are drawn anew for every round, so that
-    their errors do not add up over rounds, around the leading directions of the last validation gradient, which
-    are exact. In the first round they are those of the first step's gradient, whose own trace is given up for it
-    where the round has more than ten traced steps.
+    ``z_j <- (1 - eta lambda - eta gamma) z_j + eta r c^T * g_j`` runs on the projections, with ``P ~ r c^T`` of
+    the optimizer's preconditioner P at that step; a gradient that is not projected, such as that of a bias, is
+    multiplied by P itself. The rest of P is applied at the end of the round, to the validation gradient
+    (``<v, P z> = <P^T v / (r c^T), r c^T * z>``): it changes slowly. r and c are read anew when the optimizer has
+    taken 10% more steps, or 50.
+
+    Random matrices are drawn anew for every round, so that their errors do not add up over rounds, around the
+    leading directions of the last round's mean validation gradient, which are exact. In the first round they are
+    those of a parameter's first gradient that is not zero, whose own trace is given up for it where the round has
+    more than ten traced steps.
 
     Linear layers (also the ``Conv1D`` of transformers), embeddings, convolutions, LayerNorm and RMSNorm have
     rules; a layer of another type without submodules is run again for the rows of each domain. A parameter that is
@@ -98,7 +105,9 @@ class ProjectedTraces(Traces):
     def allocate(self, parameters: Parameters, domains: int, step: StepModel) -> None:
         self._parameters = parameters = self._selection.bind(parameters)
         self._step = self._selection.step(step)
-        self._projections = Projections(parameters, self.rank, self.seed)
+        preconditions = self._step.optimizer.preconditions
+        self._projections = Projections(parameters, self.rank, self.seed, preconditioned=preconditions)
+        self._scales = ScaleSchedule() if preconditions else None
         self._stored = self._projections.empty_rows(domains)
         self._gathered = self._projections.empty_rows(domains)
         self._row_weights: Vector | None = None
@@ -111,24 +120,33 @@ class ProjectedTraces(Traces):
 
     @override
     def reset(self, round_index: int, validation: Gradients | None = None) -> None:
-        """Set all traces to zero and draw new projections around the leading directions of a gradient."""
+        """Set all traces to zero and draw new projections.
+
+        Their exact directions are the leading ones of the mean of the vectors that :meth:`dot` was given.
+        """
         self._round = round_index
         self._stored.zero_()
         self._empty = True
-        directions = None if validation is None else self._selection.gradients(validation)
-        self._projections.align([None] * len(self._parameters) if directions is None else directions)
+        if self._scales is not None:
+            self._scales.end_round()
+        self._projections.align_to_sketches()
         self._projections.resample(round_index)
 
     @override
     def begin_step(self, step: StepModel) -> None:
         """Drop the gradients of an abandoned step."""
         self._step = self._selection.step(step)
+        if self._scales is not None and self._scales.due:
+            self._scales.restart()
+            self._read_scales()
         self._row_weights = None
         self._gathered.zero_()
 
     @override
     def skip(self, step: StepModel, count: int) -> None:
         self._step = self._selection.step(step)
+        if self._scales is not None:
+            self._scales.count(count)
         shrinks = [shrink**count for shrink in self._factors(step.clip)[0]]
         for columns, shrink, _ in self._runs(shrinks, [0.0] * len(shrinks)):
             self._stored[:, columns].mul_(shrink)
@@ -170,49 +188,98 @@ class ProjectedTraces(Traces):
             # The backward pass was that of the weighted losses; a trace is of the domain's own gradient.
             self._gathered.mul_(torch.from_numpy(1 / self._row_weights).to(self._gathered).unsqueeze(1))
         self._differentiate_clipping(combined, gradients)
+        if self._projections.factors is not None:
+            self._gathered.mul_(self._projections.factors)
         shrinks, rates = self._factors(combined.clip)
         if combined.clip_on_device is not None:
             self._gathered.mul_(combined.clip_on_device)
-            shrinks, _ = self._factors(
-                self._step.clip
-            )  # a small number times the factor, as it was last read
+            # A small number times the factor, as it was last read.
+            shrinks, _ = self._factors(self._step.clip)
         for index, gradient in enumerate(gradients):
             if gradient is None:  # the optimizer does not change it
                 shrinks[index], rates[index] = 1.0, 0.0
-        dispensable = not any(rates) or self._step.remaining > SHORT_ROUND * self._step.interval
-        if self._round == 0 and self._projections.unaligned and dispensable:
-            # The first gradient shows which directions matter, and the projections of this step's terms are not
-            # those of the next. Adam's first step leaves no trace anyway.
-            self._projections.align(gradients)
-            self._projections.resample(self._round)
-            return
+        if self._round == 0:
+            self._align_to_first(gradients, rates)
         for columns, shrink, rate in self._runs(shrinks, rates):
             self._stored[:, columns].mul_(shrink).add_(self._gathered[:, columns], alpha=rate)
         self._empty = False
+        if self._scales is not None:
+            self._scales.count(1)
+
+    def _align_to_first(self, gradients: Gradients, rates: list[float]) -> None:
+        """Keep the leading directions of the first gradients of parameters, before there is a validation gradient.
+
+        The projections of this step's terms are not those of the next ones, so they are dropped. The first steps
+        of Adam leave no trace anyway.
+        """
+        short = self._step.remaining <= SHORT_ROUND * self._step.interval
+        aligned: list[int] = []
+        for index, (gradient, one) in enumerate(zip(gradients, self._projections.each, strict=True)):
+            if gradient is None or one.aligned or not one.alignable:
+                continue
+            if short and rates[index] and not one.mutes:
+                continue
+            one.align(distributed.full_tensor(gradient))
+            if one.aligned:
+                aligned.append(index)
+                self._gathered[:, self._projections.slices[index]] = 0.0
+        self._projections.resample(self._round, aligned)
+
+    def _read_scales(self) -> None:
+        for index in range(len(self._parameters)):
+            scales = self._current_scales(index)
+            if scales:
+                self._projections.precondition(index, scales)
+
+    def _current_scales(self, index: int) -> tuple[Tensor, ...]:
+        """Return r and c of the optimizer's current P, P itself where a gradient is not projected, or nothing."""
+        if self._scales is None:
+            return ()
+        if not self._projections.each[index].exact:
+            return self._step.separable_scales(index) or ()
+        diagonal = self._step.diagonal(index)
+        return () if diagonal is None else (distributed.full_tensor(diagonal).flatten(),)
+
+    def _residuals(self, vector: Gradients) -> Iterator[Tensor | None]:
+        """Yield ``P^T v / (r c^T)`` of every parameter, one at a time, since they are large.
+
+        r and c are those of the same time as P, and the traces have those of each step.
+        """
+        for index, gradient in enumerate(self._selection.gradients(vector)):
+            if gradient is None:
+                yield None
+                continue
+            one, scales = self._projections.each[index], self._current_scales(index)
+            if one.exact and scales:
+                yield one.as_matrix(distributed.full_tensor(gradient))
+                continue
+            found = distributed.full_tensor(self._step.precondition_adjoint(index, gradient))
+            yield unscaled(one.as_matrix(found), scales)
 
     def _differentiate_clipping(self, combined: Combined, gradients: Gradients) -> None:
         """``g_j <- g_j - a_j G`` where the step is clipped; inner products are those of the projections."""
+        on_device = combined.clip_on_device is not None and combined.norm_on_device is not None
+        if not (on_device or combined.clipped):
+            return
+        row = self._combined_row(gradients, self._projections.project)
+        dual = row
+        if self._scales is not None:
+            dual = self._combined_row(gradients, self._projections.project_dual)
         if combined.clip_on_device is not None and combined.norm_on_device is not None:
-            row = self._combined_row(gradients)
             clip, norm = combined.clip_on_device, combined.norm_on_device
-            along = (self._gathered @ row) / (row @ row) * (norm / (norm + 1e-6))
+            along = (self._gathered @ dual) / (row @ dual) * (norm / (norm + 1e-6))
             self._gathered.addr_(torch.where(clip < 1, along, 0.0), row, alpha=-1)
             return
-        if not combined.clipped:
-            return
-        row = self._combined_row(gradients)
-        products = (self._gathered @ row).double().cpu().numpy()
-        along = clipping_coefficients(combined, products, float(row @ row))
+        products = (self._gathered @ dual).double().cpu().numpy()
+        along = clipping_coefficients(combined, products, float(row @ dual))
         if along is not None:
             self._gathered.addr_(self._gathered.new_tensor(along), row, alpha=-1)
 
-    def _combined_row(self, gradients: Gradients) -> Tensor:
-        """Return the projection of the combined gradient, without what the traces leave out."""
-        if self._row_weights is not None and self._parameters.sharded:
-            # The sum over the domains, instead of gathering every gradient.
-            weights = torch.from_numpy(self._row_weights).to(self._gathered)
-            return distributed.all_reduce_mean(weights @ self._gathered)
-        row = self._projections.project(gradients)
+    def _combined_row(
+        self, gradients: Gradients, project: Callable[[Iterable[Tensor | None]], Tensor]
+    ) -> Tensor:
+        """Return a projection of the combined gradient, without what the traces leave out."""
+        row = project(gradients)
         left_out = self.unsupported if self._row_weights is not None else {}
         for name, columns in zip(self._parameters.names, self._projections.slices, strict=True):
             if name in left_out and self._unsupported == "ignore":
@@ -223,12 +290,7 @@ class ProjectedTraces(Traces):
     def dot(self, vector: Gradients) -> Vector:
         """``<B^T (P^T vector) A, z_j>``, the mean over the processes."""
         self._read_comparison()
-        # One parameter at a time, so that only one preconditioned gradient is held in full.
-        preconditioned = (
-            None if gradient is None else self._step.precondition_adjoint(index, gradient)
-            for index, gradient in enumerate(self._selection.gradients(vector))
-        )
-        row = self._projections.project(preconditioned)
+        row = self._projections.project_vectors(self._residuals(vector))
         local = (self._stored @ row).double().cpu().numpy()
         return distributed.all_reduce_sum(local, self._parameters.device) / distributed.world_size()
 
@@ -249,21 +311,20 @@ class ProjectedTraces(Traces):
         # A resumed run looks for unsupported parameters only in the first step of the next round.
         found = self._findings if self._hooks is None else self._hooks.findings
         values: Json = {"round": self._round, "empty": self._empty, "hooks": found.to_json()}
-        bases = {f"{name}.{side}": basis for name, one in self._named() for side, basis in one.bases.items()}
-        return values, {"stored": self._stored, **bases}
+        if self._scales is not None:
+            values["scales"] = self._scales.state()
+        return values, {"stored": self._stored, **self._projections.state(self._parameters.names)}
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         self.reset(int(cast("int", values["round"])))
-        for name, one in self._named():
-            one.bases = {side: tensors[f"{name}.{side}"] for side in one.bases}
+        if self._scales is not None:
+            self._scales.load_state(cast("Json", values["scales"]))
+        self._projections.load_state(self._parameters.names, tensors)
         self._projections.resample(self._round)
         self._empty = bool(values["empty"])
         self._hooks, self._findings = None, HookFindings.from_json(values["hooks"])
         self._stored.copy_(tensors["stored"])
-
-    def _named(self) -> Iterator[tuple[str, Projection]]:
-        return zip(self._parameters.names, self._projections.each, strict=True)
 
     def _factors(self, clip: float) -> tuple[list[float], list[float]]:
         """Return the decay and the rate of every parameter in this step."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.projections import random_signs, random_stream
+from mixwell.hypergradient.capture.projection import random_signs, random_stream
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
 from mixwell.hypergradient.traces.clipping import GradientSketches, sketch_bytes
