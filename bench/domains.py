@@ -41,6 +41,21 @@ def images(domain: int, rows: int, generator: torch.Generator) -> Batch:
     return x, torch.randint(0, 10, (rows,), generator=generator) if domain == 2 else y
 
 
+def records(domain: int, rows: int, generator: torch.Generator) -> Batch:
+    """40 measurements on scales from .1 to 10 and one of two classes; domains weigh them differently."""
+    scales = torch.logspace(-1, 1, 40)
+    shift = 0.5 * max(domain, 0) * torch.linspace(-1, 1, 40)
+    x = scales * (torch.randn(rows, 40, generator=generator) + shift)
+    rule = _rule(TARGET) + max(domain, 0) * _rule(domain) if domain >= 0 else _rule(TARGET)
+    noise = 2.0 * torch.randn(rows, generator=generator)
+    return x, ((x / scales).mul(rule).sum(1) + noise > 0).long()
+
+
+@cache
+def _rule(domain: int) -> Tensor:
+    return torch.randn(40, generator=torch.Generator().manual_seed(50 + domain))
+
+
 @cache
 def _shapes() -> Tensor:
     coarse = torch.randn(10, 1, 5, 5, generator=torch.Generator().manual_seed(0))
