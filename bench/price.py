@@ -7,8 +7,8 @@ which layers are verified, is left out where several are measured. The C library
 whether it returns a megabyte to the system and asks for it again in every step changes with the order of a loop's
 allocations, and costs a small model more than mixing does.
 
-Printed by workload: the ratio of every round, those of traced steps and of the others to plain steps, and the share
-of the validation gradients.
+Printed by workload: the ratio of every round, those of traced steps and of the others to plain steps, and the
+share of the validation gradients.
 
     python bench/price.py [--only mlp mlp-adamw cnn] [--again]
 """

@@ -5,7 +5,8 @@ rows; the rows of training and of validation are new in every step, as in a run.
 settings are the defaults, so that one of every s steps is traced in a long round, where the reference traces all.
 Printed is the tangent cosine with the reference over all draws of the data, of the first round and of the later
 ones: the median and the worst. With --exact the reference is the exact hypergradient (curvature by Hessian
-products, the optimizer's state differentiated), and the dense traces are compared with it; T up to 20 is practical.
+products, the optimizer's state differentiated), and the dense traces are compared with it; T up to 20 is
+practical.
 
 Settings were chosen on draws below 100; shown are those from 101 on.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import final
 
 import numpy as np
@@ -22,6 +23,8 @@ class Projections:
         self._seed = seed
         self.each = [Projection(p, rank) for p in parameters.tensors]
         """The projection of each parameter."""
+        # Vectors are not projected, so that it does not matter in which group of an optimizer they are.
+        self._keys = list(accumulate((not one.exact for one in self.each), initial=0))
         sizes = [one.shape[0] * one.shape[1] for one in self.each]
         ends = np.cumsum(sizes).tolist()
         self.slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
@@ -58,7 +61,7 @@ class Projections:
     def resample(self, round_index: int, indices: Iterable[int] | None = None) -> None:
         """Draw the random matrices of a round, of some of the parameters or all."""
         for index in range(len(self.each)) if indices is None else indices:
-            self.each[index].resample(random_stream(self._seed, round_index, index))
+            self.each[index].resample(random_stream(self._seed, round_index, self._keys[index]))
 
     def empty_rows(self, count: int) -> Tensor:
         """Return zeros of shape ``(count, size)``."""

@@ -118,7 +118,7 @@ class AdamResponse(OptimizerResponse):
             return None
         raw = self._second_moment(index)
         correction = 1 - float(self.group(index)["betas"][1]) ** self._steps(index)
-        second = raw.flatten(1).float() / correction
+        second = raw.flatten(1).to(torch.promote_types(raw.dtype, torch.float32)) / correction
         rows, columns = (distributed.full_tensor(second.mean(dim)) for dim in (1, 0))
         mean = rows.mean()
         floor = torch.where(mean > 0, mean / 100, torch.inf)
