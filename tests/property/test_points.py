@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mixwell import ConstantWeights, Hypergradient
 from mixwell.mixer.scores import RoundScores
 from mixwell.reference import theory
-from mixwell.simplex.rounds import VALIDATION_FRACTION, validation_points, validation_rows
+from mixwell.simplex.rounds import VALIDATION_FRACTION, trace_interval, validation_points, validation_rows
 
 lengths, counts = st.integers(1, 5000), st.integers(1, 64)
 spans = st.floats(0.01, 1.0)
@@ -67,7 +67,7 @@ def test_validation_takes_at_most_five_percent_of_round(budget: int, batch_rows:
     # Each gradient has a row at least, whatever that is of the round.
     assert rows * due <= max(VALIDATION_FRACTION * length * batch_rows, due)
     # Nor does rounding leave much of it out.
-    assert (rows + 1) * due > VALIDATION_FRACTION * length * batch_rows
+    assert (rows + 1) * due > VALIDATION_FRACTION * length / trace_interval(length) * batch_rows
 
 
 @given(st.integers(1, 19), st.integers(1, 512), st.integers(1, 10))

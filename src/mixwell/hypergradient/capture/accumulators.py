@@ -71,8 +71,8 @@ class GradientAccumulator(ABC):
         """Return an empty accumulator that takes the same saved inputs, to compare one batch with its gradient."""
 
     @abstractmethod
-    def discarding(self) -> GradientAccumulator:
-        """Return an accumulator for the same rows that keeps nothing, to compare two ways to the same gradient."""
+    def discarding(self, row_groups: RowGroups) -> GradientAccumulator:
+        """Return an accumulator for other rows that keeps nothing, to compare two ways to the same gradient."""
 
     @abstractmethod
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:
@@ -127,9 +127,9 @@ class DenseAccumulator(GradientAccumulator):
         """Parameters that have received a gradient."""
 
     @override
-    def discarding(self) -> DenseAccumulator:
-        weights = 1 / np.array(self._factors)
-        return DenseAccumulator(self._parameters, self.row_groups, weights, lambda *_: None, self._blockwise)
+    def discarding(self, row_groups: RowGroups) -> DenseAccumulator:
+        weights = np.ones(len(row_groups.counts))
+        return DenseAccumulator(self._parameters, row_groups, weights, lambda *_: None, self._blockwise)
 
     @override
     def checking(self) -> ProjectedAccumulator:
@@ -228,8 +228,8 @@ class ProjectedAccumulator(GradientAccumulator):
         return ProjectedAccumulator(self.projections, self.row_groups, late=self._late)
 
     @override
-    def discarding(self) -> ProjectedAccumulator:
-        return self.checking()
+    def discarding(self, row_groups: RowGroups) -> ProjectedAccumulator:
+        return ProjectedAccumulator(self.projections, row_groups, late=self._late)
 
     @override
     def add_products(self, index: int, outputs: Tensor, inputs: Tensor) -> None:

@@ -315,6 +315,20 @@ class LayerHooks:
         except ValueError as error:
             self.unsupported.add(rule.param_indices, str(error), accumulator)
 
+    def _compare_fused(
+        self, name: str, rule: LayerRule, call: LayerCall, accumulator: GradientAccumulator
+    ) -> None:
+        """Do not fuse a layer that has other gradients by itself."""
+        accumulator.paused = True
+        try:
+            with torch.no_grad():
+                error = rule.fused_error(call, accumulator)
+        finally:
+            accumulator.paused = False
+        if error > TOLERANCE:
+            self._unfused.add(name)
+            warn_user(f"layer {name} is not fused: its gradients would be others than PyTorch's")
+
     def _hook(self, name: str, rule: LayerRule) -> Callable[..., Any]:
         self._names[id(rule)] = name
 
@@ -338,15 +352,15 @@ class LayerHooks:
                 return None
             if not in_backward() and outputs[0].numel():
                 self._verification.add(name, rule.param_indices.values())
-            fuses = self._verification.required(name) and self._fuse(rule, accumulator) is not None
-            twin = rule.fused_twin(call, accumulator) if fuses else None
+            if self._verification.required(name) and self._fuse(rule, accumulator) is not None:
+                self._compare_fused(name, rule, call, accumulator)
             if len(outputs) == 1 or not isinstance(output, tuple | list):
-                self._attach(name, rule, saved, outputs, accumulator, twin)
+                self._attach(name, rule, saved, outputs, accumulator)
                 return None
             # One output may depend on another (the state of a recurrent cell), so that its gradient would include
             # the other's. That of a view includes only what comes from outside of the layer.
             views = {id(one): one.view_as(one) for one in outputs}
-            self._attach(name, rule, saved, list(views.values()), accumulator, twin)
+            self._attach(name, rule, saved, list(views.values()), accumulator)
             return nested.map_tensors(lambda one: views.get(id(one), one), output)
 
         return forward
@@ -358,21 +372,20 @@ class LayerHooks:
         saved: Any,
         outputs: Sequence[Tensor],
         accumulator: GradientAccumulator,
-        twin: Callable[[Tensor], float] | None = None,
     ) -> None:
         """Accumulate when the gradients of the outputs are known."""
         # Emptied when the batch ends: it holds the outputs, which hold the hook, so that only the garbage
         # collector would free them.
-        content: list[Any] = [rule, saved, twin]
+        content: list[Any] = [rule, saved]
         self._attached.append(content)
-        del rule, saved, twin
+        del rule, saved
 
         def backward(gradients: Sequence[Tensor | None]) -> None:
             known = [one for one in gradients if one is not None]
             probe, paused = self._verification.probe, accumulator.paused
             if not content or not known or (paused and probe is None):
                 return
-            rule, saved, compared = content
+            rule, saved = content
             self._epsilon = max(self._epsilon, torch.finfo(known[0].dtype).eps)
             with torch.no_grad():
                 # A layer that the rule runs again is neither captured nor verified.
@@ -383,10 +396,6 @@ class LayerHooks:
                         return
                     if any(index not in self.unsupported for index in rule.param_indices.values()):
                         self._accumulate(rule, saved, gradients, accumulator)
-                    content[2] = None  # its graph is freed
-                    if compared is not None and compared(known[0]) > TOLERANCE:
-                        self._unfused.add(name)
-                        warn_user(f"layer {name} is not fused: its gradients would be others than PyTorch's")
                 finally:
                     self._verification.probe, accumulator.paused = probe, paused
 

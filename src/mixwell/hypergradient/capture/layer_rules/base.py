@@ -27,6 +27,11 @@ class LayerCall:
     kwargs: Mapping[str, Any]
     outputs: Sequence[Tensor]
 
+    @property
+    def first(self) -> Any:
+        """The first input."""
+        return next(iter((*self.args, *self.kwargs.values())))
+
 
 OtherCall = Callable[[LayerCall, Any], bool]
 """Takes a call and its output, and returns whether it has no rows; before the call the output is ``None``."""
@@ -107,11 +112,9 @@ class LayerRule(ABC):
         """Return a context in which the layer accumulates by itself, without hooks; ``None`` where it cannot."""
         return None
 
-    def fused_twin(
-        self, call: LayerCall, accumulator: GradientAccumulator
-    ) -> Callable[[Tensor], float] | None:
-        """Return the error of :meth:`fuse` as a function of dY; ``None`` for layers that are not fused."""
-        return None
+    def fused_error(self, call: LayerCall, accumulator: GradientAccumulator) -> float:
+        """Return the relative error of :meth:`fuse` against the layer itself, on two of the rows of a call."""
+        return 0.0
 
     def _accumulate_linear(self, saved: Any, gradient: Tensor, accumulator: GradientAccumulator) -> None:
         """Add ``(dY B)^T (X A)`` to the weight and dY to the bias; dY has shape ``(rows, length, outputs)``."""

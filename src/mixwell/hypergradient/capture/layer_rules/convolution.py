@@ -21,6 +21,7 @@ from mixwell.hypergradient.capture.layer_rules.base import (
     OtherCall,
 )
 from mixwell.hypergradient.capture.layer_rules.fused import (
+    TWO_ROWS,
     autocast_inputs,
     fused_forward,
     gradient_error,
@@ -94,12 +95,10 @@ class ConvolutionRule(LayerRule):
         return fused_forward(self.module, self._apply_fused, accumulator, other_call)
 
     @override
-    def fused_twin(
-        self, call: LayerCall, accumulator: GradientAccumulator
-    ) -> Callable[[Tensor], float] | None:
-        if not self._fuses:
-            return None
-        return gradient_error(self.module, call, self._apply_fused, accumulator.discarding())
+    def fused_error(self, call: LayerCall, accumulator: GradientAccumulator) -> float:
+        return gradient_error(
+            self.module, call.first[[0, -1]], self._apply_fused, accumulator.discarding(TWO_ROWS)
+        )
 
     @property
     def _fuses(self) -> bool:

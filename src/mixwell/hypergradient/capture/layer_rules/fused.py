@@ -11,15 +11,19 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
 from mixwell.hypergradient.capture.layer_rules.base import LayerCall, OtherCall
+from mixwell.hypergradient.capture.row_groups import RowGroups
 
 Apply = Callable[[Tensor, GradientAccumulator], Tensor]
 """The forward pass of a layer, whose backward pass accumulates."""
+TWO_ROWS = RowGroups(np.array([0, 1]), 2)
+"""Those on which a fused layer is compared with PyTorch's: one row of each of two domains."""
 
 
 def has_plain_forward(layer: Any, kind: Any) -> bool:
@@ -62,32 +66,26 @@ def autocast_inputs(
     return values, matrix, vector
 
 
-def gradient_error(
-    layer: Any, call: LayerCall, apply: Apply, discarding: GradientAccumulator
-) -> Callable[[Tensor], float]:
-    """Return the error of the fused gradients, relative to PyTorch's own, as a function of dY.
+def gradient_error(layer: Any, values: Tensor, apply: Apply, accumulator: GradientAccumulator) -> float:
+    """Return the largest error of the fused output and gradients, relative to the layer's own, on a few rows.
+
+    Differentiated is half the squared norm of the output, so that dY = Y.
 
     Args:
-        discarding: an accumulator for the same rows that keeps nothing.
+        values: an input of the rows of the accumulator.
+        accumulator: one that keeps nothing.
     """
-    values = (*call.args, *call.kwargs.values())[0].detach()
     tensors = [one for one in (layer.weight, layer.bias) if one is not None and one.requires_grad]
     # Kept from hooks on saved tensors: activation checkpointing counts those of the layer.
-    keep = saved_tensors_hooks(lambda one: one, lambda one: one)
-    with torch.enable_grad(), keep:
-        values.requires_grad_(values.is_floating_point())
-        own, fused = layer.forward(values), apply(values, discarding)
-
-    def error(gradient: Tensor) -> float:
-        wanted = [values, *tensors]
-        found = [torch.autograd.grad(one, wanted, gradient.to(one.dtype)) for one in (own, fused)]
-        pairs = [(own.detach(), fused.detach()), *zip(*found, strict=True)]
-        # A sum of dY that is zero but for rounding, as for the bias of keys, is compared with dY.
-        least = max(0.01 * float(gradient.norm()), 1e-30)
-        errors = [
-            float((a - b).norm()) / max(float(a.norm()), least if a.dim() == 1 else 1e-30) for a, b in pairs
+    with torch.enable_grad(), saved_tensors_hooks(lambda one: one, lambda one: one):
+        values = values.detach().requires_grad_(values.is_floating_point())
+        outputs = layer.forward(values), apply(values, accumulator)
+        gradient, wanted = outputs[0].detach(), [values, *tensors]
+        # Autocast may keep a cast of the weight, with its graph, for the layer's own call.
+        found = [
+            torch.autograd.grad(one, wanted, gradient.to(one.dtype), retain_graph=True) for one in outputs
         ]
-        # NaN is for the check of non-finite gradients to name.
-        return max((one for one in errors if math.isfinite(one)), default=0.0)
-
-    return error
+    pairs = [(outputs[0], outputs[1]), *zip(*found, strict=True)]
+    errors = [float((a - b).detach().norm()) / max(float(a.detach().norm()), 1e-30) for a, b in pairs]
+    # NaN is for the check of non-finite gradients to name.
+    return max((one for one in errors if math.isfinite(one)), default=0.0)

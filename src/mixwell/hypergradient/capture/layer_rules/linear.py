@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, final
 
@@ -20,6 +20,7 @@ from mixwell.hypergradient.capture.layer_rules.base import (
     OtherCall,
 )
 from mixwell.hypergradient.capture.layer_rules.fused import (
+    TWO_ROWS,
     autocast_inputs,
     fused_forward,
     gradient_error,
@@ -54,10 +55,9 @@ class LinearRule(LayerRule):
         return fused_forward(self.module, self._apply_fused, accumulator, other_call)
 
     @override
-    def fused_twin(
-        self, call: LayerCall, accumulator: GradientAccumulator
-    ) -> Callable[[Tensor], float] | None:
-        return gradient_error(self.module, call, self._apply_fused, accumulator.discarding())
+    def fused_error(self, call: LayerCall, accumulator: GradientAccumulator) -> float:
+        rows = accumulator.row_groups.per_row(call.first)[[0, -1]]
+        return gradient_error(self.module, rows, self._apply_fused, accumulator.discarding(TWO_ROWS))
 
     def _apply_fused(self, values: Tensor, accumulator: GradientAccumulator) -> Tensor:
         values, matrix, vector = autocast_inputs(values, self.module.weight, self.module.bias)
