@@ -57,7 +57,8 @@ class Plan:
         memory: bytes in addition to plain training, by kind of traces, or by the method.
         extra_arithmetic: rows of validation gradients and of the method's other computations, over training rows.
         steps_before: the cost of runs before this one, in its training steps.
-        seconds: of a step with the mixer, the least of three.
+        seconds: of a step with the mixer, the mean over a round. Measured are steps that leave a trace, the least
+            of three; the others count as plain ones.
         plain_seconds: of a step with fixed weights.
         advice: which kind of traces to take, and why.
         limits: the greatest initial weight of domains for which it is below 1.
@@ -98,8 +99,15 @@ def make_plan(config: Config, trainable: Trainable, data: Data) -> Plan:
     chosen = config if learned and not method.needs.reference else fixed
     trainer = Trainer(chosen, trainable, data.domains, data.validation)
     limits = trainer.mixer.limits
-    seconds, plain = _seconds([trainer, Trainer(fixed, trainable, data.domains, data.validation)])
     horizon = builder.horizon(config)
+    traced = len(trainer.mixer.signal.observed_steps(0, horizon)) / horizon
+    timed = trainer
+    if 0 < traced < 1:
+        every = {"mixer": chosen.mixer.model_copy(update={"trace_every": 1})}
+        timed = Trainer(chosen.model_copy(update=every), trainable, data.domains, data.validation)
+    seconds, plain = _seconds([timed, Trainer(fixed, trainable, data.domains, data.validation)])
+    if 0 < traced < 1:
+        seconds = traced * seconds + (1 - traced) * plain
     updates = round_count(config.steps - config.mixer.warmup, horizon) if learned else 0
     extra = method.extra(context)
     held = trainer.extra_bytes
