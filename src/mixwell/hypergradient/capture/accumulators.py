@@ -276,7 +276,7 @@ class ProjectedAccumulator(GradientAccumulator):
         own = 2 * rank * elements * len(groups.slices)
         if own >= positions:
             return False
-        spans = sum(len(one) for one in groups.spans.values())
+        spans = groups.span_count
         # Many small products are what a GPU is slow at.
         if outputs.device.type != "cpu" and spans > len(groups.slices):
             return False

@@ -182,7 +182,7 @@ class Projection:
         self.aligned = True
 
     def align_to_sketches(self) -> None:
-        """Keep the leading directions of the sum of what :meth:`sketch` was given exactly, and forget it.
+        """Keep the leading directions of the sum of matrices that was sketched exactly, and forget it.
 
         ``E (S A) (S A)^T = S S^T`` for the sum S, so the leading left singular vectors of ``S A`` are near its.
         """
@@ -199,15 +199,6 @@ class Projection:
             else:
                 basis.zero_()
             sketch.zero_()
-
-    def sketch(self, matrix: Tensor) -> None:
-        """Add ``V A`` and ``V^T B`` to the sketches of a sum of matrices V."""
-        self.sketched = True
-        other = {"outputs": self._matrices.get("inputs"), "inputs": self._matrices.get("outputs")}
-        for side, sketch in self.sketches.items():
-            along = matrix if side == "outputs" else matrix.t()
-            across = other[side]
-            sketch.add_(along if across is None else along @ across)
 
     def resample(self, generator: torch.Generator) -> None:
         """Draw new random columns of A and B."""
@@ -252,13 +243,23 @@ class Projection:
         matrix = self.as_matrix(gradient)
         return self.project_outputs(self.project_inputs(matrix).to(self.dtype).t()).t()
 
-    def project_vector(self, matrix: Tensor) -> Tensor:
-        """Return ``B^T V A``, without r and c, of a matrix V."""
-        if "inputs" in self._matrices:
-            matrix = matrix.to(self.dtype) @ self._matrices["inputs"]
-        if "outputs" in self._matrices:
-            matrix = self._matrices["outputs"].t() @ matrix.to(self.dtype)
-        return matrix
+    def project_vector(self, matrix: Tensor, *, sketch: bool = False) -> Tensor:
+        """Return ``B^T V A``, without r and c, of a matrix V.
+
+        Args:
+            sketch: whether to add ``V A`` and ``V^T B`` to the sketches of a sum of matrices.
+        """
+        inputs, outputs = self._matrices.get("inputs"), self._matrices.get("outputs")
+        matrix = matrix.to(self.dtype)
+        product = matrix if inputs is None else matrix @ inputs
+        if sketch:
+            self.sketched = True
+            if outputs is not None:
+                self.sketches["outputs"].add_(product)
+            if inputs is not None:
+                transposed = matrix.t()
+                self.sketches["inputs"].add_(transposed if outputs is None else transposed @ outputs)
+        return product if outputs is None else outputs.t() @ product
 
     @property
     def nbytes(self) -> int:

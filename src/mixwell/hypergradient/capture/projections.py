@@ -86,13 +86,7 @@ class Projections:
 
     def project_vectors(self, vectors: Iterable[Tensor | None]) -> Tensor:
         """Return the row of one matrix ``B^T V A`` per parameter, without r and c, and sketch the vectors."""
-
-        def project(one: Projection, vector: Tensor) -> Tensor:
-            matrix = one.as_matrix(vector).to(one.dtype)
-            one.sketch(matrix)
-            return one.project_vector(matrix)
-
-        return self._row(vectors, project)
+        return self._row(vectors, lambda one, vector: one.project_vector(one.as_matrix(vector), sketch=True))
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the exact directions, the sketches and the scales; the rest follows from seed and round."""

@@ -45,6 +45,11 @@ class RowGroups:
         return len(self.labels)
 
     @cached_property
+    def span_count(self) -> int:
+        """The number of times that rows of one domain follow each other."""
+        return 1 + int(np.count_nonzero(self.labels[1:] != self.labels[:-1]))
+
+    @cached_property
     def spans(self) -> dict[int, list[tuple[int, int]]]:
         """``(begin, end)`` of the rows of each domain in the batch, one pair for all rows in succession."""
         borders = np.flatnonzero(np.diff(self.labels)) + 1
