@@ -2,7 +2,8 @@
 
 Settings are the defaults: projected traces of rank 32, one of every s steps traced, 8 validation gradients in the
 round with their default number of rows. Plain and mixed training run in turns of a few steps, in one process on
-one thread, so that both see the machine at its changing speed; CPU time is taken. The first round of a run, in
+one thread, so that both see the machine at its changing speed; CPU time is taken. Where a step takes more than a
+second, one plain step is taken for four mixed ones. The first round of a run, in
 which layers are verified, is left out where several are measured. The C library is told to keep freed memory:
 whether it returns a megabyte to the system and asks for it again in every step changes with the order of a loop's
 allocations, and costs a small model more than mixing does.
@@ -32,6 +33,7 @@ from workloads import WORKLOADS, Workload, mean_loss, row_losses
 import mixwell
 
 CHUNK = 0.2  # seconds of plain training in a turn
+LONG = 1.0  # seconds of a step
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,26 @@ class Priced:
         workload: the model, its optimizer and its data.
         rounds: how often a round is measured.
         compiled: whether both are compiled.
+        part: the steps that are measured, if not all of the round. The round is composed of its numbers of traced
+            and other steps and of validation gradients, which are then spread over all of it (``span=1``).
     """
 
     workload: Workload
     rounds: int
     compiled: bool = False
+    part: int | None = None
+
+    def signal(self) -> mixwell.Hypergradient:
+        traces = mixwell.ProjectedTraces()
+        return (
+            mixwell.Hypergradient(traces=traces)
+            if self.part is None
+            else mixwell.Hypergradient(traces=traces, span=1.0)
+        )
 
 
-def of(name: str, horizon: int, rounds: int, *, compiled: bool = False) -> Priced:
-    return Priced(replace(WORKLOADS[name], horizon=horizon), rounds, compiled)
+def of(name: str, horizon: int, rounds: int, *, compiled: bool = False, part: int | None = None) -> Priced:
+    return Priced(replace(WORKLOADS[name], horizon=horizon), rounds, compiled, part)
 
 
 PRICED = {
@@ -58,8 +71,8 @@ PRICED = {
     "mlp-adamw": of("mlp-adamw", 100, 7),
     "cnn": of("cnn", 100, 3),
     "gpt": of("gpt", 304, 1),
-    "gpt-m64": of("gpt-m64", 304, 1),
-    "gpt-compiled": of("gpt", 304, 1, compiled=True),
+    "gpt-m64": of("gpt-m64", 304, 1, part=114),
+    "gpt-compiled": of("gpt", 304, 1, compiled=True, part=114),
 }
 
 
@@ -87,13 +100,12 @@ class Trained:
         self.optimizer = workload.optimizer(self.model.parameters())
         self.mixer: mixwell.Mixer | None = None
         if mixed:
-            signal = mixwell.Hypergradient(traces=mixwell.ProjectedTraces())
             self.mixer = mixwell.Mixer(
-                self.model,
+                self.called,
                 self.optimizer,
                 workload.names,
                 horizon=workload.horizon,
-                signal=signal,
+                signal=priced.signal(),
                 update=1e-9,
             )
         self.drawn = torch.Generator().manual_seed(2)
@@ -122,16 +134,19 @@ def timed(into: list[float], work: Callable[[], object]) -> None:
     into.append(time.process_time() - begun)
 
 
-def run_round(workload: Workload, data: Any, plain: Trained, mixed: Trained, label: str) -> Times:
-    """Train a round of both in turns."""
-    times, chunk, done = Times(), 1, 0
+def run_round(priced: Priced, data: Any, plain: Trained, mixed: Trained, label: str) -> Times:
+    """Train a round of both in turns, or its part."""
+    times, chunk, done, workload = Times(), 1, 0, priced.workload
+    length = priced.part or workload.horizon
     mixer = mixed.mixer
     assert mixer is not None
     rows = mixer.validation_rows(mixed.rows)
-    while done < workload.horizon:
+    while done < length:
         steps = data.steps[done : done + chunk]
-        for batch in steps:
-            timed(times.plain, partial(plain.plain_step, batch))
+        # Steps that take long are trained plainly now and then.
+        if not times.plain or times.plain[0] < LONG or done % 4 == 0:
+            for batch in steps:
+                timed(times.plain, partial(plain.plain_step, batch))
         for batch in steps:
             into = times.traced if mixer.trace_due else times.untraced
             timed(into, partial(mixed.mixed_step, batch, data.labels))
@@ -140,8 +155,8 @@ def run_round(workload: Workload, data: Any, plain: Trained, mixed: Trained, lab
                 timed(times.validation, partial(mixed.validate, drawn))
         done += len(steps)
         chunk = max(1, round(CHUNK / statistics.median(times.plain)))
-        if times.plain[0] > 1 and not done % 10:
-            say(f"{label}: step {done} of {workload.horizon}")
+        if times.plain[0] > LONG and not done % 10:
+            say(f"{label}: step {done} of {length}")
     return times
 
 
@@ -157,31 +172,37 @@ def measure(name: str, priced: Priced) -> list[dict[str, list[float]]]:
         mean_loss(one.called, data.steps[0]).backward()
         one.optimizer.zero_grad()
     if priced.rounds > 1:
-        run_round(workload, data, plain, mixed, name)
+        run_round(priced, data, plain, mixed, name)
     found: list[dict[str, list[float]]] = []
     for number in range(priced.rounds):
-        found.append(run_round(workload, data, plain, mixed, name).to_json())
+        found.append(run_round(priced, data, plain, mixed, name).to_json())
         say(f"{name}: round {number + 1} of {priced.rounds}")
     return found
 
 
 def show(name: str, priced: Priced, found: list[dict[str, list[float]]]) -> None:
-    workload = priced.workload
-    ratios = [sum(map(sum, (r["traced"], r["untraced"], r["validation"]))) / sum(r["plain"]) for r in found]
-    plain = statistics.median(t for r in found for t in r["plain"])
-    step = {
-        k: statistics.median(t for r in found for t in r[k]) / plain
-        for k in ("traced", "untraced")
-        if found[0][k]
+    workload, signal = priced.workload, priced.signal()
+    traced = len(signal.observed_steps(0, workload.horizon))
+    counts = {
+        "traced": traced,
+        "untraced": workload.horizon - traced,
+        "validation": len(signal.validation_points(workload.horizon)),
     }
-    share = statistics.median(sum(r["validation"]) / sum(r["plain"]) for r in found)
-    traced = len(found[0]["traced"])
+    plain = statistics.median(t for r in found for t in r["plain"])
+    ratios: list[float] = []
+    shares: list[float] = []
+    for r in found:
+        whole = workload.horizon * statistics.mean(r["plain"])
+        parts = {kind: count * statistics.mean(r[kind]) for kind, count in counts.items() if count}
+        ratios.append(sum(parts.values()) / whole)
+        shares.append(parts["validation"] / whole)
+    step = {k: statistics.median(t for r in found for t in r[k]) / plain for k in counts if found[0][k]}
     print(
         f"{name}: {workload.parameter_bytes / 4e6:.2f} M parameters, m = {workload.domains}, "
         f"T = {workload.horizon}, {plain * 1e3:.0f} ms a plain step\n"
         f"  a round takes {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}) of plain "
         f"training: {traced} traced steps at {step['traced']:.3f}, the others at {step.get('untraced', 1):.3f}, "
-        f"validation {share:.1%}",
+        f"validation {statistics.median(shares):.1%}",
         flush=True,
     )
 

@@ -84,6 +84,24 @@ def test_learns_weights_and_stops_at_budget() -> None:
     assert loop.data.weights == pytest.approx(loop.mixer.weights.last)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_compiled_model_trains_as_the_plain_one() -> None:
+    signal = {"signal": mixwell.Hypergradient(traces=mixwell.ProjectedTraces(), trace_every=3)}
+    found: list[tuple[mixwell.Mixer, Any]] = []
+    for settings in ({}, {"dynamo_backend": "aot_eager"}):
+        accelerator = Accelerator(cpu=True, **settings)
+        loop, model, optimizer = new_loop(accelerator, **copy.deepcopy(signal))
+        for batch in loop:
+            accelerator.backward(loop.weighted_loss(row_losses(model, batch)))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert isinstance(model, torch._dynamo.OptimizedModule) == bool(settings)
+        found.append((loop.mixer, model))
+        AcceleratorState._reset_state(reset_partial_state=True)
+    (mixer, own), (other_mixer, other) = found
+    assert_same_training(mixer, own, other_mixer, other)
+
+
 def test_accelerate_accumulation_matches_plain_loop() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
     loop, model, optimizer = new_loop(accelerator, budget=20)

@@ -99,8 +99,9 @@ class MixerConfig(ConfigSection):
     warmup: Count = 0
     """Steps before the first round."""
     validation_rows: Whole | Literal["auto"] = "auto"
-    """Rows of each validation gradient; `auto` is a twentieth of a round's training rows, divided by the gradients
-    of a round (`options.points` of `mixwell`), at most the whole set."""
+    """Rows of each validation gradient; `auto` is a twentieth of the rows of a round's traced steps (5% of
+    training, and 1% for rounds of 300 steps), divided by the gradients of a round (`options.points` of `mixwell`),
+    at most the whole set."""
     on_nonfinite: Literal["raise", "skip"] = "raise"
     """A gradient that is not finite stops the run, or its domain is left out of that step and counted."""
 

@@ -76,8 +76,8 @@ class MixerTrainer(Trainer):
             ``update``, ``warmup``, ``signal`` (by default a hypergradient with projected traces). Without
             ``signal`` and ``constraints``, and where rows have numbers, :class:`mixwell.EpochPace` limits
             repetition.
-        validation_rows: rows of each validation gradient; by default those of a round take a twentieth of its
-            training rows in all.
+        validation_rows: rows of each validation gradient; by default those of a round take 5% of the rows of its
+            traced steps in all (:meth:`mixwell.Mixer.validation_rows`).
         row_losses: the loss of each row, from the model and a batch, for models with a loss that is not known.
         least: rows that each domain has in every step; by default a quarter of an equal share.
         block: rows of a stream that are shuffled together.
