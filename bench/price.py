@@ -70,7 +70,7 @@ PRICED = {
     "mlp": of("mlp", 100, 7),
     "mlp-adamw": of("mlp-adamw", 100, 7),
     "cnn": of("cnn", 100, 3),
-    "gpt": of("gpt", 304, 1),
+    "gpt": of("gpt", 304, 1, part=114),
     "gpt-m64": of("gpt-m64", 304, 1, part=114),
     "gpt-compiled": of("gpt", 304, 1, compiled=True, part=114),
 }
