@@ -69,6 +69,8 @@ def restore(saved: Mapping[str, Any], current: RoundAccumulator, clip_norm: floa
     Raises:
         ValueError: it is of another version or another run; nothing is changed.
     """
+    # What is not read yet is of steps that are taken back, by which the run may have ended.
+    current.readings.forget()
     _expect_same_run(saved, capture(current, clip_norm))
     tensors: dict[str, Tensor] = saved["tensors"]
     values: dict[str, Any] = saved["values"]

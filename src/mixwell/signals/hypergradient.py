@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Literal, cast, final
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -108,7 +109,8 @@ class Hypergradient(LinearSignal):
         self.trace_every: int | Literal["auto"] = trace_every
         self.requirements = Requirements(domain_batches=not self.traces.supports_mixed_batches, graph=exact)
         self._clip, self._clip_on_device = 1.0, cast("Tensor | None", None)
-        self._skipped: int | None = None  # steps since the last one that was traced; None before the first
+        self._skipped: int | None = None  # steps since the traces last decayed; None before the first trace
+        self._remaining = self._begun_with = 1  # steps until the end of the round, when they last decayed
 
     def __repr__(self) -> str:
         window = "" if self.window is None else f", window={self.window}"
@@ -152,6 +154,7 @@ class Hypergradient(LinearSignal):
     @override
     def begin_step(self, *, remaining: int, interval: int) -> None:
         self._decay_over_skipped_steps()
+        self._begun_with = remaining
         self.traces.begin_step(self._step_model(remaining=remaining, interval=interval))
 
     @override
@@ -167,7 +170,10 @@ class Hypergradient(LinearSignal):
 
     def _decay_over_skipped_steps(self) -> None:
         if self._skipped:
-            self.traces.skip(self._step_model(remaining=1), self._skipped)
+            # That of the step in the middle stands for all: momentum makes it change from step to step.
+            middle = self._remaining - (self._skipped + 1) // 2
+            self.traces.skip(self._step_model(remaining=max(1, middle)), self._skipped)
+            self._remaining -= self._skipped
             self._skipped = 0
 
     @override
@@ -203,6 +209,7 @@ class Hypergradient(LinearSignal):
     def end_step(self, combined: Combined) -> None:
         self.traces.end_step(combined)
         self._optimizer.count_step()
+        self._remaining = self._begun_with
         self._clip_on_device = combined.clip_on_device
         self._clip, self._skipped = combined.clip if combined.clip_on_device is None else self._clip, 0
 
@@ -228,17 +235,22 @@ class Hypergradient(LinearSignal):
 
     @override
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        self._read_clip()
         values, tensors = self.traces.state()
-        plain: Json = {"traces": values, "clip": self._clip, "skipped": self._skipped}
+        # Not put in place of the earlier factor: whether a state is taken must not matter.
+        unread = None if self._clip_on_device is None else float(self._clip_on_device)
+        plain: Json = {"traces": values, "clip": self._clip, "unread_clip": unread}
+        plain |= {"skipped": self._skipped, "remaining": self._remaining}
         return plain, {f"traces.{name}": t for name, t in tensors.items()}
 
     @override
     def load_state(self, values: Json, tensors: Mapping[str, Tensor]) -> None:
         traces = {name.removeprefix("traces."): tensor for name, tensor in tensors.items()}
         self.traces.load_state(cast("Json", values["traces"]), traces)
-        self._clip_on_device = None
-        self._clip, self._skipped = cast("float", values["clip"]), cast("int | None", values["skipped"])
+        self._optimizer.forget_counts()
+        self._clip, unread = cast("float", values["clip"]), values["unread_clip"]
+        self._clip_on_device = None if unread is None else torch.tensor(unread)
+        self._skipped = cast("int | None", values["skipped"])
+        self._remaining = cast("int", values["remaining"])
 
     def _step_model(self, *, remaining: int, interval: int = 1) -> StepModel:
         self._optimizer.invalidate()

@@ -89,7 +89,8 @@ def test_leading_validation_directions_are_exact() -> None:
         found = []
         for seed in range(100):
             projections = Projections(parameters, rank, seed)
-            projections.align([wanted if aligned else None])
+            if aligned:
+                projections.each[0].align(wanted)
             projections.resample(0)
             found.append(float(projections.project([wanted]) @ projections.project([other])))
         errors.append(np.array(found) - float((wanted * other).sum()))
@@ -105,7 +106,7 @@ def test_exact_directions_keep_the_rest_unbiased() -> None:
     found = []
     for seed in range(400):
         projections = Projections(parameters, 6, seed)
-        projections.align([align])
+        projections.each[0].align(align)
         projections.resample(0)
         found.append(float(projections.project([left]) @ projections.project([right])))
     assert abs(np.mean(found) - float((left * right).sum())) < 4 * np.std(found) / 20
@@ -171,29 +172,12 @@ def test_inner_products_of_preconditioned_gradients(rank: int) -> None:
     torch.manual_seed(0)
     low = torch.randn(30, 2).double() @ torch.randn(2, 40).double()
     other, bias, of_bias = torch.randn(30, 40).double(), torch.randn(7).double(), torch.randn(7).double()
-    projections.align([low, None])
+    projections.each[0].align(low)
     projections.resample(0)
     assert projections.factors is not None
     found = projections.project([other, bias]) * projections.factors
     wanted = (low * torch.outer(rows, columns) * other).sum() + (of_bias * torch.arange(1.0, 8) * bias).sum()
     torch.testing.assert_close(found @ projections.project_vectors([low, of_bias]), wanted)
-
-
-@pytest.mark.parametrize("rank", [6, 30], ids=["both sides", "one"])
-def test_duals_give_inner_products_of_gradients(rank: int) -> None:
-    """``<V, G>`` without the scales, as the derivative of clipping wants it."""
-    projections, scales = preconditioned(rank)
-    torch.manual_seed(0)
-    low = torch.randn(30, 2).double() @ torch.randn(2, 40).double()
-    other, bias = torch.randn(30, 40).double(), torch.randn(7).double()
-    rows, columns = (
-        scale if length > rank else torch.ones_like(scale)
-        for scale, length in zip(scales, (30, 40), strict=True)
-    )
-    projections.align([low / torch.outer(rows, columns), None])
-    projections.resample(0)
-    found = projections.project([other, bias]) @ projections.project_dual([low, bias])
-    torch.testing.assert_close(found, (low * other).sum() + (bias * bias).sum())
 
 
 def test_preconditioner_of_rank_one_is_followed() -> None:

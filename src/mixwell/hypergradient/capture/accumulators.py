@@ -47,6 +47,8 @@ class GradientAccumulator(ABC):
         """Whether forward and backward passes are not captured."""
         self.touched = False
         """Whether a layer was run."""
+        self.batch = 0
+        """The number of batches that ended: what was run in one of them adds nothing later."""
 
     def discard(self, index: int) -> None:
         """Remove what was added for a parameter in this batch, as far as it is kept apart."""
@@ -154,24 +156,30 @@ class DenseAccumulator(GradientAccumulator):
         outputs, inputs = (groups.sort_rows(one).flatten(0, 1) for one in (outputs, inputs))
         length = len(outputs) // len(groups)
         count, width = outputs.shape[1], inputs.shape[1]
-        whole = outputs.new_empty(count, width)
+        # In half precision the sum of rounded parts would lose digits.
+        wide = torch.promote_types(outputs.dtype, torch.float32)
+        halves = wide != outputs.dtype
+        whole = outputs.new_empty(count, width, dtype=wide)
         # By blocks, so that a product is still in the cache when it is added to the sum and the trace. On a GPU
         # the launches of the kernels would cost more than that saves.
         in_blocks = not outputs.is_cuda and (index in self.ignored or self._blockwise(index))
         size = max(BLOCK // max(width, 1), 1) if in_blocks else count
-        scratch = outputs.new_empty(min(size, count), width) if len(groups.slices) > 1 else whole
+        apart = halves or len(groups.slices) > 1
+        scratch = outputs.new_empty(min(size, count), width) if apart else whole
         for start in range(0, count, size):
             block = slice(start, min(start + size, count))
             total = whole[block]
             for position, (domain, begin, end) in enumerate(groups.slices):
                 # The product of the first domain is written where the sum is wanted.
-                product = scratch[: len(total)] if position else total
+                product = scratch[: len(total)] if position or halves else total
                 rows = slice(begin * length, end * length)
                 torch.mm(outputs[rows, block].t(), inputs[rows], out=product)
                 if position:
                     total.add_(product)
+                elif halves:
+                    total.copy_(product)
                 self.add_gradient(index, domain, product, block)
-        return whole
+        return whole.to(outputs.dtype)
 
     @override
     def add_vectors(self, index: int, gradients: Tensor) -> None:
@@ -248,9 +256,10 @@ class ProjectedAccumulator(GradientAccumulator):
         The first takes the products of all rows in parts and ``2 m a b r`` operations for the projections, the
         second ``2 (a + b) r`` operations for every position in addition to the sum.
         """
-        if index in self.ignored or not self._separates(index, outputs, inputs):
-            pair = self.project_outputs(index, outputs), self.project_inputs(index, inputs)
-            self.add_products(index, *pair)
+        if index in self.ignored:
+            return outputs.flatten(0, 1).t() @ inputs.flatten(0, 1)
+        if not self._separates(index, outputs, inputs):
+            self.add_products(index, self.project_outputs(index, outputs), self.project_inputs(index, inputs))
             return outputs.flatten(0, 1).t() @ inputs.flatten(0, 1)
         whole: Tensor | None = None
         for domain, spans in self.row_groups.spans.items():

@@ -143,7 +143,7 @@ class LayerHooks:
         with ExitStack() as stack:
             self._accumulator = accumulator
             # Undone last: the exit stack first removes the hooks that use it.
-            stack.callback(self._end_batch)
+            stack.callback(self._end_batch, accumulator)
             stack.enter_context(compilation.run_eagerly())
             self._uses.start(accumulator.row_groups, stack)
             for module, rule, hook in self._layers:
@@ -173,8 +173,9 @@ class LayerHooks:
                 "domain (mixer.domain)"
             )
 
-    def _end_batch(self) -> None:
+    def _end_batch(self, accumulator: GradientAccumulator) -> None:
         self._accumulator = None
+        accumulator.batch += 1
         for content in self._attached:
             content.clear()
         self._attached.clear()
@@ -285,7 +286,7 @@ class LayerHooks:
         """Return whether a layer is called with a table or a constant instead of rows, and follow its output."""
         values = (*call.args, *call.kwargs.values())
         free = self._uses.has_no_rows(values)
-        if not free and any(accumulator.row_groups.has_rows(one) for one in nested.tensors(values)):
+        if not free and any(rule.has_rows(one, accumulator.row_groups) for one in nested.tensors(values)):
             return False
         if output is not None:
             self._follow(name, rule, call, FIRST_DIMENSION, accumulator)

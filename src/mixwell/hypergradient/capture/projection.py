@@ -125,17 +125,6 @@ class Projection:
         return torch.outer(rows, columns)
 
     @property
-    def projected_scales(self) -> tuple[Tensor, ...]:
-        """The factors r and c, with ones for a side that is not projected."""
-        if not self.scales or self.exact:
-            return ()
-        rows, columns = (
-            scale if side in self._matrices else torch.ones_like(scale)
-            for side, scale in zip(("outputs", "inputs"), self.scales, strict=True)
-        )
-        return rows, columns
-
-    @property
     def alignable(self) -> bool:
         """Whether there is a column that could be exact."""
         return any(basis.numel() for basis in self._bases.values())
@@ -156,22 +145,18 @@ class Projection:
         for side, basis in bases.items():
             self._bases[side].copy_(basis)
 
-    def align(self, gradient: Tensor | None) -> None:
-        """Keep the leading directions of a gradient exactly; none for ``None``."""
-        warm, self.aligned = self.aligned, False
-        if gradient is None or not self.alignable:
+    def align(self, gradient: Tensor) -> None:
+        """Keep the leading directions of a gradient exactly."""
+        self.aligned = False
+        if not self.alignable:
             return
         matrix = self.as_matrix(gradient).to(self.dtype)
         # Subspace iteration: Halko, Martinsson, Tropp, "Finding structure with randomness" (2011). Few iterations
-        # suffice, because any directions leave the estimate unbiased; those of the last round are a good start.
-        start = self._bases.get("inputs")
-        if start is None or not warm:
-            columns = max(basis.shape[1] for basis in self._bases.values())
-            # A fixed seed: these directions must be the same on every process and after resuming.
-            start = random_signs((self.inputs, columns), random_stream(0), dtype=self.dtype)
-            start = start.to(self._device)
-            start = matrix.t() @ torch.linalg.qr(matrix @ start).Q
-        image = matrix @ start
+        # suffice, because any directions leave the estimate unbiased.
+        columns = max(basis.shape[1] for basis in self._bases.values())
+        # A fixed seed: these directions must be the same on every process and after resuming.
+        start = random_signs((self.inputs, columns), random_stream(0), dtype=self.dtype).to(self._device)
+        image = matrix @ (matrix.t() @ torch.linalg.qr(matrix @ start).Q)
         size = float(image.norm())
         if not (size > 0 and math.isfinite(size)):
             return

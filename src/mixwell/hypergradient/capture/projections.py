@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import final
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mixwell import distributed
-from mixwell.hypergradient.capture.projection import Projection, random_stream, unscaled
+from mixwell.hypergradient.capture.projection import Projection, random_stream
 from mixwell.hypergradient.parameters import Parameters
 
 
@@ -48,10 +49,11 @@ class Projections:
         if self.factors is not None and one.factor is not None:
             self.factors[self.slices[index]] = one.factor.flatten().to(self.dtype)
 
-    def align(self, gradients: Iterable[Tensor | None]) -> None:
-        """Keep the leading directions of the gradients exactly, one gradient per parameter."""
-        for one, gradient in zip(self.each, gradients, strict=True):
-            one.align(None if gradient is None else distributed.full_tensor(gradient))
+    @cached_property
+    def owners(self) -> Tensor:
+        """The index of the parameter that each number of a row is of, shape ``(size,)``."""
+        sizes = torch.tensor([columns.stop - columns.start for columns in self.slices])
+        return torch.arange(len(sizes)).repeat_interleave(sizes).to(self.device)
 
     def align_to_sketches(self) -> None:
         """Keep the leading directions of the sum of the vectors since the last call exactly."""
@@ -74,15 +76,6 @@ class Projections:
     def project(self, gradients: Iterable[Tensor | None]) -> Tensor:
         """Return the row, shape ``(size,)``, of one gradient per parameter, ``None`` for zero."""
         return self._row(gradients, lambda one, gradient: one.project(gradient))
-
-    def project_dual(self, gradients: Iterable[Tensor | None]) -> Tensor:
-        """Return the row whose product with that of :meth:`project` is the inner product of the gradients."""
-
-        def dual(one: Projection, gradient: Tensor) -> Tensor:
-            matrix, scales = one.as_matrix(gradient), one.projected_scales
-            return one.project_vector(unscaled(matrix, scales) if scales else matrix)
-
-        return self._row(gradients, dual)
 
     def project_vectors(self, vectors: Iterable[Tensor | None]) -> Tensor:
         """Return the row of one matrix ``B^T V A`` per parameter, without r and c, and sketch the vectors."""

@@ -61,8 +61,12 @@ class AdamResponse(OptimizerResponse):
 
     @override
     def read_counts(self) -> None:
-        self._first = None
+        self.forget_counts()
         self._first_steps()
+
+    @override
+    def forget_counts(self) -> None:
+        self._first = None
 
     def _steps(self, index: int) -> int:
         """Return the number of steps that a parameter has taken."""

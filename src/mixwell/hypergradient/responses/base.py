@@ -174,6 +174,9 @@ class OptimizerResponse(ABC):
     def read_counts(self) -> None:
         """Read the number of steps that the optimizer has taken, where it keeps that on a device."""
 
+    def forget_counts(self) -> None:
+        """Read the numbers of steps again when they are needed: the optimizer may have been loaded."""
+
     def invalidate(self) -> None:
         """Drop cached values, because the optimizer may have stepped."""
 

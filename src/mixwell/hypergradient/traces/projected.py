@@ -6,7 +6,7 @@ An optimizer that preconditions gradients gives B and A the factors of a P of ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast, final, get_args
@@ -108,6 +108,7 @@ class ProjectedTraces(Traces):
         preconditions = self._step.optimizer.preconditions
         self._projections = Projections(parameters, self.rank, self.seed, preconditioned=preconditions)
         self._scales = ScaleSchedule() if preconditions else None
+        self._unscaled: list[int] = []
         self._stored = self._projections.empty_rows(domains)
         self._gathered = self._projections.empty_rows(domains)
         self._row_weights: Vector | None = None
@@ -138,7 +139,9 @@ class ProjectedTraces(Traces):
         self._step = self._selection.step(step)
         if self._scales is not None and self._scales.due:
             self._scales.restart()
-            self._read_scales()
+            self._read_scales(range(len(self._parameters)))
+        elif self._unscaled:  # such as one that was frozen until now
+            self._read_scales(self._unscaled)
         self._row_weights = None
         self._gathered.zero_()
 
@@ -225,11 +228,16 @@ class ProjectedTraces(Traces):
                 self._gathered[:, self._projections.slices[index]] = 0.0
         self._projections.resample(self._round, aligned)
 
-    def _read_scales(self) -> None:
-        for index in range(len(self._parameters)):
+    def _read_scales(self, indices: Iterable[int]) -> None:
+        """Read r and c of parameters, and note which of them the optimizer has not stepped yet."""
+        unscaled: list[int] = []
+        for index in indices:
             scales = self._current_scales(index)
             if scales:
                 self._projections.precondition(index, scales)
+            else:
+                unscaled.append(index)
+        self._unscaled = unscaled
 
     def _current_scales(self, index: int) -> tuple[Tensor, ...]:
         """Return r and c of the optimizer's current P, P itself where a gradient is not projected, or nothing."""
@@ -261,30 +269,61 @@ class ProjectedTraces(Traces):
         on_device = combined.clip_on_device is not None and combined.norm_on_device is not None
         if not (on_device or combined.clipped):
             return
-        row = self._combined_row(gradients, self._projections.project)
-        dual = row
-        if self._scales is not None:
-            dual = self._combined_row(gradients, self._projections.project_dual)
+        row = self._combined_row(gradients)
+        if self._scales is None:
+            products, square = self._gathered @ row, row @ row
+        else:
+            products, square = self._products_by_parameter(gradients, row)
         if combined.clip_on_device is not None and combined.norm_on_device is not None:
             clip, norm = combined.clip_on_device, combined.norm_on_device
-            along = (self._gathered @ dual) / (row @ dual) * (norm / (norm + 1e-6))
-            self._gathered.addr_(torch.where(clip < 1, along, 0.0), row, alpha=-1)
+            along = products / square * (norm / (norm + 1e-6))
+            self._gathered.addr_(torch.where((clip < 1) & (square > 0), along, 0.0), row, alpha=-1)
             return
-        products = (self._gathered @ dual).double().cpu().numpy()
-        along = clipping_coefficients(combined, products, float(row @ dual))
-        if along is not None:
-            self._gathered.addr_(self._gathered.new_tensor(along), row, alpha=-1)
+        coefficients = clipping_coefficients(combined, products.double().cpu().numpy(), float(square))
+        if coefficients is not None:
+            self._gathered.addr_(self._gathered.new_tensor(coefficients), row, alpha=-1)
 
-    def _combined_row(
-        self, gradients: Gradients, project: Callable[[Iterable[Tensor | None]], Tensor]
-    ) -> Tensor:
-        """Return a projection of the combined gradient, without what the traces leave out."""
-        row = project(gradients)
+    def _combined_row(self, gradients: Gradients) -> Tensor:
+        """Return the projection of the combined gradient, without what the traces leave out."""
+        if self._row_weights is not None and self._parameters.sharded:
+            # The sum over the domains, instead of gathering every gradient.
+            weights = torch.from_numpy(self._row_weights).to(self._gathered)
+            return distributed.all_reduce_mean(weights @ self._gathered)
+        row = self._projections.project(gradients)
+        for columns in self._left_out_columns():
+            row[columns] = 0.0
+        return row
+
+    def _left_out_columns(self) -> Iterator[slice]:
         left_out = self.unsupported if self._row_weights is not None else {}
         for name, columns in zip(self._parameters.names, self._projections.slices, strict=True):
             if name in left_out and self._unsupported == "ignore":
-                row[columns] = 0.0
-        return row
+                yield columns
+
+    def _products_by_parameter(self, gradients: Gradients, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``<G, g_j>`` of every domain and ``<G, G>`` where the projections are of ``P G`` and ``P g_j``.
+
+        ``<G, g_j>_p`` is taken as ``|G|_p^2 <P G, P g_j>_p / |P G|_p^2`` for every parameter p. The sum over the
+        domains is right, and nothing is divided by r and c, which would magnify the error of the projections.
+        """
+        owners = self._projections.owners
+        sizes = row.new_zeros(len(gradients)).index_add_(0, owners, row * row)
+        products = row.new_zeros(len(self._gathered), len(gradients)).index_add_(
+            1, owners, self._gathered * row
+        )
+        shares = torch.where(sizes > 0, products / sizes, 1.0)
+        squares = torch.stack(
+            [
+                row.new_zeros(())
+                if one is None
+                else distributed.full_tensor(torch.linalg.vector_norm(one)).to(row)
+                for one in gradients
+            ]
+        ).square()
+        squares[
+            [owners[columns.start] for columns in self._left_out_columns() if columns.stop > columns.start]
+        ] = 0.0
+        return shares @ squares, squares.sum()
 
     @override
     def dot(self, vector: Gradients) -> Vector:

@@ -11,6 +11,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from mixwell.hypergradient.capture.accumulators import GradientAccumulator
+from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.utils.registry import TypeRegistry
 
 
@@ -20,7 +21,7 @@ class LayerCall:
     """A forward pass of a layer.
 
     Args:
-        outputs: the tensors of the output that require gradients, in order.
+        outputs: the tensors of the output that require gradients, in order; none of a call that is not made yet.
     """
 
     args: tuple[Any, ...]
@@ -105,6 +106,10 @@ class LayerRule(ABC):
     def row_dims(self, count: int) -> list[int]:
         """Return the dimension of each of the outputs in which the rows are."""
         return [0] * count
+
+    def has_rows(self, values: Tensor, groups: RowGroups) -> bool:
+        """Return whether an input has the rows of the batch."""
+        return groups.has_rows(values)
 
     def fuse(
         self, accumulator: GradientAccumulator, other_call: OtherCall

@@ -22,12 +22,14 @@ from mixwell.hypergradient.capture.layer_rules.base import (
 )
 from mixwell.hypergradient.capture.layer_rules.fused import (
     TWO_ROWS,
+    OpenBatch,
     autocast_inputs,
     fused_forward,
     gradient_error,
     has_plain_forward,
+    plain_arithmetic,
 )
-from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION, RowGroups
+from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION, RowGroups, widened
 
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: functional.conv1d,
@@ -100,6 +102,10 @@ class ConvolutionRule(LayerRule):
             self.module, call.first[[0, -1]], self._apply_fused, accumulator.discarding(TWO_ROWS)
         )
 
+    @override
+    def has_rows(self, values: Tensor, groups: RowGroups) -> bool:
+        return values.dim() == self.module.weight.dim() and values.shape[0] == len(groups)
+
     @property
     def _fuses(self) -> bool:
         # A padding in words may add more on one side.
@@ -108,9 +114,6 @@ class ConvolutionRule(LayerRule):
     def _apply_fused(self, values: Tensor, accumulator: GradientAccumulator) -> Tensor:
         module = self.module
         values, matrix, vector = autocast_inputs(values, module.weight, module.bias)
-        # Without a dimension of rows, or with one that was not verified: as a layer without hooks.
-        if values.dim() != matrix.dim() or values.shape[0] != len(accumulator.row_groups):
-            return type(module).forward(module, values)
         return _FusedConvolution.apply(values, matrix, vector, self, accumulator)  # type: ignore[no-any-return]
 
 
@@ -125,7 +128,7 @@ class _FusedConvolution(torch.autograd.Function):
         accumulator: GradientAccumulator,
     ) -> Tensor:
         ctx.save_for_backward(values, matrix)
-        ctx.rule, ctx.accumulator, module = rule, accumulator, rule.module
+        ctx.rule, ctx.open, module = rule, OpenBatch(accumulator), rule.module
         return CONVOLUTIONS[type(module)](
             values, matrix, vector, module.stride, module.padding, module.dilation, module.groups
         )
@@ -133,29 +136,44 @@ class _FusedConvolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         values, matrix = ctx.saved_tensors
-        gradient, accumulator, rule = gradients[0], ctx.accumulator, ctx.rule
-        module, captured = rule.module, not accumulator.paused
+        gradient, accumulator, rule = gradients[0], ctx.open.accumulator, ctx.rule
+        module = rule.module
         settings = module.stride, module.padding, module.dilation, module.groups
         d_values = d_matrix = d_vector = None
         if ctx.needs_input_grad[0]:
             d_values = INPUT_GRADIENTS[type(module)](values.shape, matrix, gradient, *settings)
         if ctx.needs_input_grad[1]:
             product = WEIGHT_GRADIENTS[type(module)]
-            if captured and rule.weight is not None:
-                for domain, begin, end in accumulator.row_groups.slices:
-                    rows = (_take(accumulator.row_groups, one, begin, end) for one in (values, gradient))
-                    inputs, outputs = rows
-                    own = product(inputs, matrix.shape, outputs, *settings)
-                    accumulator.add_gradient(rule.weight, domain, own)
-                    d_matrix = own if d_matrix is None else d_matrix.add_(own)
-            else:
+            if accumulator is not None and rule.weight is not None:
+                with plain_arithmetic(gradient):
+                    d_matrix = _add_products(rule, accumulator, values, gradient, matrix)
+            if d_matrix is None or torch.is_grad_enabled():  # with a graph of its own
                 d_matrix = product(values, matrix.shape, gradient, *settings)
         if ctx.needs_input_grad[2]:
             sums = gradient.flatten(2).sum(2)
             d_vector = sums.sum(0)
-            if captured and rule.bias is not None:
-                accumulator.add_vectors(rule.bias, sums.unsqueeze(1))
+            if accumulator is not None and rule.bias is not None:
+                with plain_arithmetic(gradient):
+                    accumulator.add_vectors(rule.bias, sums.unsqueeze(1))
         return d_values, d_matrix, d_vector, None, None
+
+
+def _add_products(
+    rule: ConvolutionRule, accumulator: GradientAccumulator, values: Tensor, gradient: Tensor, matrix: Tensor
+) -> Tensor:
+    """Add the gradient of the weight of every domain, and return the sum."""
+    module, groups = rule.module, accumulator.row_groups
+    settings = module.stride, module.padding, module.dilation, module.groups
+    total: Tensor | None = None
+    assert rule.weight is not None
+    for domain, begin, end in groups.slices:
+        inputs, outputs = (_take(groups, one, begin, end) for one in (values, gradient))
+        own = WEIGHT_GRADIENTS[type(module)](inputs, matrix.shape, outputs, *settings)
+        accumulator.add_gradient(rule.weight, domain, own)
+        # In half precision the sum of rounded parts would lose digits.
+        total = widened(own) if total is None else total.add_(own)
+    assert total is not None
+    return total.to(matrix.dtype)
 
 
 def _take(groups: RowGroups, values: Tensor, begin: int, end: int) -> Tensor:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import MethodType
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -31,21 +32,67 @@ def has_plain_forward(layer: Any, kind: Any) -> bool:
     return type(layer).forward is kind.forward and "forward" not in vars(layer)
 
 
+@final
+class OpenBatch:
+    """The accumulator of a batch, as long as it is open and captured."""
+
+    def __init__(self, accumulator: GradientAccumulator) -> None:
+        self._accumulator, self._batch = accumulator, accumulator.batch
+
+    @property
+    def accumulator(self) -> GradientAccumulator | None:
+        """Where gradients are added, ``None`` after the batch and while nothing is captured."""
+        one = self._accumulator
+        return None if one.paused or one.batch != self._batch else one
+
+
+def plain_arithmetic(gradient: Tensor) -> AbstractContextManager[Any]:
+    """Return a context without a graph and without autocast, for sums of gradients in their own precision."""
+    kind = gradient.device.type
+    casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if not casts and not torch.is_grad_enabled():
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    if casts:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
+
+
+@final
+class FusedForward:
+    """The forward pass of a layer that accumulates in its own backward pass."""
+
+    def __init__(
+        self, layer: Any, apply: Apply, accumulator: GradientAccumulator, other_call: OtherCall
+    ) -> None:
+        self._layer, self._apply = layer, apply
+        self._accumulator, self._other_call = accumulator, other_call
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Return the output of the layer."""
+        layer = self._layer
+        if not torch.is_grad_enabled() or 0 in input.shape[:1]:  # it leaves no gradient
+            return type(layer).forward(layer, input)  # type: ignore[no-any-return]
+        self._accumulator.touched = True
+        if self._other_call(LayerCall((input,), {}, ()), None):
+            output = type(layer).forward(layer, input)
+            self._other_call(LayerCall((input,), {}, [output]), output)
+            return output  # type: ignore[no-any-return]
+        return self._apply(input, self._accumulator)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return the forward pass of the copied layer, which is as it would be outside of the batch."""
+        copied = memo[id(self._layer)]
+        return MethodType(type(copied).forward, copied)
+
+
 @contextmanager
 def fused_forward(
     layer: Any, apply: Apply, accumulator: GradientAccumulator, other_call: OtherCall
 ) -> Generator[None]:
     """Let a layer accumulate in its own backward pass. Afterwards the layer is as it was."""
-
-    def forward(input: Tensor) -> Tensor:
-        accumulator.touched = True
-        if other_call(LayerCall((input,), {}, ()), None):
-            output = type(layer).forward(layer, input)
-            other_call(LayerCall((input,), {}, [output]), output)
-            return output
-        return apply(input, accumulator)
-
-    layer.forward = forward
+    layer.forward = forward = FusedForward(layer, apply, accumulator, other_call)
     try:
         yield
     finally:
@@ -85,7 +132,9 @@ def gradient_error(layer: Any, values: Tensor, apply: Apply, accumulator: Gradie
         found = [
             torch.autograd.grad(one, wanted, gradient.to(one.dtype), retain_graph=True) for one in outputs
         ]
-    pairs = [(outputs[0], outputs[1]), *zip(*found, strict=True)]
-    errors = [float((a - b).detach().norm()) / max(float(a.detach().norm()), 1e-30) for a, b in pairs]
-    # NaN is for the check of non-finite gradients to name.
-    return max((one for one in errors if math.isfinite(one)), default=0.0)
+    errors = [0.0]
+    for own, fused in [(outputs[0], outputs[1]), *zip(*found, strict=True)]:
+        size, error = float(own.detach().norm()), float((own - fused).detach().norm())
+        if math.isfinite(size):  # NaN is for the check of non-finite gradients to name
+            errors.append(error / max(size, 1e-30) if math.isfinite(error) else math.inf)
+    return max(errors)

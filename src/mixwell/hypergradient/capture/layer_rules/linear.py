@@ -21,11 +21,14 @@ from mixwell.hypergradient.capture.layer_rules.base import (
 )
 from mixwell.hypergradient.capture.layer_rules.fused import (
     TWO_ROWS,
+    OpenBatch,
     autocast_inputs,
     fused_forward,
     gradient_error,
     has_plain_forward,
+    plain_arithmetic,
 )
+from mixwell.hypergradient.capture.row_groups import RowGroups
 
 
 @final
@@ -45,6 +48,10 @@ class LinearRule(LayerRule):
     @override
     def accumulate(self, saved: Any, gradient: Tensor, accumulator: GradientAccumulator) -> None:
         self._accumulate_linear(saved, accumulator.row_groups.per_row(gradient), accumulator)
+
+    @override
+    def has_rows(self, values: Tensor, groups: RowGroups) -> bool:
+        return values.dim() > 1 and groups.has_rows(values)
 
     @override
     def fuse(
@@ -103,23 +110,26 @@ class _FusedLinear(torch.autograd.Function):
         accumulator: GradientAccumulator,
     ) -> Tensor:
         ctx.save_for_backward(values, matrix)
-        (ctx.weight, ctx.bias), ctx.accumulator = param_indices, accumulator
+        (ctx.weight, ctx.bias), ctx.open = param_indices, OpenBatch(accumulator)
         return functional.linear(values, matrix, vector)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         values, matrix = ctx.saved_tensors
-        gradient, accumulator = gradients[0], ctx.accumulator
-        groups = accumulator.row_groups
+        gradient, accumulator = gradients[0], ctx.open.accumulator
         d_values = gradient @ matrix if ctx.needs_input_grad[0] else None
-        per_row = groups.per_row(gradient)
         d_matrix = d_vector = None
-        if ctx.needs_input_grad[1] and (accumulator.paused or ctx.weight is None):
-            d_matrix = gradient.flatten(0, -2).t() @ values.flatten(0, -2)
-        elif ctx.needs_input_grad[1]:
-            d_matrix = accumulator.add_products_and_sum(ctx.weight, per_row, groups.per_row(values))
+        if ctx.needs_input_grad[1]:
+            if accumulator is not None and ctx.weight is not None:
+                groups = accumulator.row_groups
+                with plain_arithmetic(gradient):
+                    pair = groups.per_row(gradient), groups.per_row(values)
+                    d_matrix = accumulator.add_products_and_sum(ctx.weight, *pair)
+            if d_matrix is None or torch.is_grad_enabled():  # with a graph of its own
+                d_matrix = gradient.flatten(0, -2).t() @ values.flatten(0, -2)
         if ctx.needs_input_grad[2]:
-            d_vector = per_row.sum(dim=(0, 1))
-            if not accumulator.paused and ctx.bias is not None:
-                accumulator.add_vectors(ctx.bias, per_row)
+            d_vector = gradient.flatten(0, -2).sum(dim=0)
+            if accumulator is not None and ctx.bias is not None:
+                with plain_arithmetic(gradient):
+                    accumulator.add_vectors(ctx.bias, accumulator.row_groups.per_row(gradient))
         return d_values, d_matrix, d_vector, None, None
