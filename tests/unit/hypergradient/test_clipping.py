@@ -155,3 +155,25 @@ def test_gradients_are_not_sketched_without_clipping() -> None:
     assert sketches.coefficients(Combined(gradients), gradients) is None
     sketches.add(0, 0, torch.ones(2, 3), 1.0)
     assert sketches.nbytes == 0
+
+
+@pytest.mark.parametrize("rank", [2, 64])
+def test_clipped_steps_of_adam_only_turn(rank: int) -> None:
+    """``sum_j w_j (g_j - a_j G) = 0``: where every step is clipped, a common weight changes nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    signal = mixwell.Hypergradient(0.0, mixwell.ProjectedTraces(rank))
+    chosen = {"horizon": 12, "signal": signal, "update": 1e-9, "clip_norm": 1e-3}
+    mixer = mixwell.Mixer(model, optimizer, ["a", "b"], **chosen)
+    while len(mixer.rounds) < 2:
+        x, y = (torch.randn(8, n).double() for n in (6, 3))
+        with mixer.batch(["a"] * 4 + ["b"] * 4) as scope:
+            scope.weighted_loss((model(x) - y).square().mean(1)).backward()
+        mixer.step()
+        if mixer.validation_due:
+            with mixer.validation():
+                (model(x) - y).square().mean().backward()
+    for record in mixer.rounds:
+        found = np.array(list(record.scores.values()))
+        assert abs(found.mean()) < 2e-3 * abs(found).max()

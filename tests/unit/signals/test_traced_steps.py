@@ -207,3 +207,27 @@ def test_fixed_weights_trace_nothing() -> None:
         signal=mixwell.ConstantWeights(),
     )
     assert not mixer.trace_due
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_steps_that_are_not_traced_decay_with_momentum(nesterov: bool) -> None:
+    """With a constant gradient the mean over rounds is the score with every step traced."""
+
+    def scores(every: int, rounds: int) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1, bias=False).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=nesterov)
+        signal = mixwell.Hypergradient(0.2, points=1, trace_every=every)
+        mixer = mixwell.Mixer(model, optimizer, ["a", "b"], horizon=24, signal=signal, update=1e-9)
+        x = torch.ones(1, 3).double()
+        for _ in range(24 * rounds):
+            for domain, factor in (("a", 1.0), ("b", 0.5)):
+                with mixer.domain(domain):
+                    (factor * model(x)).sum().backward()
+            mixer.step()
+            if mixer.validation_due:
+                with mixer.validation():
+                    model(x).sum().backward()
+        return [record.scores["a"] for record in mixer.rounds]
+
+    assert np.mean(scores(4, rounds=40)) == pytest.approx(scores(1, rounds=2)[-1], rel=0.05)

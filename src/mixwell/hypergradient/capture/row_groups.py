@@ -144,7 +144,7 @@ class RowGroups:
             values: shape ``(rows, length, n)``.
         """
         self._move_to(values.device)
-        if values.shape[1] > 1:  # in the dtype of the total: bfloat16 loses terms of a long sum
+        if values.shape[1] != 1:  # in the dtype of the total: bfloat16 loses terms of a long sum
             values = values.sum(dim=1, keepdim=True, dtype=total.dtype)
         # embedding_bag sums selected rows, which are read once and not copied.
         total.add_(torch.embedding_bag(values.squeeze(1).to(total.dtype), self._order, self._begins)[0])
