@@ -17,6 +17,7 @@ from torch import Tensor
 from mixwell.mixer.round import RoundAccumulator
 from mixwell.mixer.scopes import BatchScope, DomainScope, expect_factor
 from mixwell.signals.base import LinearSignal
+from mixwell.typing import Vector
 
 Losses = list[tuple[str, float, float]]
 """The domain, the mean loss, and the fraction of the domain's batch that it is of."""
@@ -50,23 +51,34 @@ class BlockResults:
         own = self._signal.gradient_sum() if traced and isinstance(self._signal, LinearSignal) else None
         total = self._parameters.sum_of([p.grad for p in self._parameters.tensors]) if own is None else own
         numbers = [scope.sums, total.view(1), factor.view(1)]
-        use = partial(self._use_batch, result, scope, step, own is not None)
+        # Not the scope, whose losses would be kept for as long as the numbers are not read.
+        use = partial(self._use_batch, result, scope.rows.tolist(), scope.expected, step, own is not None)
         self._readings.add(torch.cat([one.to(scope.sums) for one in numbers]), use)
         return result
 
     def _use_batch(
-        self, result: BatchResult, scope: BatchScope, step: int, by_domain: bool, numbers: Sequence[float]
+        self,
+        result: BatchResult,
+        counts: Sequence[int],
+        expected: Vector,
+        step: int,
+        by_domain: bool,
+        numbers: Sequence[float],
     ) -> None:
         *sums, total, factor = numbers
-        expect_factor(factor, step)
+        try:
+            expect_factor(factor, step)
+        except ValueError:
+            self._round.interrupted |= not self._readings.at_once
+            raise
         problems: dict[str, str] = {}
         if not math.isfinite(total) and not self._readings.at_once:
             problems["batch"] = "gradient"
         elif not math.isfinite(total):
             problems = self._find_gradients(by_domain=by_domain)
-        for index, (name, loss, rows) in enumerate(zip(self._names, sums, scope.rows.tolist(), strict=True)):
+        for index, (name, loss, rows) in enumerate(zip(self._names, sums, counts, strict=True)):
             if rows and math.isfinite(loss):
-                result.losses.append((name, loss / rows, rows / float(scope.expected[index])))
+                result.losses.append((name, loss / rows, rows / float(expected[index])))
             elif rows:
                 problems[name] = f"loss ({loss / rows:g})"
                 problems.pop("batch", None)  # whose gradient follows from that of the loss

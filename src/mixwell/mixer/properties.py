@@ -88,8 +88,9 @@ class MixerProperties:
     def validation_rows(self, batch_rows: int) -> int:
         """Return the number of rows of a validation batch with which those of a round take 5% of its traced steps.
 
-        That is 5% of training in rounds of up to 95 steps, and 1% in those of 300. In a round of fewer than twenty
-        steps they are one training batch in all. A batch has at least one.
+        Those are the steps that are traced by default, so that is 5% of training in rounds of up to 95 steps, and
+        1% in those of 300. In a round of fewer than twenty steps they are one training batch in all. A batch has
+        at least one.
 
         Args:
             batch_rows: the rows of a training step, all domains together.

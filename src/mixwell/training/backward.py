@@ -134,8 +134,8 @@ class StepBackward:
     def _can_mix_plain_step(self, batch: MixtureBatch) -> bool:
         """Return whether a mixed batch is the same training as one batch per domain; found out once.
 
-        It is if the mean loss is that of the rows, and no layer mixes rows. With sharded parameters, for which a
-        rank cannot find out by itself, and in warm-up steps it is not asked for.
+        It is if the mean loss is that of the rows, and no layer mixes rows. With sharded parameters a rank cannot
+        find out by itself, and the answer is no.
         """
         if self._mixes_plain_steps is None:
             mixing = any(isinstance(one, BATCH_NORMS) for one in self._trainable.model.modules())

@@ -66,9 +66,10 @@ class CaptureContext:
 class LayerHooks:
     """Captures per-domain gradients from the layers of a model while a mixed batch runs forward and backward.
 
-    Hooks are registered only during the capture, so that the model stays as it was: it can be copied, saved and
-    exported. A compiled model runs eagerly during the capture, since compiled code would not run the hooks.
-    Activation checkpointing, autocast, shared modules and data parallelism need nothing more.
+    Hooks are registered, and fused layers have another forward pass, only during the capture, so that the model
+    stays as it was: it can be copied, saved and exported. A compiled model runs eagerly during the capture, since
+    compiled code would not run the hooks. Activation checkpointing, autocast, shared modules and data parallelism
+    need nothing more.
 
     Args:
         unsupported: ``"ignore"`` parameters that hooks do not support, or handle them ``"per_domain"`` by one more

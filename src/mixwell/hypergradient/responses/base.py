@@ -76,7 +76,7 @@ class StepResponse:
 
     @cached_property
     def _current(self) -> Preconditioner | None:
-        # At the first use: P is as large as the parameter, and projected traces need it once in a round.
+        # At the first use: P is as large as the parameter, and not every kind of traces needs it in every step.
         return None if self.preconditioner is None else self.preconditioner()
 
     @property

@@ -106,8 +106,8 @@ class Combined:
         norm: the norm before clipping, where it was computed.
         auxiliary: the part of auxiliary losses in the gradient of mixed batches, before clipping, where there is
             any. It does not depend on the weights.
-        clip_on_device: the factor of clipping as a tensor on an accelerator, in place of ``clip``, and
-        norm_on_device: the norm, in place of ``norm``.
+        clip_on_device: the factor of clipping as a tensor on an accelerator, in place of ``clip``.
+        norm_on_device: the norm on an accelerator, in place of ``norm``.
     """
 
     gradients: Gradients

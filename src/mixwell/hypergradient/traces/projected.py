@@ -59,7 +59,7 @@ class ProjectedTraces(Traces):
     rules; a layer of another type without submodules is run again for the rows of each domain. A parameter that is
     used outside of layers, such as a table of positions, is followed to where it meets rows. What hooks do not see
     (an operation in place, reentrant activation checkpointing) is named in a warning and treated as
-    ``unsupported`` says. In the first step of every round the sum over the domains is compared with the gradient
+    ``unsupported`` says. In the first traced step of every round the sum over the domains is compared with the gradient
     itself, so that none is missed.
 
     Args:
@@ -290,15 +290,15 @@ class ProjectedTraces(Traces):
             weights = torch.from_numpy(self._row_weights).to(self._gathered)
             return distributed.all_reduce_mean(weights @ self._gathered)
         row = self._projections.project(gradients)
-        for columns in self._left_out_columns():
-            row[columns] = 0.0
+        for index in self._left_out():
+            row[self._projections.slices[index]] = 0.0
         return row
 
-    def _left_out_columns(self) -> Iterator[slice]:
-        left_out = self.unsupported if self._row_weights is not None else {}
-        for name, columns in zip(self._parameters.names, self._projections.slices, strict=True):
-            if name in left_out and self._unsupported == "ignore":
-                yield columns
+    def _left_out(self) -> list[int]:
+        """Return the parameters that hooks cannot separate, where those are ignored."""
+        if self._row_weights is None or self._unsupported != "ignore":
+            return []
+        return [index for index, name in enumerate(self._parameters.names) if name in self.unsupported]
 
     def _products_by_parameter(self, gradients: Gradients, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``<G, g_j>`` of every domain and ``<G, G>`` where the projections are of ``P G`` and ``P g_j``.
@@ -312,17 +312,14 @@ class ProjectedTraces(Traces):
             1, owners, self._gathered * row
         )
         shares = torch.where(sizes > 0, products / sizes, 1.0)
-        squares = torch.stack(
-            [
-                row.new_zeros(())
-                if one is None
-                else distributed.full_tensor(torch.linalg.vector_norm(one)).to(row)
-                for one in gradients
-            ]
-        ).square()
-        squares[
-            [owners[columns.start] for columns in self._left_out_columns() if columns.stop > columns.start]
-        ] = 0.0
+        left_out, none = self._left_out(), row.new_zeros(())
+        norms = (
+            none
+            if one is None or index in left_out
+            else distributed.full_tensor(torch.linalg.vector_norm(one)).to(row)
+            for index, one in enumerate(gradients)
+        )
+        squares = torch.stack(list(norms)).square()
         return shares @ squares, squares.sum()
 
     @override

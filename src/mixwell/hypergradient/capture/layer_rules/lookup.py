@@ -46,8 +46,8 @@ def layers_of(
 def rule_for(module: nn.Module, param_indices: Mapping[str, int]) -> LayerRule | None:
     """Return the rule of a module with trained parameters, ``None`` where there is none.
 
-    A layer that only shares the name of a recognized one is found in the first step of a round, where the sums are
-    compared with the gradient.
+    A layer that only shares the name of a recognized one is found in the first traced step of a round, where the
+    sums are compared with the gradient.
     """
     by_name = (one for one in (TransposedLinearRule, NormRule) if one.recognizes(module, param_indices))
     rule = _registered(module) or next(by_name, None)
