@@ -36,10 +36,11 @@ def train(kind: str, step: Step) -> tuple[dict[str, float], nn.Module]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     mixer = mixwell.Mixer(model, optimizer, ["a", "b"], horizon=STEPS, signal=signal, update=1e-9)
     generator = torch.Generator().manual_seed(1)
-    for _ in range(STEPS):
-        x, y = (torch.randn(2 * ROWS, n, generator=generator).double() for n in (6, 3))
+    batches = [[torch.randn(2 * ROWS, n, generator=generator).double() for n in (6, 3)] for _ in range(STEPS)]
+    for x, y in batches:
         step(mixer, model, x, y)
         mixer.step()
+    x, y = batches[-1]
     with mixer.validation():
         (model(x) - y).square().mean().backward()
     return dict(mixer.rounds[0].scores), model

@@ -59,8 +59,8 @@ class ProjectedTraces(Traces):
     rules; a layer of another type without submodules is run again for the rows of each domain. A parameter that is
     used outside of layers, such as a table of positions, is followed to where it meets rows. What hooks do not see
     (an operation in place, reentrant activation checkpointing) is named in a warning and treated as
-    ``unsupported`` says. In the first traced step of every round the sum over the domains is compared with the gradient
-    itself, so that none is missed.
+    ``unsupported`` says. In the first traced step of every round the sum over the domains is compared with the
+    gradient itself, so that none is missed.
 
     Args:
         rank: r. More is more exact and slower.
