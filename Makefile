@@ -37,6 +37,8 @@ screenshots: docs  ## screenshots of the report and the site in docs/assets; nee
 	$(BIN)/python docs/screenshots.py --site site
 
 bench: $(VENV)/.installed  ## cost relative to plain training; resumes after an interruption
+	$(BIN)/python bench/price.py
+	$(BIN)/python bench/limits.py
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/quality.py

@@ -13,6 +13,7 @@ left out.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -69,8 +70,8 @@ def main() -> None:
         print(f"T = {horizon:4}, s = {s:2}" + "".join(f"{cell:>26}" for cell in cells))
     found = measured(Path(__file__).parent / "results" / "price.json")
     for name in (one for one in found if one.startswith("gpt")):
-        means = {k: sum(v) / len(v) for k, v in found[name][0].items() if v}
-        line = ", ".join(f"{k} {means[k] / means['plain']:.3f}" for k in ("traced", "untraced"))
+        times = {kind: statistics.median(values) for kind, values in found[name][0].items() if values}
+        line = ", ".join(f"{kind} {times[kind] / times['plain']:.3f}" for kind in ("traced", "untraced"))
         print(f"measured (bench/price.py) {name}: {line} of a plain step")
 
 

@@ -278,5 +278,7 @@ WORKLOADS = {
     "cnn": Workload(cnn, sgd, images, domains=3, rows=256, horizon=20, variants=MOST, turns=3),
     # A step takes seconds here, so that rounds are short.
     "gpt": Workload(gpt, adamw, partial(tokens, 256), domains=4, rows=8, horizon=2, variants=FEW),
-    "gpt-m64": Workload(gpt, adamw, partial(tokens, 128), domains=64, rows=1, horizon=2, variants=FEW[1:4]),
+    "gpt-m64": Workload(
+        gpt, adamw, partial(tokens, 128), domains=64, rows=1, horizon=2, variants=FEW[1::2], turns=2
+    ),
 }
