@@ -1,10 +1,10 @@
 """The kinds of traces side by side, in short rounds in which every step is traced: time and memory.
 
-price.py has the default, in rounds of a usual length. Here time is of a whole round of T steps with its validation
-gradient and weight update, over T plain steps: the median of the turns and their range, the fastest over the fastest
-plain one, and that of the steps only. Memory is the growth of the peak above that of plain training, in two rounds
-of one step (growth.py shows what T does): it includes the first step, in which layers are verified. "Not mixed,
-split" is plain training in a batch per domain.
+price.py has the default, in rounds of a usual length. Here time is of a whole round of T steps with its
+validation gradient and weight update, over T plain steps: the median of the turns and their range, the fastest
+over the fastest plain one, and that of the steps only. Memory is the growth of the peak above that of plain
+training, in two rounds of one step (growth.py shows what T does): it includes the first step, in which layers are
+verified. "Not mixed, split" is plain training in a batch per domain.
 
     python bench/overhead.py [--only mlp cnn] [--again]
 """
