@@ -278,7 +278,7 @@ WORKLOADS = {
     "mlp-adamw": Workload(mlp, adamw, taught, domains=3, rows=64, horizon=20, variants=MOST, turns=15),
     "cnn": Workload(cnn, sgd, images, domains=3, rows=256, horizon=20, variants=MOST, turns=3),
     # A step takes seconds here, so that rounds are short.
-    "gpt": Workload(gpt, adamw, partial(tokens, 256), domains=4, rows=8, horizon=2, variants=FEW),
+    "gpt": Workload(gpt, adamw, partial(tokens, 256), domains=4, rows=8, horizon=2, variants=FEW, turns=2),
     "gpt-m64": Workload(
         gpt, adamw, partial(tokens, 128), domains=64, rows=1, horizon=2, variants=WIDE, turns=2
     ),
