@@ -1,12 +1,12 @@
 """The price of mixing: a whole round with its validation gradients and update, over plain training on the rows.
 
-Settings are the defaults: projected traces of rank 32, one of every s steps traced, 8 validation gradients in the
-round with their default number of rows. Plain and mixed training run in turns of a few steps, in one process on
-one thread, so that both see the machine at its changing speed; CPU time is taken. Where a step takes more than a
-second, one plain step is taken for four mixed ones. The first round of a run, in
-which layers are verified, is left out where several are measured. The C library is told to keep freed memory:
-whether it returns a megabyte to the system and asks for it again in every step changes with the order of a loop's
-allocations, and costs a small model more than mixing does.
+Settings are the defaults: projected traces of rank 32, one of every s steps traced, 8 validation gradients in
+the round with their default number of rows. Plain and mixed training run in turns of a few steps, in one
+process on one thread, so that both see the machine at its changing speed; CPU time is taken. Where a step takes
+more than a second, one plain step is taken for four mixed ones. The first round of a run, in which layers are
+verified, is left out where several are measured. The C library is told to keep freed memory: whether it returns
+a megabyte to the system and asks for it again in every step changes with the order of a loop's allocations, and
+costs a small model more than mixing does.
 
 Printed by workload: the ratio of every round, those of traced steps and of the others to plain steps, and the
 share of the validation gradients.
@@ -31,6 +31,7 @@ from measure import Results, parser, say
 from workloads import WORKLOADS, Workload, mean_loss, row_losses
 
 import mixwell
+from mixwell.simplex import rounds
 
 CHUNK = 0.2  # seconds of plain training in a turn
 LONG = 1.0  # seconds of a step
@@ -54,12 +55,8 @@ class Priced:
     part: int | None = None
 
     def signal(self) -> mixwell.Hypergradient:
-        traces = mixwell.ProjectedTraces()
-        return (
-            mixwell.Hypergradient(traces=traces)
-            if self.part is None
-            else mixwell.Hypergradient(traces=traces, span=1.0)
-        )
+        span = rounds.SPAN if self.part is None else 1.0
+        return mixwell.Hypergradient(traces=mixwell.ProjectedTraces(), span=span)
 
 
 def of(name: str, horizon: int, rounds: int, *, compiled: bool = False, part: int | None = None) -> Priced:

@@ -51,7 +51,7 @@ class BlockResults:
         own = self._signal.gradient_sum() if traced and isinstance(self._signal, LinearSignal) else None
         total = self._parameters.sum_of([p.grad for p in self._parameters.tensors]) if own is None else own
         numbers = [scope.sums, total.view(1), factor.view(1)]
-        # Not the scope, whose losses would be kept for as long as the numbers are not read.
+        # Not the scope: it would keep the losses of all tokens in memory until the numbers are read.
         use = partial(self._use_batch, result, scope.rows.tolist(), scope.expected, step, own is not None)
         self._readings.add(torch.cat([one.to(scope.sums) for one in numbers]), use)
         return result

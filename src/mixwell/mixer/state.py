@@ -36,31 +36,39 @@ State = dict[str, Any]
 def capture(current: RoundAccumulator, clip_norm: float | None) -> State:
     """Return everything that a resumed run needs, with the live tensors."""
     values, tensors = current.signal.state()
-    history, steps = current.weights.state()
-    named = {f"signal.{name}": tensor.detach() for name, tensor in tensors.items()}
-    named["weights.history"] = torch.from_numpy(history)
-    named["weights.steps"] = torch.from_numpy(steps)
     return {
         "format": FORMAT,
-        "settings": {
-            "domains": list(current.weights.names),
-            "horizon": current.clock.horizon,
-            "budget": current.clock.budget,
-            "warmup": current.clock.warmup,
-            "clip_norm": clip_norm,
-            "signal": repr(current.signal),
-            "update": repr(current.updater.update),
-            "constraints": repr(current.updater.constraints),
-            "parameters": current.parameters.shapes(),
-        },
+        "settings": _settings(current, clip_norm),
         "values": {
             "clock": current.clock.state(),
             "signal": values,
             "update": current.updater.update.state(),
             **current.state(),
         },
-        "tensors": named,
+        "tensors": _named(current, tensors),
     }
+
+
+def _settings(current: RoundAccumulator, clip_norm: float | None) -> dict[str, Any]:
+    """Return what a state must have in common with the mixer that loads it."""
+    return {
+        "domains": list(current.weights.names),
+        "horizon": current.clock.horizon,
+        "budget": current.clock.budget,
+        "warmup": current.clock.warmup,
+        "clip_norm": clip_norm,
+        "signal": repr(current.signal),
+        "update": repr(current.updater.update),
+        "constraints": repr(current.updater.constraints),
+        "parameters": current.parameters.shapes(),
+    }
+
+
+def _named(current: RoundAccumulator, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of the signal and of the weights by their names in a state."""
+    history, steps = current.weights.state()
+    named = {f"signal.{name}": tensor.detach() for name, tensor in tensors.items()}
+    return named | {"weights.history": torch.from_numpy(history), "weights.steps": torch.from_numpy(steps)}
 
 
 def restore(saved: Mapping[str, Any], current: RoundAccumulator, clip_norm: float | None) -> None:
@@ -69,9 +77,9 @@ def restore(saved: Mapping[str, Any], current: RoundAccumulator, clip_norm: floa
     Raises:
         ValueError: it is of another version or another run; nothing is changed.
     """
-    # What is not read yet is of steps that are taken back, by which the run may have ended.
+    _expect_same_run(saved, _settings(current, clip_norm), _named(current, current.signal.state()[1]))
+    # Numbers of the steps that are undone; one that is not finite would end the run.
     current.readings.forget()
-    _expect_same_run(saved, capture(current, clip_norm))
     tensors: dict[str, Tensor] = saved["tensors"]
     values: dict[str, Any] = saved["values"]
     own = {k.removeprefix("signal."): t for k, t in tensors.items() if k.startswith("signal.")}
@@ -208,7 +216,9 @@ def read(path: str | os.PathLike[str], *, like: Mapping[str, Tensor] | None = No
     return {**values_for_rank([plain]), "tensors": tensors}
 
 
-def _expect_same_run(state: Mapping[str, Any], expected: State) -> None:
+def _expect_same_run(
+    state: Mapping[str, Any], settings: Mapping[str, Any], expected: Mapping[str, Tensor]
+) -> None:
     """Raise a ValueError that lists every difference if a state does not fit that of the mixer to load it."""
     if not {"format", "settings", "values", "tensors"} <= set(state):
         raise ValueError("this is not a state of mixwell.Mixer: give what state_dict() returned")
@@ -217,9 +227,9 @@ def _expect_same_run(state: Mapping[str, Any], expected: State) -> None:
             f"the state has format {state['format']}, this version of mixwell reads format {FORMAT}; "
             "load it with the version that wrote it"
         )
-    differences = _differences(state["settings"], expected["settings"])
+    differences = _differences(state["settings"], settings)
     tensors = cast("Mapping[str, Tensor]", state["tensors"])
-    for name, tensor in expected["tensors"].items():
+    for name, tensor in expected.items():
         if name not in tensors:
             differences.append(f"tensor {name} is missing")
         else:

@@ -101,12 +101,12 @@ def make_plan(config: Config, trainable: Trainable, data: Data) -> Plan:
     limits = trainer.mixer.limits
     horizon = builder.horizon(config)
     traced = len(trainer.mixer.signal.observed_steps(0, horizon)) / horizon
-    timed = trainer
-    if 0 < traced < 1:
+    timed, thinned = trainer, 0 < traced < 1
+    if thinned:
         every = {"mixer": chosen.mixer.model_copy(update={"trace_every": 1})}
         timed = Trainer(chosen.model_copy(update=every), trainable, data.domains, data.validation)
     seconds, plain = _seconds([timed, Trainer(fixed, trainable, data.domains, data.validation)])
-    if 0 < traced < 1:
+    if thinned:
         seconds = traced * seconds + (1 - traced) * plain
     updates = round_count(config.steps - config.mixer.warmup, horizon) if learned else 0
     extra = method.extra(context)

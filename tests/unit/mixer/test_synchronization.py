@@ -8,6 +8,7 @@ later is tested on the CPU, where the same numbers can be read at once.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -169,6 +170,26 @@ def test_what_is_not_finite_ends_training_when_it_is_read(mixed: bool) -> None:
         mixer.state_dict()
     with pytest.raises(RuntimeError, match="load a state"):
         train(mixer, model, "cpu", steps=1, mixed=mixed)
+
+
+def test_loading_a_state_undoes_steps_whose_numbers_are_not_read() -> None:
+    """A state of another run is refused, and leaves them to be read."""
+    model = new_model("cpu")
+    mixer = later(new_mixer(model, None))
+    train(mixer, model, "cpu", steps=2)
+    trained = model, mixer._step._optimizer
+    before, others = copy.deepcopy(mixer.state_dict()), [copy.deepcopy(one.state_dict()) for one in trained]
+    with mixer.batch(LABELS) as batch:
+        batch.weighted_loss(model(rows("cpu")).square().flatten(1).mean(1) * float("nan")).backward()
+    mixer.step()
+    with pytest.raises(ValueError, match="another run"):
+        mixer.load_state_dict({**before, "settings": {**before["settings"], "horizon": 11}})
+    assert mixer._round.readings._kept
+    for one, state in zip(trained, others, strict=True):
+        one.load_state_dict(state)
+    mixer.load_state_dict(before)
+    train(mixer, model, "cpu", steps=1)
+    mixer.state_dict()
 
 
 def test_with_skipping_every_number_is_read_at_once() -> None:

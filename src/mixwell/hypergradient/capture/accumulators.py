@@ -233,7 +233,7 @@ class ProjectedAccumulator(GradientAccumulator):
 
     @override
     def checking(self) -> ProjectedAccumulator:
-        return ProjectedAccumulator(self.projections, self.row_groups, late=self._late)
+        return self.discarding(self.row_groups)
 
     @override
     def discarding(self, row_groups: RowGroups) -> ProjectedAccumulator:

@@ -285,7 +285,7 @@ class LayerHooks:
         self, name: str, rule: LayerRule, call: LayerCall, output: Any, accumulator: GradientAccumulator
     ) -> bool:
         """Return whether a layer is called with a table or a constant instead of rows, and follow its output."""
-        values = (*call.args, *call.kwargs.values())
+        values = call.inputs
         free = self._uses.has_no_rows(values)
         if not free and any(rule.has_rows(one, accumulator.row_groups) for one in nested.tensors(values)):
             return False
@@ -297,7 +297,7 @@ class LayerHooks:
         self, name: str, rule: LayerRule, call: LayerCall, reason: str, accumulator: GradientAccumulator
     ) -> None:
         """Follow the outputs of a layer that is called without rows, or give up where they may have rows."""
-        values = (*call.args, *call.kwargs.values())
+        values = call.inputs
         # Indices without rows are a table's, such as those of positions that come from outside of the model.
         indices = not any(one.is_floating_point() for one in nested.tensors(values))
         if self._uses.has_no_rows(values) or (self._uses.active and indices and reason == FIRST_DIMENSION):

@@ -18,11 +18,6 @@ Labels = NDArray[np.int64]
 FIRST_DIMENSION = "the first dimension of its input is not the batch"
 
 
-def widened(values: Tensor) -> Tensor:
-    """Return the values in single precision or better, to which others can be added; themselves where they are."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
 @final
 class RowGroups:
     """The rows of a batch, grouped by domain.

@@ -151,3 +151,31 @@ def clipping_coefficients(combined: Combined, products: Vector, square: float) -
     assert combined.norm is not None
     # 1e-6 is that of torch.nn.utils.clip_grad_norm_.
     return (products / square * (combined.norm / (combined.norm + 1e-6))).tolist()
+
+
+def coefficients_on_device(combined: Combined, products: Tensor, square: Tensor) -> Tensor:
+    """Return the same as :func:`clipping_coefficients` without waiting for the device: zeros without clipping."""
+    assert combined.clip_on_device is not None
+    assert combined.norm_on_device is not None
+    norm = combined.norm_on_device
+    found = products / square * (norm / (norm + 1e-6))
+    return torch.where((combined.clip_on_device < 1) & (square > 0), found, 0.0)
+
+
+def products_by_parameter(rows: Tensor, row: Tensor, owners: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``<G, g_j>`` of every domain and ``<G, G>`` from projections of ``P G`` and ``P g_j``.
+
+    ``<G, g_j>_p`` is taken as ``|G|_p^2 <P G, P g_j>_p / |P G|_p^2`` for every parameter p. The sum over the
+    domains is right, and nothing is divided by P, which would magnify the error of the projections.
+
+    Args:
+        rows: those of ``P g_j``, shape ``(m, size)``.
+        row: that of ``P G``, shape ``(size,)``.
+        owners: the parameter of every number of a row, shape ``(size,)``.
+        norms: ``|G|_p`` of every parameter.
+    """
+    sizes = row.new_zeros(len(norms)).index_add_(0, owners, row * row)
+    products = row.new_zeros(len(rows), len(norms)).index_add_(1, owners, rows * row)
+    shares = torch.where(sizes > 0, products / sizes, 1.0)
+    squares = norms.square()
+    return shares @ squares, squares.sum()

@@ -23,7 +23,11 @@ from mixwell.hypergradient.capture.projections import Projections
 from mixwell.hypergradient.capture.row_groups import RowGroups
 from mixwell.hypergradient.parameters import Parameters
 from mixwell.hypergradient.traces.base import TRACES, Combined, StepModel, Traces, TracesConfig
-from mixwell.hypergradient.traces.clipping import clipping_coefficients
+from mixwell.hypergradient.traces.clipping import (
+    clipping_coefficients,
+    coefficients_on_device,
+    products_by_parameter,
+)
 from mixwell.hypergradient.traces.scale_schedule import ScaleSchedule
 from mixwell.hypergradient.traces.selection import Only, Selection
 from mixwell.typing import Gradients, Json, Vector
@@ -273,11 +277,10 @@ class ProjectedTraces(Traces):
         if self._scales is None:
             products, square = self._gathered @ row, row @ row
         else:
-            products, square = self._products_by_parameter(gradients, row)
-        if combined.clip_on_device is not None and combined.norm_on_device is not None:
-            clip, norm = combined.clip_on_device, combined.norm_on_device
-            along = products / square * (norm / (norm + 1e-6))
-            self._gathered.addr_(torch.where((clip < 1) & (square > 0), along, 0.0), row, alpha=-1)
+            norms = self._norms(gradients, row)
+            products, square = products_by_parameter(self._gathered, row, self._projections.owners, norms)
+        if on_device:
+            self._gathered.addr_(coefficients_on_device(combined, products, square), row, alpha=-1)
             return
         coefficients = clipping_coefficients(combined, products.double().cpu().numpy(), float(square))
         if coefficients is not None:
@@ -300,27 +303,16 @@ class ProjectedTraces(Traces):
             return []
         return [index for index, name in enumerate(self._parameters.names) if name in self.unsupported]
 
-    def _products_by_parameter(self, gradients: Gradients, row: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``<G, g_j>`` of every domain and ``<G, G>`` where the projections are of ``P G`` and ``P g_j``.
-
-        ``<G, g_j>_p`` is taken as ``|G|_p^2 <P G, P g_j>_p / |P G|_p^2`` for every parameter p. The sum over the
-        domains is right, and nothing is divided by r and c, which would magnify the error of the projections.
-        """
-        owners = self._projections.owners
-        sizes = row.new_zeros(len(gradients)).index_add_(0, owners, row * row)
-        products = row.new_zeros(len(self._gathered), len(gradients)).index_add_(
-            1, owners, self._gathered * row
-        )
-        shares = torch.where(sizes > 0, products / sizes, 1.0)
-        left_out, none = self._left_out(), row.new_zeros(())
-        norms = (
-            none
+    def _norms(self, gradients: Gradients, row: Tensor) -> Tensor:
+        """Return the norm of every parameter's gradient, 0 for those that the traces leave out."""
+        left_out, zero = self._left_out(), row.new_zeros(())
+        found = (
+            zero
             if one is None or index in left_out
             else distributed.full_tensor(torch.linalg.vector_norm(one)).to(row)
             for index, one in enumerate(gradients)
         )
-        squares = torch.stack(list(norms)).square()
-        return shares @ squares, squares.sum()
+        return torch.stack(list(found))
 
     @override
     def dot(self, vector: Gradients) -> Vector:

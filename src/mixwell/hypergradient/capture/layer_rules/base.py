@@ -29,9 +29,9 @@ class LayerCall:
     outputs: Sequence[Tensor]
 
     @property
-    def first(self) -> Any:
-        """The first input."""
-        return next(iter((*self.args, *self.kwargs.values())))
+    def inputs(self) -> tuple[Any, ...]:
+        """All arguments, those by keyword last."""
+        return (*self.args, *self.kwargs.values())
 
 
 OtherCall = Callable[[LayerCall, Any], bool]
@@ -90,7 +90,7 @@ class LayerRule(ABC):
         Raises:
             ValueError: the rows of the batch cannot be found.
         """
-        return self.save_inputs((*call.args, *call.kwargs.values()), accumulator)
+        return self.save_inputs(call.inputs, accumulator)
 
     def accumulate_call(
         self, saved: Any, gradients: Sequence[Tensor | None], accumulator: GradientAccumulator

@@ -29,7 +29,7 @@ from mixwell.hypergradient.capture.layer_rules.fused import (
     has_plain_forward,
     plain_arithmetic,
 )
-from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION, RowGroups, widened
+from mixwell.hypergradient.capture.row_groups import FIRST_DIMENSION, RowGroups
 
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: functional.conv1d,
@@ -98,9 +98,8 @@ class ConvolutionRule(LayerRule):
 
     @override
     def fused_error(self, call: LayerCall, accumulator: GradientAccumulator) -> float:
-        return gradient_error(
-            self.module, call.first[[0, -1]], self._apply_fused, accumulator.discarding(TWO_ROWS)
-        )
+        rows = call.inputs[0][[0, -1]]
+        return gradient_error(self.module, rows, self._apply_fused, accumulator.discarding(TWO_ROWS))
 
     @override
     def has_rows(self, values: Tensor, groups: RowGroups) -> bool:
@@ -128,27 +127,23 @@ class _FusedConvolution(torch.autograd.Function):
         accumulator: GradientAccumulator,
     ) -> Tensor:
         ctx.save_for_backward(values, matrix)
-        ctx.rule, ctx.open, module = rule, OpenBatch(accumulator), rule.module
-        return CONVOLUTIONS[type(module)](
-            values, matrix, vector, module.stride, module.padding, module.dilation, module.groups
-        )
+        ctx.rule, ctx.open = rule, OpenBatch(accumulator)
+        return CONVOLUTIONS[type(rule.module)](values, matrix, vector, *_settings(rule.module))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         values, matrix = ctx.saved_tensors
         gradient, accumulator, rule = gradients[0], ctx.open.accumulator, ctx.rule
-        module = rule.module
-        settings = module.stride, module.padding, module.dilation, module.groups
+        kind, settings = type(rule.module), _settings(rule.module)
         d_values = d_matrix = d_vector = None
         if ctx.needs_input_grad[0]:
-            d_values = INPUT_GRADIENTS[type(module)](values.shape, matrix, gradient, *settings)
+            d_values = INPUT_GRADIENTS[kind](values.shape, matrix, gradient, *settings)
         if ctx.needs_input_grad[1]:
-            product = WEIGHT_GRADIENTS[type(module)]
             if accumulator is not None and rule.weight is not None:
                 with plain_arithmetic(gradient):
                     d_matrix = _add_products(rule, accumulator, values, gradient, matrix)
             if d_matrix is None or torch.is_grad_enabled():  # with a graph of its own
-                d_matrix = product(values, matrix.shape, gradient, *settings)
+                d_matrix = WEIGHT_GRADIENTS[kind](values, matrix.shape, gradient, *settings)
         if ctx.needs_input_grad[2]:
             sums = gradient.flatten(2).sum(2)
             d_vector = sums.sum(0)
@@ -158,20 +153,25 @@ class _FusedConvolution(torch.autograd.Function):
         return d_values, d_matrix, d_vector, None, None
 
 
+def _settings(module: Any) -> tuple[Any, ...]:
+    """Return stride, padding, dilation and groups, as the functions of convolutions take them."""
+    return module.stride, module.padding, module.dilation, module.groups
+
+
 def _add_products(
     rule: ConvolutionRule, accumulator: GradientAccumulator, values: Tensor, gradient: Tensor, matrix: Tensor
 ) -> Tensor:
     """Add the gradient of the weight of every domain, and return the sum."""
-    module, groups = rule.module, accumulator.row_groups
-    settings = module.stride, module.padding, module.dilation, module.groups
+    groups, product = accumulator.row_groups, WEIGHT_GRADIENTS[type(rule.module)]
     total: Tensor | None = None
     assert rule.weight is not None
     for domain, begin, end in groups.slices:
         inputs, outputs = (_take(groups, one, begin, end) for one in (values, gradient))
-        own = WEIGHT_GRADIENTS[type(module)](inputs, matrix.shape, outputs, *settings)
+        own = product(inputs, matrix.shape, outputs, *_settings(rule.module))
         accumulator.add_gradient(rule.weight, domain, own)
         # In half precision the sum of rounded parts would lose digits.
-        total = widened(own) if total is None else total.add_(own)
+        wide = torch.promote_types(own.dtype, torch.float32)
+        total = own.to(wide) if total is None else total.add_(own)
     assert total is not None
     return total.to(matrix.dtype)
 

@@ -63,7 +63,7 @@ class LinearRule(LayerRule):
 
     @override
     def fused_error(self, call: LayerCall, accumulator: GradientAccumulator) -> float:
-        rows = accumulator.row_groups.per_row(call.first)[[0, -1]]
+        rows = accumulator.row_groups.per_row(call.inputs[0])[[0, -1]]
         return gradient_error(self.module, rows, self._apply_fused, accumulator.discarding(TWO_ROWS))
 
     def _apply_fused(self, values: Tensor, accumulator: GradientAccumulator) -> Tensor:
